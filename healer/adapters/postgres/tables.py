@@ -1,0 +1,323 @@
+"""The tables, as SQLAlchemy Core sees them. `migrations/` builds them; a test holds the two together.
+
+Nouns are stored as their JSON (`doc`) beside the few columns that are searched, sorted or constrained.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import BYTEA, JSONB
+
+metadata = sa.MetaData()
+
+
+def _moment(name: str, *, nullable: bool = False) -> sa.Column:
+    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
+
+
+def _serial() -> sa.Column:
+    return sa.Column("id", sa.BigInteger, sa.Identity(), primary_key=True)
+
+
+# Signals as accepted. `consumed_at` is set by the walk in its own transaction; what is left to walk is found by
+# the partial index, never by "id greater than the last" (rows commit out of order).
+inbox = sa.Table(
+    "inbox",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("node", sa.Text),
+    sa.Column("digest", BYTEA, nullable=False, unique=True),
+    _moment("arrived_at"),
+    sa.Column("doc", JSONB, nullable=False),
+    _moment("consumed_at", nullable=True),
+    sa.Index("inbox_unconsumed", "cluster", "id", postgresql_where=sa.text("consumed_at IS NULL")),
+    sa.Index("inbox_arrived", "cluster", "arrived_at"),
+)
+
+# Slurm's latest picture, one row per cluster; `body` is msgpack, written by the poller only when it changed.
+snapshots = sa.Table(
+    "snapshots",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    _moment("taken_at"),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("body", BYTEA, nullable=False),
+    sa.Column("error", sa.Text),
+)
+
+incidents = sa.Table(
+    "incidents",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("severity", sa.Text, nullable=False),
+    sa.Column("node", sa.Text),
+    _moment("opened"),
+    _moment("updated"),
+    _moment("closed", nullable=True),
+    sa.Column("doc", JSONB, nullable=False),
+    sa.Index("incidents_open", "cluster", "opened", postgresql_where=sa.text("state <> 'resolved'")),
+    sa.Index("incidents_node", "cluster", "node", "opened"),
+    sa.Index("incidents_opened", "opened"),
+)
+
+findings = sa.Table(
+    "findings",
+    metadata,
+    _serial(),
+    sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), nullable=False, index=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+decisions = sa.Table(
+    "decisions",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("incident", sa.Text, index=True),
+    sa.Column("run", sa.Text, index=True),
+    _moment("at"),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("playbook", sa.Text, nullable=False),
+    sa.Column("node", sa.Text),
+    sa.Column("job", sa.Text),
+    sa.Column("incident", sa.Text, index=True),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("shadow", sa.Boolean, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
+    _moment("created_at"),
+    _moment("wake_at", nullable=True),
+    _moment("lease_until", nullable=True),
+    _moment("ended_at", nullable=True),
+    sa.Column("doc", JSONB, nullable=False),
+    # One run per node at a time; shadow runs never count.
+    sa.Index(
+        "runs_one_per_node",
+        "cluster",
+        "node",
+        unique=True,
+        postgresql_where=sa.text("state = 'running' AND NOT shadow AND node IS NOT NULL"),
+    ),
+    sa.Index("runs_due", "cluster", "wake_at", postgresql_where=sa.text("state IN ('running', 'waiting')")),
+    sa.Index("runs_created", "created_at"),
+)
+
+run_log = sa.Table(
+    "run_log",
+    metadata,
+    sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("run", sa.Text, sa.ForeignKey("runs.id"), nullable=False, index=True),
+    _moment("at"),
+    sa.Column("step", sa.Text, nullable=False),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+slots = sa.Table(
+    "slots",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("node", sa.Text, nullable=False),
+    sa.Column("incident", sa.Text),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("unusable", sa.Boolean, nullable=False),
+    _moment("granted_at"),
+    _moment("released_at", nullable=True),
+    sa.Column("released_why", sa.Text),
+    sa.Index(
+        "slots_one_per_node",
+        "cluster",
+        "node",
+        unique=True,
+        postgresql_where=sa.text("released_at IS NULL"),
+    ),
+    sa.Index("slots_granted", "cluster", "granted_at"),
+)
+
+requeues = sa.Table(
+    "requeues",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("job", sa.Text, nullable=False),
+    sa.Column("restarts", sa.Integer, nullable=False),
+    sa.Column("incident", sa.Text),
+    sa.Column("run", sa.Text, nullable=False),
+    _moment("at"),
+    # A job is requeued once per life of it, whoever asks and however often.
+    sa.UniqueConstraint("cluster", "job", "restarts", name="requeues_once"),
+    sa.Index("requeues_at", "cluster", "at"),
+)
+
+remedies = sa.Table(
+    "remedies",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("node", sa.Text, nullable=False),
+    sa.Column("remedy", sa.Text, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("incident", sa.Text),
+    _moment("at"),
+    sa.Index("remedies_at", "cluster", "at"),
+)
+
+pauses = sa.Table(
+    "pauses",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("cluster", sa.Text),
+    sa.Column("scope", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _moment("since"),
+    _moment("until", nullable=True),
+    _moment("ended_at", nullable=True),
+    sa.Column("ended_by", sa.Text),
+)
+
+# One row per cluster: its lock is the gate.
+gate = sa.Table(
+    "gate",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("breaker", JSONB, nullable=False),
+)
+
+vetoes = sa.Table(
+    "vetoes",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("node", sa.Text, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    _moment("at"),
+    _moment("until"),
+)
+
+rule_modes = sa.Table(
+    "rule_modes",
+    metadata,
+    sa.Column("rule", sa.Text, primary_key=True),
+    sa.Column("mode", sa.Text, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _moment("at"),
+)
+
+notes = sa.Table(
+    "notes",
+    metadata,
+    _serial(),
+    sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), nullable=False, index=True),
+    _moment("at"),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+)
+
+# Every page, note and ticket: healer's own list, and what still has to leave for a sink.
+messages = sa.Table(
+    "messages",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("incident", sa.Text, index=True),
+    sa.Column("page", sa.Boolean, nullable=False),
+    _moment("at"),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    _moment("next_try_at", nullable=True),
+    sa.Column("error", sa.Text),
+    sa.Column("reference", sa.Text),
+    sa.Column("doc", JSONB, nullable=False),
+    sa.Index("messages_due", "next_try_at", postgresql_where=sa.text("state = 'due'")),
+)
+
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("digest", BYTEA, nullable=False, unique=True),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("node", sa.Text),
+    sa.Column("job", sa.Text),
+    sa.Column("cluster", sa.Text),
+    _moment("created_at"),
+    _moment("expires_at", nullable=True),
+    _moment("revoked_at", nullable=True),
+    # A sign-in link: works once, then becomes a session.
+    sa.Column("once", sa.Boolean, nullable=False, server_default=sa.false()),
+    _moment("used_at", nullable=True),
+)
+
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("digest", BYTEA, primary_key=True),
+    sa.Column("token", sa.Text, sa.ForeignKey("tokens.id"), nullable=False),
+    _moment("created_at"),
+    _moment("expires_at"),
+    _moment("ended_at", nullable=True),
+)
+
+idempotency = sa.Table(
+    "idempotency",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("who", sa.Text, primary_key=True),
+    sa.Column("request", BYTEA, nullable=False),
+    _moment("at"),
+    sa.Column("status", sa.Integer),
+    sa.Column("headers", JSONB),
+    sa.Column("body", BYTEA),
+)
+
+# Append-only; UPDATE, DELETE and TRUNCATE are refused by triggers.
+audit_records = sa.Table(
+    "audit_records",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    _moment("at"),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("verb", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("data", JSONB, nullable=False),
+    sa.Index("audit_records_subject", "subject", "id"),
+)
+
+audit_chain = sa.Table(
+    "audit_chain",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("record", sa.BigInteger, nullable=False, unique=True),
+    sa.Column("prev", BYTEA, nullable=False),
+    sa.Column("hash", BYTEA, nullable=False),
+)
+
+audit_checkpoints = sa.Table(
+    "audit_checkpoints",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("hash", BYTEA, nullable=False),
+    _moment("at"),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("signature", BYTEA, nullable=False),
+)

@@ -1,0 +1,36 @@
+"""Where something is: the part of a cluster that a word is about."""
+
+import msgspec
+
+
+class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A part of a cluster, as far as it is known.
+
+    `gpu` is the index that Slurm and nvidia-smi use (0-based), `pci` the bus id in the form `0000:9b:00`,
+    `link` an NVLink number, `switch` a leaf switch or an NVSwitch, `job` Slurm's job id as text.
+    """
+
+    cluster: str
+    node: str | None = None
+    gpu: int | None = None
+    pci: str | None = None
+    link: int | None = None
+    nic: str | None = None
+    switch: str | None = None
+    job: str | None = None
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        """For people: `gpu0017 GPU 3 (0000:9b:00)`."""
+        words = [self.node or self.switch or self.cluster]
+        if self.gpu is not None:
+            words.append(f"GPU {self.gpu}")
+        if self.pci:
+            words.append(f"({self.pci})")
+        if self.link is not None:
+            words.append(f"link {self.link}")
+        if self.switch and self.node:
+            words.append(self.switch)
+        if self.job and not self.node:
+            words = [f"job {self.job}"]
+        return " ".join(words)

@@ -1,0 +1,80 @@
+"""Incident -> decision: what was proposed, what each guard answered, what came of it."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from healer.model.words import Guard, Mode, Remedy, Verb
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """One capacity-removing (or returning) step that asks the gate.
+
+    `by` is the person who asked, None for healer itself. `rule` and `mode` are the incident's; a person's
+    proposal has mode auto. `approved_by` names who approved it. `ride`: the node's slot is already held by
+    this incident, so slot guards and mode were answered before.
+    """
+
+    cluster: str
+    verb: Verb
+    node: str | None = None
+    job: str | None = None
+    incident: str | None = None
+    run: str | None = None
+    rule: str = ""
+    playbook: str = ""
+    remedy: Remedy = Remedy.none
+    mode: Mode = Mode.auto
+    unusable: bool = False
+    fatal: bool = False
+    by: str | None = None
+    approved_by: str | None = None
+    ride: bool = False
+    #: Restart count of the job a requeue is about.
+    restarts: int | None = None
+
+
+class AnswerKind(StrEnum):
+    allow = "allow"
+    hold = "hold"
+    refuse = "refuse"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One guard's answer with its figure. `why` is a sentence for people.
+
+    `limit` and `used` are what the guard compared, in the unit the sentence names; `frees_at` is when the
+    answer may change by itself, None when only a person or an event changes it.
+    """
+
+    guard: Guard
+    kind: AnswerKind
+    why: str
+    limit: float | None = None
+    used: float | None = None
+    frees_at: datetime | None = None
+
+
+class Outcome(StrEnum):
+    act = "act"
+    held = "held"
+    refused = "refused"
+    nothing = "nothing"
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Stored whole, also when nothing is done. `guard` names the guard that kept it back."""
+
+    at: datetime
+    cluster: str
+    incident: str | None
+    playbook: str | None
+    outcome: Outcome
+    why: str
+    proposal: Proposal | None = None
+    answers: tuple[Answer, ...] = ()
+    guard: Guard | None = None
+    run: str | None = None
+    facts: dict[str, Any] = {}

@@ -1,0 +1,42 @@
+"""A detector's claim: this component has this fault, with its evidence."""
+
+from datetime import datetime
+
+import msgspec
+
+from healer.model.component import Component
+from healer.model.words import FaultClass
+
+
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a finding rests on, as people read it."""
+
+    digest: str
+    at: datetime
+    component: Component
+    text: str
+    line: str = ""
+    arrived_at: datetime | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """`rule` names the detection rule, `fault` the narrower kind of fault (for example `xid-79`).
+
+    `unusable`: the component surely cannot work (law 2). `teardown`: means nothing after a root fault in
+    the same job (Xid 45 and its kin). `confidence` is 0..1. `jobs` are the jobs the signal itself names.
+    """
+
+    rule: str
+    fault: str
+    fault_class: FaultClass
+    component: Component
+    at: datetime
+    arrived_at: datetime
+    text: str
+    confidence: float
+    evidence: tuple[Evidence, ...]
+    unusable: bool = False
+    teardown: bool = False
+    jobs: tuple[str, ...] = ()
+    #: What the driver itself asks for (Xid 154, RST / D-RST); wins over the catalogue.
+    asked: str | None = None

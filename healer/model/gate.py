@@ -1,0 +1,115 @@
+"""What the one gate knows when it judges a proposal. A value: guards read it and nothing else."""
+
+from datetime import datetime
+
+import msgspec
+
+from healer.model.slurm import SlurmSnapshot
+from healer.model.words import BreakerState, Mode, Remedy
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """One node taken out by us. Lasts until the node returns or its fault is proven.
+
+    `unusable`: granted past the slot caps by law 2 (it does not use up a slot of the caps).
+    """
+
+    cluster: str
+    node: str
+    incident: str | None
+    run: str
+    granted_at: datetime
+    unusable: bool = False
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """`scope` is one of all, cluster, partition, node, rule, playbook; `name` what it names (all: "")."""
+
+    id: str
+    scope: str
+    name: str
+    by: str
+    reason: str
+    since: datetime
+    until: datetime | None = None
+    cluster: str | None = None
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """One distinct root of the storm count."""
+
+    node: str
+    rule: str
+    at: datetime
+    incident: str
+    driver: str = ""
+    switch: str = ""
+
+
+class Breaker(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: str
+    state: BreakerState = BreakerState.closed
+    since: datetime | None = None
+    why: str = ""
+    roots: tuple[Root, ...] = ()
+    reset_by: str | None = None
+    reset_reason: str | None = None
+    #: The run allowed through while half-open.
+    canary: str | None = None
+
+
+class RequeueUse(msgspec.Struct, frozen=True, kw_only=True):
+    job: str
+    restarts: int
+    at: datetime
+    incident: str | None = None
+
+
+class RemedyUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A remedy tried on a node: for `repeat` and `reboot_cap`."""
+
+    node: str
+    remedy: Remedy
+    rule: str
+    at: datetime
+    incident: str | None = None
+
+
+class Veto(msgspec.Struct, frozen=True, kw_only=True):
+    """A person resumed our drain: healer leaves the node alone until then (law 5)."""
+
+    node: str
+    by: str
+    at: datetime
+    until: datetime
+
+
+class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
+    """Planned work, from rules/guards.yaml. Unset bounds are open."""
+
+    nodes: tuple[str, ...]
+    why: str
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a guard may look at. `snapshot` is Slurm's latest picture, None before the first.
+
+    `slots` are those held now; `granted` the moments of all slots granted in the last hour (not those by
+    law 2); `requeues` the last 24 h; `remedies` the last 24 h; `modes` rule -> mode set while running;
+    `actions` outcome (True = worked) of the last ten removing steps, oldest first; `running` node -> run.
+    """
+
+    cluster: str
+    snapshot: SlurmSnapshot | None
+    slots: tuple[Slot, ...] = ()
+    granted: tuple[datetime, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    breaker: Breaker
+    requeues: tuple[RequeueUse, ...] = ()
+    remedies: tuple[RemedyUse, ...] = ()
+    vetoes: tuple[Veto, ...] = ()
+    modes: dict[str, Mode] = {}
+    actions: tuple[bool, ...] = ()
+    running: dict[str, str] = {}

@@ -1,0 +1,66 @@
+"""Findings with one cause, their place, and the jobs they hit."""
+
+from datetime import datetime
+
+import msgspec
+
+from healer.model.component import Component
+from healer.model.finding import Evidence
+from healer.model.words import Cause, FaultClass, IncidentState, Remedy, Review, Severity, Verdict
+
+#: Evidence kept whole on an incident; what comes later is only counted.
+EVIDENCE_KEPT = 50
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause. `id` is a hash of cluster, rule, root and opening evidence, so a replay gives the same.
+
+    `nodes` holds a verdict for each node the incident speaks of; `counted` what was only counted
+    (fault -> number); `owner` the person whose drain stands on the node; `node_was_out` tells that the node
+    was out of service already when the incident opened (then it is no root of a storm).
+    """
+
+    id: str
+    cluster: str
+    rule: str
+    fault: str
+    fault_class: FaultClass
+    title: str
+    root: Component
+    opened: datetime
+    updated: datetime
+    #: No decision before this moment: the settling time.
+    settle_until: datetime
+    state: IncidentState = IncidentState.open
+    severity: Severity = Severity.P3
+    cause: Cause = Cause.unclear
+    affected: tuple[Component, ...] = ()
+    nodes: dict[str, Verdict] = {}
+    remedy: tuple[Remedy, ...] = ()
+    jobs_hit: tuple[str, ...] = ()
+    #: True once the jobs hit were listed after the drain was read back; before it is the best guess.
+    jobs_hit_final: bool = False
+    evidence: tuple[Evidence, ...] = ()
+    evidence_count: int = 0
+    counted: dict[str, int] = {}
+    unusable: bool = False
+    known_bad_in_service: bool = False
+    node_was_out: bool = False
+    owner: str | None = None
+    owner_since: datetime | None = None
+    acknowledged_by: str | None = None
+    review: Review | None = None
+    review_cause: str | None = None
+    merged_into: str | None = None
+    closed: datetime | None = None
+    closed_why: str | None = None
+    probation_until: datetime | None = None
+
+    @property
+    def short_id(self) -> str:
+        """The first 8 characters: what stands in Slurm's reason."""
+        return self.id[:8]
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is not IncidentState.resolved

@@ -1,0 +1,41 @@
+"""Evidence, parsed: what was seen, on which component, when."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from healer.model.component import Component
+
+
+class ObservationKind(StrEnum):
+    xid = "xid"
+    sxid = "sxid"
+    gpu_lost = "gpu_lost"  # fallen off the bus, told without an Xid number
+    gpu_identity = "gpu_identity"  # the line that gives PCI address and UUID
+    heartbeat = "heartbeat"
+    command = "command"  # what people and runs tell the detector (see `healer.model.command`)
+
+
+class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One parsed signal.
+
+    `digest` is its identity (hex): the same signal told twice has the same digest. `event_at` is the
+    sender's clock, `arrived_at` ours; both are UTC. `data` holds what only this kind has, e.g. for an Xid:
+    `pid`, `process`, `gpu_instance`, `compute_instance`, `caused_by`, `recovery_action`, `unit`,
+    `fatal_word`, `registers`.
+    """
+
+    digest: str
+    kind: ObservationKind
+    component: Component
+    event_at: datetime
+    arrived_at: datetime
+    boot_id: str | None = None
+    code: int | None = None
+    text: str = ""
+    line: str = ""
+    data: dict[str, Any] = {}
+    #: Row in the inbox; None where there is no inbox (replay, simulation).
+    inbox_id: int | None = None

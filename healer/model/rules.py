@@ -1,0 +1,134 @@
+"""What `rules/` says, as values. `healer.ruleset` loads and cross-checks them."""
+
+from datetime import timedelta
+
+import msgspec
+
+from healer.model.gate import Maintenance
+from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity, Verb
+
+
+class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One Xid or SXid. `source` says where the row comes from; `note` where sources disagree.
+
+    `unusable`: the GPU is surely gone (law 2). `teardown`: means nothing after a root in the same job.
+    """
+
+    code: int
+    name: str
+    text: str
+    fault_class: FaultClass
+    component: str
+    scope: str
+    remedy: Remedy
+    cause: Cause
+    source: str
+    note: str = ""
+    retry: str = ""
+    unusable: bool = False
+    teardown: bool = False
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """A detection rule together with its policy: which faults it takes, and what is to be done.
+
+    `faults` are names or globs (`xid-79`, `xid-*`), `classes` limits them; the first rule of the file that
+    takes a fault has it. No `mode`: HEALER_MODE decides. No `playbook`: nothing is ever done.
+    """
+
+    name: str
+    title: str
+    faults: tuple[str, ...]
+    severity: Severity
+    cause: Cause
+    classes: tuple[FaultClass, ...] = ()
+    remedy: tuple[Remedy, ...] = ()
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
+
+
+class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The caps. Shares are 0..1 of the GPU nodes that Slurm knows. Defaults: `docs/design` of the contract."""
+
+    max_share: float = 0.05
+    max_nodes: int = 10
+    min_service_share: float = 0.90
+    share_per_hour: float = 0.02
+    rack_share: float = 0.25
+    partition_share: float = 0.25
+    repeat_h: float = 6
+    breaker_share: float = 0.15
+    requeues_per_job: int = 2
+    reboots_per_node: int = 3
+    stale_s: float = 30
+    veto_h: float = 24
+    protected: tuple[str, ...] = ()
+    maintenance: tuple[Maintenance, ...] = ()
+
+    @property
+    def repeat(self) -> timedelta:
+        return timedelta(hours=self.repeat_h)
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a playbook. Exactly one of `do`, `check`, `wait` is set.
+
+    `for_each`: `jobs_hit` runs the step once per job. `timeout_s` bounds one attempt, `retries` how many more
+    there are, `wait_s` the longest wait before somebody is asked.
+    """
+
+    id: str
+    title: str = ""
+    do: Verb | None = None
+    check: str | None = None
+    wait: str | None = None
+    for_each: str | None = None
+    timeout_s: float = 60
+    retries: int = 2
+    wait_s: float | None = None
+    input: dict[str, str | int | float | bool] = {}
+
+
+class Playbook(msgspec.Struct, frozen=True, kw_only=True):
+    """`target` is `node` or `job`; `level` 1 may be started by a responder, 2 by an operator."""
+
+    name: str
+    title: str
+    target: str
+    steps: tuple[Step, ...]
+    level: int = 2
+    runbook: str = ""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    rack: str = ""
+    switch: str = ""
+    pod: str = ""
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """Where nodes stand, and the PCI addresses of GPU 0, 1, … by GPU model, where the site gives them."""
+
+    places: dict[str, Place] = {}
+    gpu_pci: dict[str, tuple[str, ...]] = {}
+
+
+class Ruleset(msgspec.Struct, frozen=True, kw_only=True):
+    """All of `rules/` as one value. `version` is a hash of the files it was read from."""
+
+    version: str
+    xids: dict[int, CatalogueEntry]
+    sxids: dict[int, CatalogueEntry]
+    rules: tuple[Rule, ...]
+    guards: GuardSettings
+    playbooks: dict[str, Playbook]
+    topology: Topology
+    default_mode: Mode = Mode.shadow
+    settle_s: float = 2.0
+    #: Guards that differ by cluster or partition name; unset fields fall back to `guards`.
+    cluster_guards: dict[str, GuardSettings] = {}
+    partition_guards: dict[str, GuardSettings] = {}
+
+    def mode_of(self, rule: Rule) -> Mode:
+        return rule.mode or self.default_mode

@@ -1,0 +1,274 @@
+"""What healer needs from outside, as Protocols over `healer.model` alone.
+
+Adapters of equal rank implement them: the real ones in `healer.adapters`, the simulated ones in `healer.sim`.
+Both pass the same contract suites in `tests/contract`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Protocol
+
+from healer.model import (
+    AuditRecord,
+    Breaker,
+    Command,
+    Decision,
+    Finding,
+    GateFacts,
+    Incident,
+    LogEntry,
+    Message,
+    Observation,
+    RemedyUse,
+    RequeueUse,
+    Run,
+    RunState,
+    Slot,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Ticket,
+    Veto,
+)
+
+
+class Clock(Protocol):
+    def now(self) -> datetime:
+        """The time, UTC and aware."""
+        ...
+
+
+# --- Slurm ---------------------------------------------------------------------------------------------
+
+
+class SchedulerError(Exception):
+    """Slurm refused or could not be asked. The text is one sentence for people, with Slurm's own words."""
+
+
+class SchedulerUnavailable(SchedulerError):
+    """No answer, or none in time: it is unknown whether anything happened. Read back before any retry."""
+
+
+class SchedulerRefused(SchedulerError):
+    """Slurm understood and said no. `code` is Slurm's error number where it is known (d.4 of the facts)."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class UnknownNode(SchedulerRefused):
+    """Slurm has no node of that name."""
+
+
+class Scheduler(Protocol):
+    """Slurm. Every call is bounded in time; nothing is done twice by the adapter itself.
+
+    Writes return when Slurm has answered; that is never proof: callers read back.
+    """
+
+    name: str
+
+    def describe(self) -> str:
+        """One line: adapter and version, e.g. `cli, Slurm 22.05.8`. Raises SchedulerUnavailable."""
+        ...
+
+    def cluster_name(self) -> str: ...
+
+    def snapshot(self) -> SlurmSnapshot:
+        """All nodes and all jobs that slurmctld still knows. One or two calls whatever the size."""
+        ...
+
+    def node(self, name: str) -> SlurmNode:
+        """One node, read now. Raises UnknownNode."""
+        ...
+
+    def job(self, job: str) -> SlurmJob | None:
+        """One job, read now, with GPU indices by node; None when slurmctld no longer knows it."""
+        ...
+
+    def jobs_on(self, node: str) -> list[SlurmJob]:
+        """Jobs that hold the node now (running, suspended, completing), with GPU indices."""
+        ...
+
+    def drain(self, node: str, reason: str) -> None:
+        """Sets DRAIN with this reason. An empty reason is a ValueError, never sent."""
+        ...
+
+    def resume(self, node: str) -> None:
+        """Clears DRAIN (and DOWN)."""
+        ...
+
+    def requeue(self, job: str) -> None:
+        """`requeue Incomplete`: nothing happens to a job that is not running or suspended."""
+        ...
+
+    def start_now(self, job: str) -> None:
+        """Takes away the begin time that a requeue sets; has an effect only after COMPLETING."""
+        ...
+
+
+# --- what leaves healer for people -----------------------------------------------------------------------
+
+
+class DeliveryFailed(Exception):
+    """A sink did not take it; `retry_after_s` if it said so."""
+
+    def __init__(self, text: str, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class Notifier(Protocol):
+    def send(self, message: Message) -> None:
+        """Raises DeliveryFailed. The same `message.id` again is the same message."""
+        ...
+
+
+class Tickets(Protocol):
+    def open(self, ticket: Ticket) -> str:
+        """Opens or finds the ticket with this id; returns the sink's own name for it. DeliveryFailed."""
+        ...
+
+
+# --- the ledger: PostgreSQL, or memory -----------------------------------------------------------------
+
+
+class WalkTx(Protocol):
+    """The walk's one transaction. All of it becomes true together, or none."""
+
+    def open_incidents(self) -> list[Incident]:
+        """Every incident not resolved, and those resolved in the last 5 minutes (for the storm count)."""
+        ...
+
+    def active_runs(self) -> list[Run]:
+        """Runs that have not ended."""
+        ...
+
+    def lock_gate(self) -> GateFacts:
+        """Takes the gate's lock until the end of the transaction and reads all that guards may look at."""
+        ...
+
+    def save_incident(self, incident: Incident) -> None: ...
+    def add_findings(self, incident: str, findings: Sequence[Finding]) -> None: ...
+    def add_decision(self, decision: Decision) -> None: ...
+    def create_run(self, run: Run) -> None: ...
+    def set_run_state(self, run: str, state: RunState, *, why: str, at: datetime) -> None: ...
+    def grant_slot(self, slot: Slot) -> None: ...
+    def release_slot(self, node: str, *, at: datetime, why: str) -> None: ...
+    def save_breaker(self, breaker: Breaker) -> None: ...
+    def add_veto(self, veto: Veto) -> None: ...
+
+    def queue_message(self, message: Message) -> None:
+        """A page or note that leaves after the commit; the same id again is nothing."""
+        ...
+
+    def audit(self, record: AuditRecord) -> None: ...
+
+    def consume(self, observations: Sequence[Observation]) -> None:
+        """Marks their inbox rows as walked. Rows without an `inbox_id` are nothing to do."""
+        ...
+
+
+class RunClaim(Protocol):
+    """A run held by one worker: session lock, lease and epoch. Each method is one transaction.
+
+    Everything here raises LeaseLost when another worker has claimed the run since, or the lease is over.
+    """
+
+    run: Run
+
+    def log(self) -> list[LogEntry]:
+        """The whole log, oldest first."""
+        ...
+
+    def incident(self) -> Incident | None: ...
+
+    def fence(self) -> None:
+        """Raises LeaseLost if the lease ends within the margin an effect needs. No I/O but the clock."""
+        ...
+
+    def gate(self) -> "AbstractContextManager[GateTx]":
+        """A transaction with the gate's lock: judge a removing step and log it in one commit."""
+        ...
+
+    def write(self, entry: LogEntry, *, audit: AuditRecord | None = None) -> None: ...
+
+    def set_state(
+        self,
+        state: RunState,
+        *,
+        why: str,
+        wake_at: datetime | None = None,
+        question: str | None = None,
+    ) -> None: ...
+
+    def tell(self, command: Command) -> None:
+        """Puts a command into the detector's inbox."""
+        ...
+
+    def queue_message(self, message: Message) -> None: ...
+    def remember_remedy(self, use: RemedyUse) -> None: ...
+    def release_slot(self, node: str, *, why: str) -> None: ...
+
+
+class LeaseLost(Exception):
+    """This worker's claim is over; it must stop at once and touch nothing."""
+
+
+class GateTx(Protocol):
+    """One transaction under the gate's lock."""
+
+    facts: GateFacts
+
+    def add_decision(self, decision: Decision) -> None: ...
+    def write(self, entry: LogEntry) -> None: ...
+    def grant_slot(self, slot: Slot) -> None: ...
+    def add_requeue(self, use: RequeueUse) -> None: ...
+    def save_breaker(self, breaker: Breaker) -> None: ...
+    def audit(self, record: AuditRecord) -> None: ...
+
+
+class Ledger(Protocol):
+    """The one truth. One value per cluster."""
+
+    cluster: str
+
+    def transaction(self) -> AbstractContextManager[WalkTx]: ...
+    def claim(self, run: str, worker: str) -> AbstractContextManager[RunClaim | None]:
+        """None when somebody else holds the run, or it has ended."""
+        ...
+
+    def due_runs(self, now: datetime) -> list[str]:
+        """Runs to advance now: new, woken, or abandoned by a dead worker."""
+        ...
+
+
+class Snapshots(Protocol):
+    """Slurm's latest picture, written by the poller, read by the detector, the API and the gate."""
+
+    def put(self, snapshot: SlurmSnapshot) -> None: ...
+    def latest(self, cluster: str) -> SlurmSnapshot | None: ...
+
+
+class Inbox(Protocol):
+    """Where accepted signals lie until the walk takes them. Accepted means stored."""
+
+    def add(self, observations: Sequence[Observation]) -> int:
+        """Stores what is new in one durable commit and returns its number; the rest are duplicates."""
+        ...
+
+    def unconsumed(self, limit: int) -> list[Observation]:
+        """Oldest first, of this cluster."""
+        ...
+
+    def since(self, moment: datetime) -> Iterable[Observation]:
+        """Consumed or not, by arrival: to rebuild the picture after a restart."""
+        ...
+
+
+#: What a walk's caller does with the runs it started: poke the workers. Losing a poke is harmless.
+Poke = Callable[[Sequence[str]], None]
+
+Json = Mapping[str, Any]

@@ -1,0 +1,230 @@
+"""What the pages need to know, as one Protocol over `healer.model`. The database's side implements it.
+
+Every method is one short read (a few indexed queries), safe to call from a thread pool, and raises nothing
+for "not found": it returns None or an empty page. Lists are newest first unless said otherwise. A cursor is
+an opaque text that came out of `next_cursor`; a cursor that cannot be read raises `BadCursor`.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from healer.model import (
+    AuditRecord,
+    Breaker,
+    Checkpoint,
+    Decision,
+    Finding,
+    GuardSettings,
+    Incident,
+    IncidentState,
+    LogEntry,
+    Message,
+    Mode,
+    Pause,
+    Role,
+    Run,
+    RunState,
+    Severity,
+    Slot,
+    SlurmSnapshot,
+    Verdict,
+    Veto,
+)
+
+T = TypeVar("T")
+
+
+class BadCursor(ValueError):
+    """A cursor that did not come from `next_cursor`."""
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One page of a list. `total` is the number of rows that match, None where counting is too dear."""
+
+    items: tuple[T, ...] = ()
+    next_cursor: str | None = None
+    total: int | None = None
+
+
+class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
+    """The few fields of an unresolved incident that every page needs (header figures, the fleet map)."""
+
+    id: str
+    severity: Severity
+    state: IncidentState
+    rule: str
+    title: str
+    nodes: dict[str, Verdict] = {}
+    known_bad_in_service: bool = False
+    owner: str | None = None
+    acknowledged_by: str | None = None
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """How one cluster stands now. Read on every page, so it must be cheap (aim: under 10 ms at 1,250 nodes).
+
+    `snapshot` is Slurm's latest picture (None before the first), `snapshot_version` its row's version and
+    `snapshot_error` the poller's last error, empty when the last poll worked. `slots` are those held now,
+    `granted_last_hour` counts slots granted in the last 60 min (not those by law 2). `pauses` and `vetoes`
+    are those in force. `asking` are runs that want a person: waiting for approval, proposed, stuck, held, or
+    waiting with a question; oldest first, 50 at most. `rules_error` is the reason why changed rule files
+    were not taken, empty when the current set is theirs. `detector_at` is when the detector last showed
+    that it lives, None when unknown.
+    """
+
+    cluster: str
+    breaker: Breaker
+    guards: GuardSettings
+    default_mode: Mode
+    snapshot: SlurmSnapshot | None = None
+    snapshot_version: int = 0
+    snapshot_error: str = ""
+    slots: tuple[Slot, ...] = ()
+    granted_last_hour: int = 0
+    pauses: tuple[Pause, ...] = ()
+    vetoes: tuple[Veto, ...] = ()
+    open_incidents: tuple[OpenIncident, ...] = ()
+    asking: tuple[Run, ...] = ()
+    rules_error: str = ""
+    detector_at: datetime | None = None
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person wrote on an incident."""
+
+    at: datetime
+    by: str
+    text: str
+
+
+class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page, note or ticket and how its delivery stands: `state` due, sent, failed or listed (no sink)."""
+
+    at: datetime
+    kind: str
+    state: str
+    message: Message
+    error: str = ""
+    reference: str = ""
+
+
+class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with its whole log, oldest first, and the decisions taken for it (each gate's answer)."""
+
+    run: Run
+    log: tuple[LogEntry, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+
+class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident with everything that belongs to it. All lists oldest first.
+
+    `records` are the audit records whose subject is this incident or one of its runs (200 at most);
+    `similar` are up to five other incidents, newest first, of the same rule and node, then of the same rule.
+    """
+
+    incident: Incident
+    findings: tuple[Finding, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    runs: tuple[RunDetail, ...] = ()
+    notes: tuple[Note, ...] = ()
+    records: tuple[AuditRecord, ...] = ()
+    messages: tuple[SentMessage, ...] = ()
+    similar: tuple[Incident, ...] = ()
+
+
+class IncidentQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Filters of the list. `open`: True only unresolved, False only resolved, None both. `text` is looked
+    for (any case) in the title, rule, fault, node names, job ids and the start of the id."""
+
+    cluster: str
+    open: bool | None = None
+    state: IncidentState | None = None
+    severity: Severity | None = None
+    node: str | None = None
+    text: str = ""
+
+
+class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: str
+    state: RunState | None = None
+    node: str | None = None
+
+
+class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`verb` and `subject` match from the start (`incident.`, `node/gpu0001`), `actor` whole."""
+
+    cluster: str
+    actor: str = ""
+    verb: str = ""
+    subject: str = ""
+
+
+class ChainState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the audit chain ends: last sealed record, how many wait for the seal, last signed checkpoint."""
+
+    cluster: str
+    seq: int = 0
+    hash: str = ""
+    unsealed: int = 0
+    checkpoint: Checkpoint | None = None
+
+
+class ConsoleReads(Protocol):
+    def clusters(self) -> list[str]:
+        """Names of the clusters known, sorted."""
+        ...
+
+    def standing(self, cluster: str) -> Standing | None:
+        """None for a cluster that nobody knows."""
+        ...
+
+    def incidents(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
+        """Newest first by `opened`; `evidence` of the items may be cut to the first line."""
+        ...
+
+    def incident(self, incident: str) -> IncidentDetail | None:
+        """By id, or by its first 8 or more characters (what stands in Slurm's reason), if only one fits."""
+        ...
+
+    def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]: ...
+
+    def run(self, run: str) -> RunDetail | None: ...
+
+    def audit(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
+        """Sealed records and those not sealed yet (`seq` None)."""
+        ...
+
+    def chain(self, cluster: str) -> ChainState: ...
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """Who looks. `csrf` goes into the page and comes back in `X-Healer-CSRF`; `clusters` empty means all."""
+
+    name: str
+    role: Role
+    csrf: str = ""
+    clusters: tuple[str, ...] = ()
+
+
+class NewSession(msgspec.Struct, frozen=True, kw_only=True):
+    """What the browser gets for a sign-in link: the value of the session cookie and how long it lasts."""
+
+    cookie: str
+    max_age_s: int
+
+
+#: Name of the session cookie.
+SESSION_COOKIE = "healer_session"
+
+#: The value of the session cookie -> who it is; None when it is unknown, ended or over.
+SessionOf = Callable[[str], Session | None]
+
+#: A one-time token -> a session; None when the link is unknown, used or expired (the page does not tell which).
+SignIn = Callable[[str], NewSession | None]
+
+#: Ends the session with this cookie value.
+SignOut = Callable[[str], None]

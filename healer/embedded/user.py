@@ -1,0 +1,148 @@
+"""Who runs the embedded servers, and where their files may lie.
+
+PostgreSQL refuses to run as root. Started by root, healer runs its servers as the system user `healer` where
+the machine has one, else as `nobody`; started by anybody else, as that person. No user is ever created and no
+permission of a directory that healer did not make is ever changed.
+"""
+
+import hashlib
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Names tried in turn when root starts the servers.
+SERVICE_USERS = ("healer", "nobody")
+
+#: Where root's servers keep their files when the data directory lies in a home that they cannot enter.
+ROOT_STATE = Path("/var/lib/healer")
+
+#: Longest path of a unix socket on Linux is 107 bytes; the longest name we put into the folder has 16.
+SOCKET_FOLDER_MAX = 90
+
+
+class EmbeddedError(Exception):
+    """An embedded server could not be started. One sentence for people."""
+
+
+@dataclass(frozen=True)
+class ServerUser:
+    """`drop` says whether processes have to be started as somebody else than we are."""
+
+    uid: int
+    gid: int
+    name: str
+    drop: bool
+
+    def popen(self) -> dict[str, Any]:
+        """Arguments for subprocess that start a program as this user."""
+        if not self.drop:
+            return {}
+        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def folder(self, path: Path) -> Path:
+        """Makes a private folder (0700) that belongs to this user."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.own(path)
+        path.chmod(0o700)
+        return path
+
+    def own(self, path: Path) -> None:
+        if self.drop:
+            os.chown(path, self.uid, self.gid)
+
+    def can_enter(self, folder: Path) -> bool:
+        """Whether this user may walk down to `folder`, by the mode bits of it and everything above."""
+        if not self.drop:
+            return True
+        folder = folder.resolve()
+        return all(self._may_pass(step) for step in (folder, *folder.parents))
+
+    def _may_pass(self, folder: Path) -> bool:
+        status = folder.stat()
+        if status.st_uid == self.uid:
+            return bool(status.st_mode & stat.S_IXUSR)
+        if status.st_gid == self.gid:
+            return bool(status.st_mode & stat.S_IXGRP)
+        return bool(status.st_mode & stat.S_IXOTH)
+
+
+def server_user() -> ServerUser:
+    """The user for the embedded servers. Raises EmbeddedError when root finds none."""
+    if os.geteuid() != 0:
+        return ServerUser(os.geteuid(), os.getegid(), _name_of(os.geteuid()), drop=False)
+    for name in SERVICE_USERS:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return ServerUser(entry.pw_uid, entry.pw_gid, name, drop=True)
+    raise EmbeddedError(
+        "PostgreSQL does not run as root, and this machine has neither a user `healer` nor `nobody` to run "
+        "it as: create one with `useradd --system healer`, or set HEALER_DATABASE_URL."
+    )
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        raise EmbeddedError(
+            f"the user id {uid} has no name in this machine's user list, and PostgreSQL does not start "
+            "without one: add it to /etc/passwd, or set HEALER_DATABASE_URL."
+        ) from None
+
+
+def make_data_dir(data_dir: Path) -> Path:
+    """Makes the data directory where it is missing (0711: servers pass through, nobody lists it)."""
+    try:
+        data_dir.mkdir(mode=0o711, parents=True)
+        data_dir.chmod(0o711)
+    except FileExistsError:
+        if not data_dir.is_dir():
+            raise EmbeddedError(f"the data directory {data_dir} is a file.") from None
+    except OSError as error:
+        raise EmbeddedError(f"the data directory {data_dir} cannot be made: {error.strerror}.") from None
+    return data_dir.resolve()
+
+
+def server_home(data_dir: Path, user: ServerUser) -> Path:
+    """Where the servers' own files lie: the data directory, or a place of root's that they can enter.
+
+    The choice is written to `servers-at` in the data directory, so that a later change of permissions never
+    makes a database seem lost.
+    """
+    note = data_dir / "servers-at"
+    if note.exists():
+        home = Path(note.read_text().strip())
+    elif user.can_enter(data_dir):
+        home = data_dir
+    else:
+        name = f"{data_dir.name}-{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:8]}"
+        home = ROOT_STATE / name
+        for folder in (ROOT_STATE, home):
+            if not folder.exists():
+                folder.mkdir(mode=0o711)
+                folder.chmod(0o711)
+        note.write_text(f"{home}\n")
+    if not user.can_enter(home):
+        raise EmbeddedError(f"the user {user.name}, who runs the servers, cannot enter {home}.")
+    return home
+
+
+def socket_folder(home: Path, server: str, user: ServerUser) -> Path:
+    """A private folder for the server's unix socket; under /tmp where the path would be too long for one."""
+    folder = home / server / "run"
+    if len(os.fsencode(folder)) <= SOCKET_FOLDER_MAX:
+        return user.folder(folder)
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    folder = Path("/tmp") / f"healer-{server}-{digest}"  # noqa: S108 - checked below: ours, private, no link
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {os.geteuid(), user.uid}:
+        raise EmbeddedError(
+            f"{folder} belongs to somebody else: remove it, or choose a shorter data directory."
+        )
+    return user.folder(folder)

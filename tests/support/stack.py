@@ -1,0 +1,101 @@
+"""Real servers for tests: an embedded PostgreSQL for the session, a fresh migrated database per test.
+
+`tests/conftest.py` makes the fixtures known to every test.
+"""
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from healer import migrate
+from healer.embedded.postgres import Postgres
+
+_TEMPLATE = "healer"
+_numbers = itertools.count(1)
+
+
+def make_scratch() -> Path:
+    """A folder under /tmp that the servers' unprivileged user can enter, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp(prefix="healer-test-"))
+    folder.chmod(0o711)
+    return folder
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """`make_scratch`, removed after the test."""
+    folder = make_scratch()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The session's embedded server. Its database `healer` is migrated, and the template: leave it empty."""
+    folder = make_scratch()
+    server = Postgres(folder / "data")
+    server.start()
+    try:
+        engine = sa.create_engine(server.url)
+        migrate.upgrade(engine)
+        engine.dispose()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def fresh_database(postgres: Postgres) -> Iterator[sa.Engine]:
+    """An engine on a new database with all tables and no rows. Its URL: `engine.url`."""
+    name = f"test_{next(_numbers)}"
+    with _Admin(postgres) as admin:
+        admin.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}"))
+    engine = sa.create_engine(postgres.url_of(name))
+    yield engine
+    engine.dispose()
+    with _Admin(postgres) as admin:
+        admin.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(scope="session")
+def postgres_engine(postgres: Postgres) -> Iterator[sa.Engine]:
+    """One migrated database for the whole session, for tests that do not mind each other's rows."""
+    with _Admin(postgres) as admin:
+        admin.execute(sa.text(f"CREATE DATABASE shared TEMPLATE {_TEMPLATE}"))
+    engine = sa.create_engine(postgres.url_of("shared"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def empty_database(postgres: Postgres) -> Iterator[sa.Engine]:
+    """An engine on a new database without any table."""
+    name = f"empty_{next(_numbers)}"
+    with _Admin(postgres) as admin:
+        admin.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE template0"))
+    engine = sa.create_engine(postgres.url_of(name))
+    yield engine
+    engine.dispose()
+    with _Admin(postgres) as admin:
+        admin.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+class _Admin:
+    """A connection to the server's own database, outside transactions."""
+
+    def __init__(self, server: Postgres) -> None:
+        self._engine = sa.create_engine(server.url_of("postgres"), isolation_level="AUTOCOMMIT")
+
+    def __enter__(self) -> sa.Connection:
+        self._connection = self._engine.connect()
+        return self._connection
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._engine.dispose()

@@ -1,0 +1,21 @@
+"""Waiting for something to become true, with a deadline instead of a sleep of fixed length."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(
+    check: Callable[[], T], timeout_s: float = 10.0, *, what: str = "", every_s: float = 0.02
+) -> T:
+    """Calls `check` until it returns something true, and returns that. AssertionError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what or check}; last answer {value!r}")
+        time.sleep(every_s)

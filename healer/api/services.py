@@ -157,7 +157,7 @@ class RunCommands(Protocol):
     """
 
     def preview(self, request: RunRequest) -> Preview:
-        """The plan with live checks; does nothing and stores nothing. Guards never raise here: they answer."""
+        """The plan with live checks; does and stores nothing. Guards never raise here: they answer."""
         ...
 
     def start(self, request: RunRequest) -> Run:

@@ -1,0 +1,208 @@
+"""The inbox: accepted signals and commands, until the walk takes them. Accepted means committed with fsync.
+
+Every row's `doc` is the JSON of an Observation, but for `kind = 'command'`, where it is a Command; `digest`
+is the row's identity and unique, so whatever is told twice is stored once.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+import msgspec
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from healer.adapters.postgres.tables import inbox
+from healer.api.services import Arrival, Unavailable
+from healer.model import Command, Component, Observation, ObservationKind
+
+#: Wakes the detector; what was missed it finds by its own poll.
+CHANNEL = "healer_inbox"
+
+_INSERT = """
+INSERT INTO inbox (cluster, kind, node, digest, arrived_at, doc)
+SELECT cluster, kind, node, decode(digest, 'hex'), arrived_at, doc::jsonb
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::text[])
+  AS new (cluster, kind, node, digest, arrived_at, doc)
+ON CONFLICT (digest) DO NOTHING
+RETURNING encode(digest, 'hex')
+"""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class PostgresSignals:
+    """The durable end of the API's group commit. One thread at a time; its connection is its own."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._connection: psycopg.Connection | None = None
+
+    def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
+        """One INSERT, one commit. True where new. Raises Unavailable; then nothing was stored."""
+        try:
+            return self._store(arrivals)
+        except psycopg.errors.DeadlockDetected:
+            # Two processes stored the same signals in another order; one of them is asked to repeat.
+            return self._store(arrivals)
+        except (psycopg.OperationalError, psycopg.InterfaceError, SQLAlchemyError) as error:
+            self.close()
+            raise Unavailable(f"the database does not answer: {type(error).__name__}") from error
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _store(self, arrivals: Sequence[Arrival]) -> list[bool]:
+        connection = self._connect()
+        others = sorted({digest for arrival in arrivals for digest in arrival.also})
+        known: set[str] = set()
+        if others:
+            rows = connection.execute(
+                "SELECT encode(digest, 'hex') FROM inbox WHERE digest = ANY(%s)",
+                [[bytes.fromhex(digest) for digest in others]],
+            )
+            known = {row[0] for row in rows}
+        fresh: list[Observation] = []
+        told: set[str] = set()
+        for arrival in arrivals:
+            if not known.isdisjoint(arrival.also) or not told.isdisjoint(arrival.also):
+                continue
+            fresh.append(arrival.observation)
+            told.add(arrival.observation.digest)
+        stored = insert_observations(connection, fresh)
+        result: list[bool] = []
+        for arrival in arrivals:
+            digest = arrival.observation.digest
+            result.append(digest in stored)
+            stored.discard(digest)
+        return result
+
+    def _connect(self) -> psycopg.Connection:
+        if self._connection is None or self._connection.closed:
+            pooled = self._engine.raw_connection()
+            connection = pooled.driver_connection
+            pooled.detach()
+            assert isinstance(connection, psycopg.Connection)
+            connection.rollback()
+            connection.autocommit = True
+            connection.prepare_threshold = 1
+            self._connection = connection
+        return self._connection
+
+
+def insert_observations(connection: psycopg.Connection, observations: Sequence[Observation]) -> set[str]:
+    """Inserts what is new and wakes the detector; digests (hex) of what was new.
+
+    On an autocommit connection the INSERT is durable when it returns, and the NOTIFY is a transaction of
+    its own that writes nothing: inside the INSERT's it would hold the notification lock over the fsync.
+    """
+    if not observations:
+        return set()
+    rows = connection.execute(
+        _INSERT,
+        [
+            [one.component.cluster for one in observations],
+            [one.kind.value for one in observations],
+            [one.component.node for one in observations],
+            [one.digest for one in observations],
+            [one.arrived_at for one in observations],
+            [_encode(one).decode() for one in observations],
+        ],
+    )
+    stored = {row[0] for row in rows}
+    if stored:
+        connection.execute("NOTIFY " + CHANNEL)
+    return stored
+
+
+def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:
+    """Puts a command into the inbox in the caller's transaction; the row's id.
+
+    The same `request` again is the same row. The NOTIFY leaves with the caller's commit.
+    """
+    digest = hashlib.sha256(f"command\0{command.cluster}\0{request}".encode()).digest()
+    found = conn.execute(sa.select(inbox.c.id).where(inbox.c.digest == digest)).scalar()
+    if found is not None:
+        return found
+    row = conn.execute(
+        sa.insert(inbox)
+        .values(
+            cluster=command.cluster,
+            kind=ObservationKind.command.value,
+            node=None,
+            digest=digest,
+            arrived_at=command.at,
+            doc=msgspec.to_builtins(command),
+        )
+        .returning(inbox.c.id)
+    ).scalar_one()
+    conn.execute(sa.text("NOTIFY " + CHANNEL))
+    return row
+
+
+def observation_of(row: sa.Row) -> Observation:
+    """A row of the inbox as the walk sees it: a command's `data` is the JSON of the Command."""
+    if row.kind != ObservationKind.command.value:
+        return msgspec.structs.replace(msgspec.convert(row.doc, Observation), inbox_id=row.id)
+    command = msgspec.convert(row.doc, Command)
+    return Observation(
+        digest=bytes(row.digest).hex(),
+        kind=ObservationKind.command,
+        component=Component(cluster=row.cluster),
+        event_at=command.at,
+        arrived_at=row.arrived_at,
+        text=command.kind.value,
+        data=row.doc,
+        inbox_id=row.id,
+    )
+
+
+_COLUMNS = (inbox.c.id, inbox.c.cluster, inbox.c.kind, inbox.c.digest, inbox.c.arrived_at, inbox.c.doc)
+
+
+def unconsumed(conn: sa.Connection, cluster: str, limit: int) -> list[Observation]:
+    """What the walk has not taken yet, oldest first."""
+    rows = conn.execute(
+        sa.select(*_COLUMNS)
+        .where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None))
+        .order_by(inbox.c.id)
+        .limit(limit)
+    )
+    return [observation_of(row) for row in rows]
+
+
+def consume(conn: sa.Connection, observations: Iterable[Observation], at: datetime) -> None:
+    """Marks rows as walked, in the walk's own transaction."""
+    ids = [one.inbox_id for one in observations if one.inbox_id is not None]
+    if ids:
+        conn.execute(sa.update(inbox).where(inbox.c.id.in_(ids)).values(consumed_at=at))
+
+
+class PostgresInbox:
+    """`healer.ports.Inbox` of one cluster."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        self._engine = engine
+        self._cluster = cluster
+        self._signals = PostgresSignals(engine)
+
+    def add(self, observations: Sequence[Observation]) -> int:
+        return sum(self._signals.store([Arrival(one) for one in observations]))
+
+    def unconsumed(self, limit: int) -> list[Observation]:
+        with self._engine.connect() as conn:
+            return unconsumed(conn, self._cluster, limit)
+
+    def since(self, moment: datetime) -> Iterator[Observation]:
+        """Consumed or not, by arrival; read by a server-side cursor, so an hour of a storm fits."""
+        statement = (
+            sa.select(*_COLUMNS)
+            .where(inbox.c.cluster == self._cluster, inbox.c.arrived_at >= moment)
+            .order_by(inbox.c.arrived_at, inbox.c.id)
+        )
+        with self._engine.connect().execution_options(yield_per=1000) as conn:
+            for row in conn.execute(statement):
+                yield observation_of(row)

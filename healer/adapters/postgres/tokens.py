@@ -1,0 +1,174 @@
+"""Tokens and sessions: rows that hold only SHA-256 digests. Secrets of 256 bits need no slow hash."""
+
+import hashlib
+import secrets
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from healer.adapters.postgres.audit import append
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.tables import sessions, tokens
+from healer.api.services import Caller
+from healer.model import AuditRecord, Role
+
+_CALLER = (tokens.c.id, tokens.c.name, tokens.c.role, tokens.c.node, tokens.c.job, tokens.c.cluster)
+
+
+class PostgresTokens:
+    """`healer.api.services.Tokens`, and what `healer token` does."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        """`cluster` is where the audit records of tokens bound to no cluster go."""
+        self._engine = engine
+        self._cluster = cluster
+
+    def by_token(self, digest: bytes, now: datetime) -> Caller | None:
+        statement = sa.select(*_CALLER).where(
+            tokens.c.digest == digest, tokens.c.once.is_(False), *_in_force(now)
+        )
+        return self._find(statement)
+
+    def by_session(self, digest: bytes, now: datetime) -> Caller | None:
+        """A session lasts until its own end, and ends at once with its token's revocation."""
+        statement = (
+            sa.select(*_CALLER)
+            .join(sessions, sessions.c.token == tokens.c.id)
+            .where(
+                sessions.c.digest == digest,
+                sessions.c.ended_at.is_(None),
+                sessions.c.expires_at > now,
+                tokens.c.revoked_at.is_(None),
+            )
+        )
+        return self._find(statement)
+
+    def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
+        """Uses up a one-time link and opens a session in one transaction, so only one of two presses wins."""
+        with translated(), self._engine.begin() as conn:
+            row = conn.execute(
+                sa.update(tokens)
+                .where(
+                    tokens.c.digest == digest,
+                    tokens.c.once.is_(True),
+                    tokens.c.used_at.is_(None),
+                    *_in_force(now),
+                )
+                .values(used_at=now)
+                .returning(*_CALLER)
+            ).first()
+            if row is None:
+                return None
+            conn.execute(
+                sa.insert(sessions).values(digest=session, token=row.id, created_at=now, expires_at=until)
+            )
+            caller = _caller(row)
+            self._record(conn, "session.opened", caller.id, by=caller.name, at=now, cluster=caller.cluster)
+            return caller
+
+    def sign_out(self, session: bytes, now: datetime) -> None:
+        with translated(), self._engine.begin() as conn:
+            conn.execute(
+                sa.update(sessions)
+                .where(sessions.c.digest == session, sessions.c.ended_at.is_(None))
+                .values(ended_at=now)
+            )
+
+    def create(
+        self,
+        *,
+        role: Role,
+        name: str,
+        now: datetime,
+        by: str,
+        node: str | None = None,
+        job: str | None = None,
+        cluster: str | None = None,
+        expires_at: datetime | None = None,
+        once: bool = False,
+    ) -> str:
+        """Makes a token and returns it: the only moment at which its secret is known."""
+        identity = secrets.token_hex(4)
+        name = name or f"{role.value}-{identity}"
+        secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
+        with translated(), self._engine.begin() as conn:
+            conn.execute(
+                sa.insert(tokens).values(
+                    id=identity,
+                    digest=hashlib.sha256(secret.encode()).digest(),
+                    role=role.value,
+                    name=name,
+                    node=node,
+                    job=job,
+                    cluster=cluster,
+                    created_at=now,
+                    expires_at=expires_at,
+                    once=once,
+                )
+            )
+            bound = {"node": node, "job": job, "cluster": cluster}
+            data = {"role": role.value, "name": name, "once": once} | {k: v for k, v in bound.items() if v}
+            self._record(conn, "token.created", identity, by=by, at=now, cluster=cluster, data=data)
+        return secret
+
+    def all(self) -> list[sa.RowMapping]:
+        """Every token but its digest, newest first."""
+        columns = [column for column in tokens.c if column.name != "digest"]
+        with translated(), self._engine.connect() as conn:
+            rows = conn.execute(sa.select(*columns).order_by(tokens.c.created_at.desc()))
+            return list(rows.mappings())
+
+    def revoke(self, identity: str, *, by: str, now: datetime) -> bool:
+        """False when there is no such token, or it was revoked before."""
+        with translated(), self._engine.begin() as conn:
+            row = conn.execute(
+                sa.update(tokens)
+                .where(tokens.c.id == identity, tokens.c.revoked_at.is_(None))
+                .values(revoked_at=now)
+                .returning(tokens.c.cluster)
+            ).first()
+            if row is not None:
+                self._record(conn, "token.revoked", identity, by=by, at=now, cluster=row.cluster)
+            return row is not None
+
+    def _record(
+        self,
+        conn: sa.Connection,
+        verb: str,
+        token: str,
+        *,
+        by: str,
+        at: datetime,
+        cluster: str | None,
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        append(
+            conn,
+            AuditRecord(
+                cluster=cluster or self._cluster,
+                at=at,
+                actor=by,
+                verb=verb,
+                subject=f"token/{token}",
+                data=data or {},
+            ),
+        )
+
+    def _find(self, statement: sa.Select) -> Caller | None:
+        with translated(), self._engine.connect() as conn:
+            row = conn.execute(statement).first()
+        return None if row is None else _caller(row)
+
+
+def _in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        tokens.c.revoked_at.is_(None),
+        sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now),
+    )
+
+
+def _caller(row: sa.Row) -> Caller:
+    return Caller(
+        id=row.id, name=row.name, role=Role(row.role), node=row.node, job=row.job, cluster=row.cluster
+    )

@@ -20,13 +20,16 @@ from healer.model.incident import EVIDENCE_KEPT, Incident
 from healer.model.observation import Observation, ObservationKind
 from healer.model.rules import (
     CatalogueEntry,
+    DriverAsk,
     GuardSettings,
+    NvlinkRow,
     Place,
     Playbook,
     Rule,
     Ruleset,
     Step,
     Topology,
+    Xid74Bits,
 )
 from healer.model.run import LogEntry, Run, StepEvent
 from healer.model.slurm import SlurmJob, SlurmNode, SlurmSnapshot
@@ -72,6 +75,7 @@ __all__ = [
     "CommandKind",
     "Component",
     "Decision",
+    "DriverAsk",
     "Evidence",
     "FaultClass",
     "Finding",
@@ -84,6 +88,7 @@ __all__ = [
     "Maintenance",
     "Message",
     "Mode",
+    "NvlinkRow",
     "Observation",
     "ObservationKind",
     "Outcome",
@@ -113,4 +118,5 @@ __all__ = [
     "Verb",
     "Verdict",
     "Veto",
+    "Xid74Bits",
 ]

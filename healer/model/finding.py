@@ -38,5 +38,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     unusable: bool = False
     teardown: bool = False
     jobs: tuple[str, ...] = ()
+    #: What else the cause covers, where the root is shared (a switch and its nodes).
+    affected: tuple[Component, ...] = ()
     #: What the driver itself asks for (Xid 154, RST / D-RST); wins over the catalogue.
     asked: str | None = None

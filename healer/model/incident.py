@@ -6,7 +6,7 @@ import msgspec
 
 from healer.model.component import Component
 from healer.model.finding import Evidence
-from healer.model.words import Cause, FaultClass, IncidentState, Remedy, Review, Severity, Verdict
+from healer.model.words import Cause, FaultClass, Guard, IncidentState, Remedy, Review, Severity, Verdict
 
 #: Evidence kept whole on an incident; what comes later is only counted.
 EVIDENCE_KEPT = 50
@@ -55,6 +55,15 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     closed: datetime | None = None
     closed_why: str | None = None
     probation_until: datetime | None = None
+    #: When our drain was read back; a node without it later was resumed by a person.
+    drained_at: datetime | None = None
+    #: The run that works on it, and how many there were.
+    run: str | None = None
+    run_count: int = 0
+    #: The guard that keeps healer back, and a digest of the last stored decision (stored again on change).
+    held_by: Guard | None = None
+    decision_key: str = ""
+    p0_since: datetime | None = None
 
     @property
     def short_id(self) -> str:

@@ -12,6 +12,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One Xid or SXid. `source` says where the row comes from; `note` where sources disagree.
 
     `unusable`: the GPU is surely gone (law 2). `teardown`: means nothing after a root in the same job.
+    `always_fatal` (SXid): no milder word in the line makes it less.
     """
 
     code: int
@@ -27,6 +28,46 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     retry: str = ""
     unusable: bool = False
     teardown: bool = False
+    always_fatal: bool = False
+
+
+class NvlinkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One combination of an NVLink5 line (Xid 144-150), more exact than the Xid's own catalogue row.
+
+    It takes a line that names one of `units`, whose first word fits a pattern of `info` (32 characters,
+    bit 31 first, `-` is any) and whose second word is one of `status` (empty: any). Drivers before 575 and
+    since lay out the first word differently; the patterns of both stand here. `note` is for people.
+    """
+
+    xid: int
+    units: tuple[str, ...]
+    info: tuple[str, ...]
+    fault_class: FaultClass
+    status: tuple[int, ...] = ()
+    note: str = ""
+
+
+class DriverAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """A recovery action of Xid 154. `words` are the driver's; `asked` is the remedy in our words."""
+
+    code: int
+    words: str
+    fault: str
+    fault_class: FaultClass
+    asked: Remedy
+    text: str
+
+
+class Xid74Bits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bits of one of the seven registers (0-based) in an Xid 74 line, and what they mean.
+
+    `fault_class` is what these bits alone make of the line.
+    """
+
+    register: int
+    bits: tuple[int, ...]
+    fault_class: FaultClass
+    text: str
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +90,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The caps. Shares are 0..1 of the GPU nodes that Slurm knows. Defaults: `docs/design` of the contract."""
+    """The caps. Shares are 0..1 of the GPU nodes that Slurm knows."""
 
     max_share: float = 0.05
     max_nodes: int = 10
@@ -124,6 +165,9 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True):
     guards: GuardSettings
     playbooks: dict[str, Playbook]
     topology: Topology
+    nvlink5: tuple[NvlinkRow, ...] = ()
+    driver_asks: dict[int, DriverAsk] = {}
+    xid74: tuple[Xid74Bits, ...] = ()
     default_mode: Mode = Mode.shadow
     settle_s: float = 2.0
     #: Guards that differ by cluster or partition name; unset fields fall back to `guards`.

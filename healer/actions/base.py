@@ -1,0 +1,100 @@
+"""What an action is given and what it may answer."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from healer.model import Command, CommandKind, Incident, Message, Run, Step, Ticket
+from healer.ports import Scheduler
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """Read back: it is so. `data` is kept in the log and shown as the step's evidence."""
+
+    text: str
+    data: dict[str, Any] = {}
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """There was nothing to do, or it may not be done; the run goes on."""
+
+    text: str
+    data: dict[str, Any] = {}
+
+
+class Again(msgspec.Struct, frozen=True, kw_only=True):
+    """Not yet: look again after `after_s`; None: only when somebody wakes the run."""
+
+    text: str
+    after_s: float | None
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """It did not work. `final`: another attempt would be pointless, ask a person."""
+
+    text: str
+    final: bool = False
+
+
+Result = Done | Skipped | Again | Failed
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an action may touch. `fence()` must be called right before each effect.
+
+    `item` is the job of a `for_each` step; `restarts` its restart count when the list was taken;
+    `began_at` when this step was first started; `queue` hands a message or ticket to delivery.
+    """
+
+    run: Run
+    step: Step
+    item: str | None
+    restarts: int | None
+    incident: Incident | None
+    began_at: datetime
+    now: Callable[[], datetime]
+    scheduler: Scheduler
+    fence: Callable[[], None]
+    queue: Callable[[Message | Ticket], None]
+    tell_detector: Callable[[Command], None]
+    release_slot: Callable[[str], None]
+
+    @property
+    def node(self) -> str:
+        if self.run.node is None:
+            raise ValueError(f"run {self.run.id} of {self.run.playbook} names no node")
+        return self.run.node
+
+    @property
+    def job(self) -> str:
+        job = self.item or self.run.job
+        if job is None:
+            raise ValueError(f"run {self.run.id} of {self.run.playbook} names no job")
+        return job
+
+    def command(self, kind: CommandKind, **data: Any) -> Command:
+        return Command(
+            kind=kind,
+            cluster=self.run.cluster,
+            at=self.now(),
+            by=self.run.by,
+            incident=self.run.incident,
+            reason=self.run.reason,
+            data={"run": self.run.id, "playbook": self.run.playbook, **data},
+        )
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """`probe` looks whether it is so already (None: it is not); `do` causes it; `verify` reads back.
+
+    `do` may answer at once where there is nothing to wait for. `undo` is None where nothing can be undone.
+    `effect` is False for steps that only look.
+    """
+
+    probe: Callable[[Context], Result | None]
+    do: Callable[[Context], Result | None]
+    verify: Callable[[Context], Result]
+    undo: Callable[[Context], Result] | None = None
+    effect: bool = True

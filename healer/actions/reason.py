@@ -1,0 +1,22 @@
+"""The reason healer writes into Slurm: the same bytes for the life of an incident."""
+
+import re
+
+PREFIX = "healer:"
+#: `sinfo -R` cuts at 20 columns by default; operators print up to about this many.
+MAX_LENGTH = 120
+
+
+def drain_reason(rule: str, incident: str | None, text: str) -> str:
+    """`healer:<rule> inc:<8 characters> <text>`, ASCII, no quotes, commas or `=` (they break parsers)."""
+    plain = text.encode("ascii", "ignore").decode()
+    plain = re.sub(r"""["'`,=\\;|]""", " ", plain)
+    plain = re.sub(r"\s+", " ", plain).strip()
+    return f"{PREFIX}{rule} inc:{(incident or 'none')[:8]} {plain}"[:MAX_LENGTH].rstrip()
+
+
+def is_ours(reason: str, incident: str | None = None) -> bool:
+    """Whether the drain is ours; with an incident: whether it is that incident's."""
+    if not reason.startswith(PREFIX):
+        return False
+    return incident is None or f" inc:{incident[:8]}" in reason

@@ -1,0 +1,60 @@
+"""Tickets and messages. They stand in healer's own list with a stable id; delivery is never waited for."""
+
+from healer.actions.base import Action, Context, Done, Result
+from healer.model import Message, Severity, Ticket
+
+
+def _story(ctx: Context) -> tuple[str, str]:
+    one = ctx.incident
+    if one is None:
+        return f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}", ctx.run.reason
+    jobs = ", ".join(one.jobs_hit) or "none"
+    lines = [
+        one.title,
+        f"Where: {one.root}",
+        f"Jobs hit: {jobs}",
+        f"Remedy: {', '.join(one.remedy) or 'none'}",
+        *(f"Evidence: {evidence.line or evidence.text}" for evidence in one.evidence[:5]),
+    ]
+    return f"{one.severity} {one.root}: {one.title}", "\n".join(lines)
+
+
+def open_ticket(ctx: Context) -> Result:
+    title, text = _story(ctx)
+    name = f"{ctx.run.incident or ctx.run.id}:ticket"
+    ctx.queue(
+        Ticket(
+            id=name,
+            cluster=ctx.run.cluster,
+            node=ctx.run.node,
+            incident=ctx.run.incident,
+            title=title,
+            text=text,
+        )
+    )
+    return Done(text=f"Ticket filed: {title}", data={"id": name})
+
+
+def notify(ctx: Context) -> Result:
+    title, text = _story(ctx)
+    name = f"{ctx.run.incident or ctx.run.id}:{ctx.step.id}"
+    severity = ctx.incident.severity if ctx.incident else Severity.P3
+    ctx.queue(
+        Message(
+            id=name,
+            cluster=ctx.run.cluster,
+            title=title,
+            text=text,
+            severity=severity,
+            incident=ctx.run.incident,
+        )
+    )
+    return Done(text=f"Message queued: {title}", data={"id": name})
+
+
+def _nothing(_: Context) -> None:
+    return None
+
+
+TICKET = Action(probe=_nothing, do=_nothing, verify=open_ticket)
+NOTIFY = Action(probe=_nothing, do=_nothing, verify=notify)

@@ -1,0 +1,76 @@
+"""Drains that are not ours: Slurm's own and people's. Both become incidents with an owner and an age."""
+
+import re
+from datetime import datetime
+from hashlib import sha256
+
+from healer.model import Component, Evidence, FaultClass, Finding, SlurmNode
+from healer.observations import Picture
+
+OUR_PREFIX = "healer:"
+
+#: Slurm's own reason strings (facts, d.9). Slurm appends with " : ", so each is looked for at the start.
+_SLURM_REASONS: tuple[tuple[str, str], ...] = (
+    ("kill-task-failed", r"Kill task failed"),
+    ("not-responding", r"Not responding"),
+    ("rebooted", r"Node unexpectedly rebooted"),
+    ("prolog-error", r"Prolog error"),
+    ("epilog-error", r"Epilog error"),
+    ("job-environment", r"Job env setup error"),
+    ("batch-failure", r"batch job complete failure"),
+    ("gres-count", r"gres/\S+ count reported lower than configured"),
+    ("low-resources", r"Low (RealMemory|socket\*core\*thread count|CPUs|TmpDisk)"),
+    ("reboot", r"Reboot ASAP|reboot requested|.*: reboot (issued|timed out)|ResumeTimeout reached"),
+    ("power", r"Powered down after resume|POWER_DOWN_ASAP"),
+)
+_COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _SLURM_REASONS)
+
+
+def is_ours(reason: str) -> bool:
+    return reason.startswith(OUR_PREFIX)
+
+
+def slurm_kind(reason: str) -> str | None:
+    """Which of Slurm's own reasons this is, None for a person's."""
+    return next((kind for kind, pattern in _COMPILED if pattern.match(reason)), None)
+
+
+def findings(picture: Picture, now: datetime) -> list[Finding]:
+    """One finding per node that somebody else holds out of service. Planned work is none."""
+    if picture.slurm is None:
+        return []
+    found = []
+    for node in picture.slurm.nodes.values():
+        held = node.drain or node.base == "DOWN" or "FAIL" in node.state
+        if held and not node.planned and not is_ours(node.reason):
+            found.append(_finding(picture.cluster, node, now))
+    return found
+
+
+def _finding(cluster: str, node: SlurmNode, now: datetime) -> Finding:
+    kind = slurm_kind(node.reason) or ("not-responding" if not node.reason and not node.drain else None)
+    at = node.reason_at or now
+    if kind is None:
+        fault, text = "person-drain", f"Drained by {node.reason_user or 'a person'}: {node.reason}"
+    else:
+        fault, text = f"slurm-drain:{kind}", f"Slurm itself took it out: {node.reason or 'not responding'}"
+    where = Component(cluster=cluster, node=node.name)
+    # Not the moment: Slurm moves it when it appends to a reason. A new reason is new evidence.
+    identity = f"drain|{cluster}|{node.name}|{node.reason}|{node.reason_at}"
+    evidence = Evidence(
+        digest=sha256(identity.encode()).hexdigest(),
+        at=at,
+        component=where,
+        text=f"{'+'.join(node.state)}: {node.reason}",
+    )
+    return Finding(
+        rule="",
+        fault=fault,
+        fault_class=FaultClass.informational,
+        component=where,
+        at=at,
+        arrived_at=now,
+        text=text,
+        confidence=1.0,
+        evidence=(evidence,),
+    )

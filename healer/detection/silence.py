@@ -1,0 +1,118 @@
+"""Silence: a sender that kept its own cadence and stopped. Slurm is asked before anyone is blamed."""
+
+from collections import defaultdict
+from datetime import datetime
+from hashlib import sha256
+
+from healer.model import Component, Evidence, FaultClass, Finding, SlurmNode
+from healer.observations import Picture
+from healer.observations.picture import SILENCE_AFTER
+
+#: So many silent nodes under one switch, and at least half of its senders, mean the switch.
+SWITCH_NODES = 3
+#: This share of all senders silent at once means that we ourselves do not hear (and at least three).
+FLEET_SHARE = 0.5
+
+
+def findings(picture: Picture, now: datetime) -> list[Finding]:
+    """One finding per silent node, or one for what they share. Empty until we have listened long enough."""
+    if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
+        return []
+    senders = {node.name: node.silent_since(now) for node in picture.senders()}
+    silent = {name: since for name, since in senders.items() if since is not None}
+    silent = {name: since for name, since in silent.items() if _expected(picture.slurm.nodes.get(name))}
+    if not silent:
+        return []
+    if len(silent) >= max(3, FLEET_SHARE * len(senders)) and _slurm_disagrees(picture, silent):
+        return [_fleet(picture, silent, len(senders), now)]
+    found = []
+    for switch, nodes in _by_switch(picture, silent).items():
+        under = sum(1 for name in senders if picture.slurm.nodes[name].switch == switch)
+        if len(nodes) >= SWITCH_NODES and len(nodes) * 2 >= under:
+            found.append(_switch(picture, switch, {name: silent.pop(name) for name in nodes}, now))
+    found.extend(_node(picture, name, since, now) for name, since in sorted(silent.items()))
+    return found
+
+
+def _expected(node: SlurmNode | None) -> bool:
+    """Whether anybody expects the node to speak: known to Slurm and not out by plan."""
+    return node is not None and not node.planned
+
+
+def _slurm_disagrees(picture: Picture, silent: dict[str, datetime]) -> bool:
+    """Slurm still hears most of them: then it is our way of hearing that broke."""
+    assert picture.slurm is not None
+    heard = sum(1 for name in silent if picture.slurm.nodes[name].responding)
+    return heard * 2 > len(silent)
+
+
+def _by_switch(picture: Picture, silent: dict[str, datetime]) -> dict[str, list[str]]:
+    assert picture.slurm is not None
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(silent):
+        if switch := picture.slurm.nodes[name].switch:
+            groups[switch].append(name)
+    return dict(groups)
+
+
+def _evidence(cluster: str, node: str, since: datetime, text: str) -> Evidence:
+    digest = sha256(f"silence|{cluster}|{node}|{since.isoformat()}".encode()).hexdigest()
+    return Evidence(digest=digest, at=since, component=Component(cluster=cluster, node=node), text=text)
+
+
+def _node(picture: Picture, name: str, since: datetime, now: datetime) -> Finding:
+    assert picture.slurm is not None
+    shown = picture.slurm.nodes[name]
+    agrees = not shown.responding
+    state = "+".join(shown.state)
+    text = (
+        f"No signal since {since:%H:%M:%S} UTC, and Slurm does not reach it either ({state})"
+        if agrees
+        else f"Its sender went silent at {since:%H:%M:%S} UTC; Slurm still reaches the node ({state})"
+    )
+    return Finding(
+        rule="",
+        fault="node-silent" if agrees else "sender-silent",
+        fault_class=FaultClass.fatal if agrees else FaultClass.informational,
+        component=Component(cluster=picture.cluster, node=name),
+        at=since,
+        arrived_at=now,
+        text=text,
+        confidence=0.95 if agrees else 0.5,
+        evidence=(_evidence(picture.cluster, name, since, text),),
+        unusable=agrees,
+    )
+
+
+def _switch(picture: Picture, switch: str, nodes: dict[str, datetime], now: datetime) -> Finding:
+    since = min(nodes.values())
+    text = f"{len(nodes)} nodes under switch {switch} went silent together"
+    return Finding(
+        rule="",
+        fault="switch-silent",
+        fault_class=FaultClass.degraded,
+        component=Component(cluster=picture.cluster, switch=switch),
+        at=since,
+        arrived_at=now,
+        text=text,
+        confidence=0.8,
+        evidence=tuple(_evidence(picture.cluster, n, at, f"{n} silent") for n, at in sorted(nodes.items())),
+        affected=tuple(Component(cluster=picture.cluster, node=name) for name in sorted(nodes)),
+    )
+
+
+def _fleet(picture: Picture, silent: dict[str, datetime], senders: int, now: datetime) -> Finding:
+    since = min(silent.values())
+    text = f"{len(silent)} of {senders} senders went silent at once while Slurm still reaches the nodes"
+    first = min(silent, key=lambda name: (silent[name], name))
+    return Finding(
+        rule="",
+        fault="fleet-silent",
+        fault_class=FaultClass.informational,
+        component=Component(cluster=picture.cluster),
+        at=since,
+        arrived_at=now,
+        text=text,
+        confidence=0.9,
+        evidence=(_evidence(picture.cluster, first, silent[first], text),),
+    )

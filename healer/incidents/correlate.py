@@ -1,0 +1,288 @@
+"""Findings -> incidents: by node, by job, by what they share."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from healer.detection import rule_for
+from healer.incidents.identity import incident_id
+from healer.incidents.jobs import jobs_of
+from healer.model import (
+    EVIDENCE_KEPT,
+    REMEDY_LADDER,
+    Component,
+    FaultClass,
+    Finding,
+    Incident,
+    IncidentState,
+    Remedy,
+    Rule,
+    Ruleset,
+    Verdict,
+)
+from healer.observations import Picture
+
+#: A root explains teardown lines and application faults of its job this long before and after.
+JOB_WINDOW = timedelta(seconds=30)
+
+_HARDWARE = frozenset({FaultClass.fatal, FaultClass.degraded})
+_RANK = {
+    FaultClass.informational: 0,
+    FaultClass.unknown: 1,
+    FaultClass.application: 1,
+    FaultClass.degraded: 2,
+    FaultClass.fatal: 3,
+}
+
+
+class Correlator:
+    """One pass: the open incidents, changed by each finding in turn. `changed` holds what must be saved."""
+
+    def __init__(
+        self, rules: Ruleset, incidents: Sequence[Incident], picture: Picture, now: datetime
+    ) -> None:
+        self.rules, self.picture, self.now = rules, picture, now
+        self.by_id = {one.id: one for one in incidents}
+        self.changed: dict[str, Incident] = {}
+        self.placed: list[tuple[str, Finding]] = []
+
+    def put(self, incident: Incident) -> None:
+        self.by_id[incident.id] = incident
+        self.changed[incident.id] = incident
+
+    def take(self, finding: Finding) -> None:
+        if finding.teardown or finding.fault_class is FaultClass.application:
+            if root := self._root_in_job(finding):
+                self._count(root, finding)
+                return
+            if finding.teardown:
+                self.picture.teardowns.append(finding)
+                return
+        if known := self._same_cause(finding):
+            self._join(known, finding)
+            return
+        self._open(finding)
+
+    # --- finding its incident ---------------------------------------------------------------------------
+
+    def _open_incidents(self) -> list[Incident]:
+        return [one for one in self.by_id.values() if one.is_open]
+
+    def _root_in_job(self, finding: Finding) -> Incident | None:
+        """An open hardware incident in a job that the finding is about, near in time."""
+        jobs = self._jobs(finding)
+        for one in self._open_incidents():
+            if one.fault_class not in _HARDWARE or abs(finding.at - one.opened) > JOB_WINDOW:
+                continue
+            if jobs & set(one.jobs_hit) or (one.root.node and one.root.node == finding.component.node):
+                return one
+        return None
+
+    def _jobs(self, finding: Finding) -> set[str]:
+        if finding.jobs:
+            return set(finding.jobs)
+        hit, certain = jobs_of(self.picture.slurm, finding.component)
+        return {job.id for job in hit} if certain else set()
+
+    def _same_cause(self, finding: Finding) -> Incident | None:
+        where = finding.component
+        for one in self._open_incidents():
+            if one.fault == finding.fault and one.rule == finding.rule and one.root == where:
+                return one
+            hardware = finding.fault_class in _HARDWARE and one.fault_class in _HARDWARE
+            if hardware and where.node and one.root.node == where.node:
+                # Worse news about the node is a new incident under the rule that may act on it; it takes
+                # the milder one in. Anything else belongs to what is already known of the node.
+                if _RANK[finding.fault_class] <= _RANK[one.fault_class]:
+                    return one
+            elif one.rule == finding.rule and self._same_place(one, finding):
+                return one
+        return None
+
+    def _same_place(self, one: Incident, finding: Finding) -> bool:
+        where = finding.component
+        if finding.fault_class is FaultClass.application:
+            jobs = self._jobs(finding)
+            if jobs & set(one.jobs_hit):
+                return True
+        if where.node:
+            return one.root.node == where.node
+        return one.root == where
+
+    # --- changing incidents --------------------------------------------------------------------------------
+
+    def _count(self, incident: Incident, finding: Finding) -> None:
+        counted = dict(incident.counted)
+        counted[finding.fault] = counted.get(finding.fault, 0) + 1
+        affected = _with(incident.affected, finding.component, incident.root)
+        self.put(msgspec.structs.replace(incident, counted=counted, affected=affected, updated=self.now))
+
+    def _join(self, incident: Incident, finding: Finding) -> None:
+        known = {one.digest for one in incident.evidence}
+        fresh = tuple(one for one in finding.evidence if one.digest not in known)
+        if not fresh:
+            return
+        rule = self._rule(finding)
+        remedy = _higher(incident.remedy, self._remedy(rule, finding))
+        self.put(
+            msgspec.structs.replace(
+                incident,
+                evidence=(*incident.evidence, *fresh)[:EVIDENCE_KEPT],
+                evidence_count=incident.evidence_count + len(fresh),
+                affected=_with(incident.affected, finding.component, incident.root),
+                unusable=incident.unusable or finding.unusable,
+                remedy=remedy,
+                jobs_hit=self._more_jobs(incident, finding),
+                updated=self.now,
+            )
+        )
+        self.placed.append((incident.id, finding))
+
+    def _more_jobs(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
+        if incident.jobs_hit_final or finding.fault_class not in _HARDWARE:
+            return incident.jobs_hit
+        return tuple(sorted({*incident.jobs_hit, *self._jobs(finding)}))
+
+    def _open(self, finding: Finding) -> None:
+        rule = self._rule(finding)
+        where = finding.component
+        shown = self.picture.slurm.nodes.get(where.node or "") if self.picture.slurm else None
+        out = shown is not None and not shown.in_service
+        foreign = shown is not None and (shown.drain or shown.base == "DOWN") and bool(shown.reason)
+        foreign = foreign and not shown.reason.startswith("healer:") if shown else False
+        settle_s = self.rules.settle_s if finding.fault_class is FaultClass.fatal else 0.0
+        incident = Incident(
+            id=incident_id(self.picture.cluster, rule.name, where, finding.evidence[0].digest),
+            cluster=self.picture.cluster,
+            rule=rule.name,
+            fault=finding.fault,
+            fault_class=finding.fault_class,
+            title=finding.text,
+            root=where,
+            opened=self.now,
+            updated=self.now,
+            settle_until=self.now + timedelta(seconds=settle_s),
+            severity=rule.severity,
+            cause=rule.cause,
+            affected=finding.affected,
+            nodes=_verdicts(finding),
+            remedy=self._remedy(rule, finding),
+            jobs_hit=tuple(sorted(self._jobs(finding) or self._named(finding))),
+            evidence=finding.evidence[:EVIDENCE_KEPT],
+            evidence_count=len(finding.evidence),
+            unusable=finding.unusable,
+            node_was_out=out,
+            owner=(shown.reason_user or "unknown") if shown and foreign else None,
+            owner_since=shown.reason_at if shown and foreign else None,
+        )
+        if incident.id in self.by_id:  # the same evidence opened it before, and it is over
+            return
+        self.put(incident)
+        self.placed.append((incident.id, finding))
+        if finding.fault_class in _HARDWARE:
+            self._absorb(incident)
+
+    def _named(self, finding: Finding) -> set[str]:
+        return set(finding.jobs) | ({finding.component.job} if finding.component.job else set())
+
+    def _absorb(self, root: Incident) -> None:
+        """What the new root explains: waiting teardowns of its job, milder incidents of the node or the job."""
+        kept = []
+        for waiting in self.picture.teardowns:
+            if self.now - waiting.arrived_at > JOB_WINDOW:
+                continue
+            if self._explains(root, self._jobs(waiting), waiting.component.node):
+                self._count(self.by_id[root.id], waiting)
+            else:
+                kept.append(waiting)
+        self.picture.teardowns.clear()
+        self.picture.teardowns.extend(kept)
+        for other in self._open_incidents():
+            if other.id == root.id or other.run is not None:
+                continue
+            same_node = other.root.node is not None and other.root.node == root.root.node
+            milder = other.fault_class is FaultClass.degraded and same_node
+            sympathetic = (
+                other.fault_class is FaultClass.application
+                and root.opened - other.opened <= JOB_WINDOW
+                and self._explains(root, set(other.jobs_hit), other.root.node)
+            )
+            if (milder and root.fault_class is FaultClass.fatal) or sympathetic:
+                self.put(
+                    msgspec.structs.replace(
+                        other,
+                        state=IncidentState.resolved,
+                        merged_into=root.id,
+                        closed=self.now,
+                        updated=self.now,
+                        closed_why=f"explained by {root.short_id}: {root.title}",
+                    )
+                )
+
+    def _explains(self, root: Incident, jobs: set[str], node: str | None) -> bool:
+        return bool(jobs & set(root.jobs_hit)) or (node is not None and node == root.root.node)
+
+    def _rule(self, finding: Finding) -> Rule:
+        rule = next((one for one in self.rules.rules if one.name == finding.rule), None)
+        rule = rule or rule_for(self.rules, finding.fault, finding.fault_class)
+        if rule is None:
+            raise LookupError(f"no rule takes the fault {finding.fault} ({finding.fault_class})")
+        return rule
+
+    def _remedy(self, rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
+        """The driver's own ask first, then the rule's, else the catalogue's remedy for the code."""
+        asked = {
+            "reset": Remedy.drain_then_reset,
+            "drain_and_reset": Remedy.drain_then_reset,
+            "reboot": Remedy.reboot_node,
+        }.get(finding.asked or "")
+        beside = tuple(one for one in rule.remedy if one not in REMEDY_LADDER)
+        if asked is not None:
+            return (asked, *beside)
+        ladder = tuple(one for one in rule.remedy if one in REMEDY_LADDER)
+        kind, _, code = finding.fault.partition("-")
+        catalogue = self.rules.xids if kind == "xid" else self.rules.sxids if kind == "sxid" else {}
+        entry = catalogue.get(int(code)) if code.isdigit() else None
+        if entry is not None and entry.remedy is not Remedy.none and not ladder:
+            ladder = (entry.remedy,)
+        return (*ladder, *beside)
+
+
+def correlate(
+    rules: Ruleset,
+    incidents: Sequence[Incident],
+    findings: Sequence[Finding],
+    picture: Picture,
+    now: datetime,
+) -> Correlator:
+    """Puts each finding where it belongs. Roots first, so that what they explain finds them."""
+    work = Correlator(rules, incidents, picture, now)
+    for finding in sorted(findings, key=lambda one: (-_RANK[one.fault_class], one.teardown)):
+        work.take(finding)
+    return work
+
+
+def _verdicts(finding: Finding) -> dict[str, Verdict]:
+    where = finding.component
+    verdict = {
+        FaultClass.fatal: Verdict.isolate,
+        FaultClass.degraded: Verdict.suspect,
+        FaultClass.unknown: Verdict.watch,
+    }.get(finding.fault_class)
+    named = {where.node} | {one.node for one in finding.affected}
+    return {name: verdict for name in sorted(n for n in named if n) if verdict is not None}
+
+
+def _with(affected: tuple[Component, ...], one: Component, root: Component) -> tuple[Component, ...]:
+    if one == root or one in affected or len(affected) >= 1000:
+        return affected
+    return (*affected, one)
+
+
+def _higher(known: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+    """The higher rung of the two ladders, and all that stands beside it."""
+    rungs = [one for one in (*known, *new) if one in REMEDY_LADDER]
+    top = max(rungs, key=REMEDY_LADDER.index, default=None)
+    beside = tuple(dict.fromkeys(one for one in (*known, *new) if one not in REMEDY_LADDER))
+    return ((top,) if top else ()) + beside

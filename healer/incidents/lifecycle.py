@@ -1,0 +1,133 @@
+"""How an incident lives on after it opened: people's words, runs' news, and its end."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from healer.model import (
+    Command,
+    CommandKind,
+    FaultClass,
+    GateFacts,
+    Incident,
+    IncidentState,
+    Review,
+    Run,
+    RunState,
+    Ruleset,
+    Veto,
+    Verdict,
+)
+from healer.observations import Picture
+
+#: Incidents that nobody acts on end by themselves after this long without new evidence.
+QUIET = {
+    FaultClass.application: timedelta(minutes=10),
+    FaultClass.unknown: timedelta(hours=24),
+    FaultClass.degraded: timedelta(hours=24),
+    FaultClass.informational: timedelta(minutes=10),
+}
+PROBATION = timedelta(hours=24)
+
+
+def apply_command(incident: Incident, command: Command) -> Incident:
+    """The incident after one command. Unknown words in its data are ignored, missing ones are errors."""
+    data, at = command.data, command.at
+    change: dict[str, object] = {"updated": at}
+    match command.kind:
+        case CommandKind.acknowledge:
+            change["acknowledged_by"] = command.by
+        case CommandKind.resolve:
+            change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
+            change["closed_why"] = f"resolved by {command.by}: {command.reason}"
+        case CommandKind.reopen:
+            change |= {"state": IncidentState.open, "closed": None, "closed_why": None, "decision_key": ""}
+        case CommandKind.review:
+            change |= {"review": Review(data["review"]), "review_cause": data.get("cause") or None}
+        case CommandKind.merge:
+            change |= {"state": IncidentState.resolved, "closed": at, "merged_into": str(data["into"])}
+            change["closed_why"] = f"merged by {command.by}: {command.reason}"
+        case CommandKind.jobs_hit:
+            change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
+            change["drained_at"] = at
+        case CommandKind.run_changed:
+            change |= _run_changed(incident, data)
+        case CommandKind.node_returned:
+            change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
+            change["closed_why"] = f"returned to service by {command.by}: {command.reason}"
+            change["probation_until"] = at + PROBATION
+            change["nodes"] = {name: Verdict.watch for name in incident.nodes}
+            change["known_bad_in_service"] = False
+        case CommandKind.split:
+            raise ValueError("split is applied where the new incident is made")
+    return msgspec.structs.replace(incident, **change)
+
+
+def _run_changed(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
+    if not incident.is_open:
+        return {}
+    state = RunState(str(data["state"]))
+    returning = data.get("playbook") == "resume"
+    if state is RunState.running:
+        return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
+    if state in {RunState.cancelled, RunState.rejected} and incident.run == data.get("run"):
+        return {"run": None, "state": IncidentState.open}
+    return {}
+
+
+def find_vetoes(
+    incidents: Mapping[str, Incident], facts: GateFacts, runs: list[Run], rules: Ruleset, now: datetime
+) -> list[tuple[Incident | None, Veto]]:
+    """Nodes that we hold a slot for and that a person has resumed: a veto for a day (law 5)."""
+    if facts.snapshot is None:
+        return []
+    at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
+    found = []
+    for slot in facts.slots:
+        node = facts.snapshot.nodes.get(slot.node)
+        incident = incidents.get(slot.incident or "")
+        drained_at = incident.drained_at if incident else None
+        if node is None or node.drain or slot.node in at_work or drained_at is None:
+            continue
+        if facts.snapshot.taken_at <= drained_at:
+            continue
+        until = now + timedelta(hours=rules.guards.veto_h)
+        found.append((incident, Veto(node=slot.node, by="a person, in Slurm", at=now, until=until)))
+    return found
+
+
+def close_what_is_over(incident: Incident, picture: Picture, now: datetime) -> Incident:
+    """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run."""
+    if not incident.is_open or incident.run is not None:
+        return incident
+    why = _over(incident, picture, now)
+    if why is None:
+        return incident
+    return msgspec.structs.replace(
+        incident, state=IncidentState.resolved, closed=now, updated=now, closed_why=why, held_by=None
+    )
+
+
+def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
+    node = incident.root.node
+    shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
+    if incident.fault.startswith(("person-drain", "slurm-drain")):
+        if shown is not None and not shown.drain and shown.responding:
+            return "the drain was lifted in Slurm"
+        if shown is not None and shown.reason.startswith("healer:"):
+            return "healer drained the node"
+        return None
+    if incident.fault in {"node-silent", "sender-silent"} and node:
+        if picture.node(node).silent_since(now) is None and (shown is None or shown.responding):
+            return "the node speaks again"
+        return None
+    if incident.fault in {"switch-silent", "fleet-silent"}:
+        names = [one.node for one in incident.affected if one.node] or [n.name for n in picture.senders()]
+        if all(picture.node(name).silent_since(now) is None for name in names):
+            return "the nodes speak again"
+        return None
+    quiet = QUIET.get(incident.fault_class)
+    if quiet is not None and now - incident.updated > quiet:
+        return f"nothing new for {int(quiet.total_seconds() // 60)} min"
+    return None

@@ -1,0 +1,39 @@
+"""Which GPU a PCI address is: the index that Slurm and nvidia-smi use."""
+
+from collections.abc import Mapping, Sequence
+
+
+class GpuMap:
+    """PCI address -> index on one node, learned from what the node tells.
+
+    Three sources, the strongest first: an inventory the node sends with its heartbeat; the site's topology
+    file, by GPU model; the complete set of identity lines of one boot, in PCI order (the order in which
+    nvidia-smi and Slurm's autodetection count). An incomplete set says nothing: a wrong index would requeue
+    the wrong job.
+    """
+
+    def __init__(self) -> None:
+        self._inventory: dict[str, int] = {}
+        self._seen: dict[str, str] = {}
+        self._boot: str | None = None
+
+    def inventory(self, gpus: Sequence[Mapping[str, object]]) -> None:
+        """What the node itself listed: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`."""
+        told = {str(gpu["pci"]): gpu["index"] for gpu in gpus if gpu.get("pci") is not None}
+        self._inventory = {pci: index for pci, index in told.items() if isinstance(index, int)}
+
+    def identity(self, pci: str, uuid: str, boot_id: str | None) -> None:
+        """One `NVRM: GPU at PCI:…` line, printed once per GPU and boot."""
+        if boot_id != self._boot:
+            self._seen, self._boot = {}, boot_id
+        self._seen[pci] = uuid
+
+    def index(self, pci: str, *, expected: int, from_topology: Sequence[str] = ()) -> int | None:
+        """Index of the GPU at `pci`, None when it is not known. `expected`: GPUs that Slurm configures."""
+        if pci in self._inventory:
+            return self._inventory[pci]
+        if pci in from_topology:
+            return list(from_topology).index(pci)
+        if expected > 0 and len(self._seen) == expected and pci in self._seen:
+            return sorted(self._seen).index(pci)
+        return None

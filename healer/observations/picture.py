@@ -1,0 +1,142 @@
+"""The picture of now. State owned by its caller; the same input gives the same picture."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from statistics import median
+
+import msgspec
+
+from healer.model import Finding, Observation, ObservationKind, SlurmSnapshot, Topology
+from healer.observations.gpus import GpuMap
+
+#: A line of an unknown boot that is older than this on arrival is history (product.md, "Hear").
+UNKNOWN_BOOT_MAX_AGE = timedelta(hours=1)
+#: A sender is silent after three missed of its own cadence, and never before this.
+SILENCE_AFTER = timedelta(seconds=30)
+#: Beats needed before a sender has a cadence that it could fail to keep.
+BEATS_FOR_CADENCE = 3
+
+
+@dataclass
+class NodePicture:
+    """What is known of one node. `cleared_at`: a resume, reset or repair; older lines are history."""
+
+    name: str
+    boot_id: str | None = None
+    boot_heard_at: datetime | None = None
+    old_boots: set[str] = field(default_factory=set)
+    cleared_at: datetime | None = None
+    beats: deque[datetime] = field(default_factory=lambda: deque(maxlen=9))
+    gpus: GpuMap = field(default_factory=GpuMap)
+
+    def beat(self, at: datetime) -> None:
+        if not self.beats or at > self.beats[-1]:
+            self.beats.append(at)
+
+    def silent_since(self, now: datetime) -> datetime | None:
+        """When the next beat was due, if three are missing now; None for a sender that never kept a cadence."""
+        if len(self.beats) < BEATS_FOR_CADENCE:
+            return None
+        beats = list(self.beats)
+        cadence_s = median((b - a).total_seconds() for a, b in zip(beats, beats[1:], strict=False))
+        missed = max(SILENCE_AFTER, timedelta(seconds=3 * cadence_s))
+        return beats[-1] if now - beats[-1] > missed else None
+
+    def is_history(self, seen: Observation) -> bool:
+        """Whether a line speaks of a time that is over: an earlier boot, or before a repair."""
+        if self.cleared_at is not None and seen.event_at <= self.cleared_at:
+            return True
+        if seen.boot_id is None:
+            return seen.arrived_at - seen.event_at > UNKNOWN_BOOT_MAX_AGE
+        if self.boot_id is None or seen.boot_id == self.boot_id:
+            return False
+        if seen.boot_id in self.old_boots:
+            return True
+        # A boot never heard of: newer than the known one unless the line is older than the known one's last word.
+        return self.boot_heard_at is not None and seen.event_at < self.boot_heard_at
+
+    def heard_boot(self, boot_id: str, at: datetime) -> None:
+        if self.boot_id is not None and boot_id != self.boot_id:
+            if boot_id in self.old_boots:
+                return
+            self.old_boots.add(self.boot_id)
+        self.boot_id, self.boot_heard_at = boot_id, at
+
+
+class Picture:
+    """The fleet of one cluster as healer knows it now."""
+
+    def __init__(self, cluster: str, *, watching_since: datetime) -> None:
+        self.cluster = cluster
+        #: No silence is judged before the detector itself has listened long enough.
+        self.watching_since = watching_since
+        self.slurm: SlurmSnapshot | None = None
+        self.nodes: dict[str, NodePicture] = {}
+        #: Teardown findings of the last half minute, which a root may still explain.
+        self.teardowns: deque[Finding] = deque(maxlen=100_000)
+
+    def node(self, name: str) -> NodePicture:
+        return self.nodes.setdefault(name, NodePicture(name))
+
+    def show(self, snapshot: SlurmSnapshot) -> None:
+        """Takes in what Slurm shows. A recording's snapshot may also know boot ids."""
+        if self.slurm is not None and snapshot.taken_at < self.slurm.taken_at:
+            return
+        self.slurm = snapshot
+        for node in snapshot.nodes.values():
+            if node.boot_id:
+                self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at)
+
+    def update(
+        self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False
+    ) -> list[Observation]:
+        """Takes in a batch; returns those that speak of now, with the GPU's index filled in where known.
+
+        `rebuild`: the batch was walked before (a restart): it only refreshes what is known.
+        """
+        live = []
+        for seen in sorted(batch, key=lambda one: (one.arrived_at, one.event_at, one.digest)):
+            name = seen.component.node
+            if name is None or seen.kind is ObservationKind.command:
+                continue
+            node = self.node(name)
+            if seen.kind is ObservationKind.heartbeat:
+                self._heartbeat(node, seen)
+            elif seen.kind is ObservationKind.gpu_identity:
+                if not node.is_history(seen) and seen.component.pci:
+                    node.gpus.identity(seen.component.pci, str(seen.data.get("uuid", "")), seen.boot_id)
+            elif not node.is_history(seen) and not rebuild:
+                live.append(self._placed(node, seen, topology))
+        return live
+
+    def clear(self, node: str, at: datetime) -> None:
+        """The node was repaired, reset or returned at `at`: what it said before is history."""
+        known = self.node(node)
+        known.cleared_at = at if known.cleared_at is None else max(at, known.cleared_at)
+
+    def senders(self) -> Iterable[NodePicture]:
+        return (node for node in self.nodes.values() if len(node.beats) >= BEATS_FOR_CADENCE)
+
+    def _heartbeat(self, node: NodePicture, seen: Observation) -> None:
+        node.beat(seen.arrived_at)
+        if seen.boot_id:
+            node.heard_boot(seen.boot_id, seen.event_at)
+        inventory = seen.data.get("gpus")
+        if isinstance(inventory, list):
+            node.gpus.inventory(inventory)
+
+    def _placed(self, node: NodePicture, seen: Observation, topology: Topology) -> Observation:
+        where = seen.component
+        if where.gpu is not None or where.pci is None:
+            return seen
+        shown = self.slurm.nodes.get(node.name) if self.slurm else None
+        index = node.gpus.index(
+            where.pci,
+            expected=shown.gpus if shown else 0,
+            from_topology=topology.gpu_pci.get(shown.gpu_model, ()) if shown else (),
+        )
+        if index is None:
+            return seen
+        return msgspec.structs.replace(seen, component=msgspec.structs.replace(where, gpu=index))

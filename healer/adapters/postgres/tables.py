@@ -17,7 +17,7 @@ def _serial() -> sa.Column:
     return sa.Column("id", sa.BigInteger, sa.Identity(), primary_key=True)
 
 
-# Signals as accepted. `consumed_at` is set by the walk in its own transaction; what is left to walk is found by
+# Signals as accepted. `consumed_at` is set by the walk in its own transaction; what is left is found by
 # the partial index, never by "id greater than the last" (rows commit out of order).
 inbox = sa.Table(
     "inbox",
@@ -299,6 +299,13 @@ audit_records = sa.Table(
     sa.Column("subject", sa.Text, nullable=False),
     sa.Column("data", JSONB, nullable=False),
     sa.Index("audit_records_subject", "subject", "id"),
+)
+
+# What the sealer has not chained yet, so that asking costs nothing. A trigger on audit_records fills it.
+audit_unsealed = sa.Table(
+    "audit_unsealed",
+    metadata,
+    sa.Column("record", sa.BigInteger, primary_key=True, autoincrement=False),
 )
 
 audit_chain = sa.Table(

@@ -1,0 +1,122 @@
+"""The key that signs the audit's checkpoints, and the file they also go to. Both lie in the data directory.
+
+`audit-key` is the private half (0600), made once. `audit-keys.pub` lists every public key that ever signed
+here, one per line, so that a lost and newly made key does not turn old checkpoints into strangers'.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from healer.audit import checkpoint_line, read_checkpoints
+from healer.model import Checkpoint
+
+KEY_FILE = "audit-key"
+PUBLIC_FILE = "audit-keys.pub"
+CHECKPOINT_FILE = "audit-checkpoints.jsonl"
+
+
+class KeyUnreadable(Exception):
+    """The signing key is there but cannot be used. Never replaced silently; the text says what to do."""
+
+
+class Ed25519Signer:
+    """`healer.audit.Signer` over a key in memory."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self.key = private.public_key().public_bytes_raw().hex()
+
+    def sign(self, data: bytes) -> bytes:
+        return self._private.sign(data)
+
+
+def load_signer(data_dir: Path) -> Ed25519Signer:
+    """The key of this data directory, made at the first call. Raises KeyUnreadable."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    path = data_dir / KEY_FILE
+    if not path.exists():
+        _create(path)
+    signer = Ed25519Signer(_read(path))
+    if signer.key not in trusted_keys(data_dir):
+        _append(data_dir / PUBLIC_FILE, f"{signer.key}\n".encode(), mode=0o644)
+    return signer
+
+
+def trusted_keys(data_dir: Path) -> frozenset[str]:
+    """The public keys that may sign, or an empty set when this directory has never had a key."""
+    path = data_dir / PUBLIC_FILE
+    return frozenset(path.read_text().split()) if path.exists() else frozenset()
+
+
+def append_checkpoints(path: Path, checkpoints: Iterable[Checkpoint]) -> None:
+    """Adds them to the file and returns when they are on the disk."""
+    data = b"".join(checkpoint_line(item) for item in checkpoints)
+    if not data:
+        return
+    # A crash may have left half a line: it must not swallow the next one.
+    if path.exists() and not _ends_with_newline(path):
+        data = b"\n" + data
+    _append(path, data, mode=0o640)
+
+
+def load_checkpoints(path: Path) -> list[Checkpoint]:
+    """What the file holds; nothing when it does not exist. Raises healer.audit.ExportError on a bad line."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        return read_checkpoints(file)
+
+
+def _create(path: Path) -> None:
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            # A link fails where the name exists: of two processes that start together one key wins.
+            os.link(fresh, path)
+        except FileExistsError:
+            return
+    finally:
+        fresh.unlink()
+
+
+def _read(path: Path) -> Ed25519PrivateKey:
+    hint = "put the key back from a backup, or move it away to have a new one made"
+    try:
+        private = load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise KeyUnreadable(f"the audit's signing key {path} cannot be read ({error}): {hint}") from None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise KeyUnreadable(f"the audit's signing key {path} is not an Ed25519 key: {hint}")
+    return private
+
+
+def _append(path: Path, data: bytes, *, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    with os.fdopen(descriptor, "ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -1,0 +1,262 @@
+"""Reads a chain from its first link to its last and names every place where it does not hold.
+
+Works on anything that gives `Link`s by cluster and seq: database rows and export lines alike. What it can
+find and what it cannot is written in docs/audit.md.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from hashlib import sha256
+from itertools import groupby
+from operator import attrgetter
+
+import msgspec
+
+from healer.audit.chain import Link, genesis, link, moment, record_bytes, signature_holds
+from healer.model import AuditRecord, Broken, Checkpoint
+
+#: Broken places named per cluster; after that only their number. Nobody reads more, and memory is bounded.
+NAMED_MAX = 1000
+#: Changed links that are compared pair by pair to find exchanged ones (200 pairs of pairs: 0.1 s).
+EXCHANGE_MAX = 200
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verification saw. `heads` and `signed`: seq by cluster, of the last link and of the newest
+    checkpoint that holds; `keys`: public keys of the checkpoints seen; `unsealed`: records that wait for the
+    sealer.
+    """
+
+    broken: list[Broken]
+    records: int = 0
+    heads: dict[str, int] = {}
+    signed: dict[str, int] = {}
+    keys: list[str] = []
+    unsealed: int = 0
+
+
+def verify(
+    links: Iterable[Link],
+    *,
+    checkpoints: Iterable[Checkpoint] = (),
+    unsealed: Iterable[AuditRecord] = (),
+    keys: Collection[str] | None = None,
+) -> list[Broken]:
+    """The broken places, by cluster and seq. `examine` says what the arguments are."""
+    return examine(links, checkpoints=checkpoints, unsealed=unsealed, keys=keys).broken
+
+
+def examine(
+    links: Iterable[Link],
+    *,
+    checkpoints: Iterable[Checkpoint] = (),
+    unsealed: Iterable[AuditRecord] = (),
+    keys: Collection[str] | None = None,
+) -> Report:
+    """Verifies all clusters in one pass.
+
+    `links` come by cluster, then by seq. `unsealed` are records that have no link and wait for none.
+    `keys` are the public keys that may sign; None takes any key, so that only damage is found, not forgery by
+    somebody who has made a new key.
+    """
+    signed = _by_cluster(checkpoints)
+    late: dict[str, list[AuditRecord]] = {}
+    for record in unsealed:
+        late.setdefault(record.cluster, []).append(record)
+    walks: dict[str, _Walk] = {}
+    for cluster, group in groupby(links, key=attrgetter("cluster")):
+        walk = walks.get(cluster) or walks.setdefault(cluster, _Walk(cluster, signed.get(cluster, []), keys))
+        walk.read(group)
+    for cluster in sorted(signed.keys() | late.keys()):
+        walks.setdefault(cluster, _Walk(cluster, signed.get(cluster, []), keys))
+    broken = [item for _, walk in sorted(walks.items()) for item in walk.finish(late.get(walk.cluster, []))]
+    return Report(
+        broken=broken,
+        records=sum(walk.count for walk in walks.values()),
+        heads={cluster: walk.seq for cluster, walk in sorted(walks.items())},
+        signed={cluster: walk.signed for cluster, walk in sorted(walks.items())},
+        keys=sorted({checkpoint.key for group in signed.values() for checkpoint in group}),
+    )
+
+
+def _by_cluster(checkpoints: Iterable[Checkpoint]) -> dict[str, list[Checkpoint]]:
+    groups: dict[str, list[Checkpoint]] = {}
+    for checkpoint in checkpoints:
+        groups.setdefault(checkpoint.cluster, []).append(checkpoint)
+    for group in groups.values():
+        group.sort(key=attrgetter("seq"))
+    return groups
+
+
+class _Walk:
+    """One cluster's chain while it is read."""
+
+    def __init__(self, cluster: str, checkpoints: list[Checkpoint], keys: Collection[str] | None) -> None:
+        self.cluster = cluster
+        self.keys = keys
+        self.count = 0
+        self.seq = 0  # of the last link in order
+        self.signed = 0
+        self.head: bytes | None = genesis(cluster)  # None after a gap: what stood there is not known
+        self.recomputed = self.head  # the head as its own record gives it
+        self.suspects: list[Link] = []
+        self.gaps: dict[int, int] = {}  # first missing seq -> last
+        self.found: dict[int, str] = {}
+        self.unnamed = 0
+        self.wanted: dict[int, list[Checkpoint]] = {}
+        self.newest: Checkpoint | None = None
+        for checkpoint in checkpoints:
+            self._add_checkpoint(checkpoint)
+
+    def _add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        when = f"the checkpoint of seq {checkpoint.seq}, {moment(checkpoint.at)},"
+        if self.keys is not None and checkpoint.key not in self.keys:
+            self._say(checkpoint.seq, f"{when} was signed by an unknown key {checkpoint.key}")
+        elif not signature_holds(checkpoint):
+            self._say(checkpoint.seq, f"{when} has a signature that does not fit: it was changed or forged")
+        else:
+            self.wanted.setdefault(checkpoint.seq, []).append(checkpoint)
+            self.newest = checkpoint
+
+    def _say(self, seq: int, what: str) -> None:
+        if seq in self.found:
+            self.found[seq] += f"; {what}"
+        elif len(self.found) < NAMED_MAX:
+            self.found[seq] = what
+        else:
+            self.unnamed += 1
+
+    def read(self, links: Iterable[Link]) -> None:
+        wanted = self.wanted
+        for at in links:
+            self.count += 1
+            record = at.record
+            # The way of a link that holds, kept short: an audit of years goes through here.
+            if at.seq == self.seq + 1 and record is not None and at.prev == self.head:
+                made = sha256(at.prev + at.seq.to_bytes(8, "big") + record_bytes(record)).digest()
+                if made == at.hash:
+                    self.seq = at.seq
+                    self.head = self.recomputed = made
+                    if at.seq in wanted:
+                        self._compare(at)
+                    continue
+            self._examine(at)
+            if at.seq in wanted:
+                self._compare(at)
+
+    def _examine(self, at: Link) -> None:
+        """A link that does not simply follow: finds out why, and goes on behind it."""
+        if at.seq <= self.seq:
+            self._out_of_place(at)
+            self._check_alone(at, None)
+            return
+        if at.seq > self.seq + 1:
+            self.gaps[self.seq + 1] = at.seq - 1
+            self.head = self.recomputed = None
+        self._check_alone(at, self.head)
+        self.seq, self.head = at.seq, at.hash
+        self.recomputed = link(at.prev, at.seq, at.record) if at.record else at.hash
+
+    def _check_alone(self, at: Link, head: bytes | None) -> None:
+        follows = head is None or at.prev in (head, self.recomputed)
+        if at.record is None:
+            self._say(at.seq, f"record {at.record_id} is gone: it was deleted after it was sealed")
+            return
+        holds = link(at.prev, at.seq, at.record) == at.hash
+        if holds and not follows:
+            self._say(at.seq, f"does not follow seq {at.seq - 1}: what stood there was replaced later")
+        elif not holds and not follows and head and link(head, at.seq, at.record) == at.hash:
+            self._say(at.seq, "its pointer to the record before it was changed after it was sealed")
+        elif not holds:
+            if len(self.suspects) < EXCHANGE_MAX:
+                self.suspects.append(at)
+            else:
+                self._say(at.seq, _changed(at))
+
+    def _out_of_place(self, at: Link) -> None:
+        for first, last in self.gaps.items():
+            if first <= at.seq <= last:
+                del self.gaps[first]
+                if first < at.seq:
+                    self.gaps[first] = at.seq - 1
+                if at.seq < last:
+                    self.gaps[at.seq + 1] = last
+                self._say(at.seq, f"stands out of its place, after seq {self.seq}: links were exchanged")
+                return
+        self._say(at.seq, "appears twice")
+
+    def _compare(self, at: Link) -> None:
+        """Holds the link against what was signed for its seq."""
+        for checkpoint in self.wanted.pop(at.seq):
+            if checkpoint.hash == at.hash.hex():
+                self.signed = max(self.signed, at.seq)
+            else:
+                self._say(
+                    at.seq,
+                    f"is not what was signed on {moment(checkpoint.at)}: the chain up to here was made anew",
+                )
+
+    def finish(self, late: list[AuditRecord]) -> Iterator[Broken]:
+        exchanged = _exchanged(self.suspects)
+        for at in self.suspects:
+            other = exchanged.get(at.seq)
+            # Links exchanged with their hashes no longer follow either: that is said once.
+            if other is not None:
+                for seq in (at.seq + 1, other + 1):
+                    if self.found.get(seq, "").startswith("does not follow"):
+                        del self.found[seq]
+            self._say(
+                at.seq,
+                _changed(at) if other is None else f"was exchanged with seq {other} after both were sealed",
+            )
+        for first, last in self.gaps.items():
+            self._say(first, "is missing" if first == last else f"up to seq {last} are missing")
+        if self.newest and self.newest.seq > self.seq:
+            signed = f"was signed on {moment(self.newest.at)}"
+            self._say(self.newest.seq, f"{signed}, but the chain ends at seq {self.seq}: its end is cut off")
+        for seq, what in sorted(self.found.items()):
+            yield Broken(cluster=self.cluster, seq=seq, what=f"seq {seq}{_joined(what)}")
+        if self.unnamed:
+            yield Broken(cluster=self.cluster, seq=self.seq, what=f"and {self.unnamed} more places")
+        for record in late:
+            what = f"record {record.id} of {moment(record.at)} ({record.verb} {record.subject})"
+            yield Broken(cluster=self.cluster, seq=0, what=f"{what} was never sealed and will not be")
+
+
+def _joined(what: str) -> str:
+    return f": {what}" if what.startswith(("the ", "record ", "its ")) else f" {what}"
+
+
+def _changed(at: Link) -> str:
+    return f"record {at.record_id}, or its hash, was changed after it was sealed"
+
+
+def _exchanged(suspects: list[Link]) -> dict[int, int]:
+    """Pairs of links whose hashes fit when records or places are put back: seq -> seq, both ways."""
+    pairs: dict[int, int] = {}
+    for index, one in enumerate(suspects):
+        for other in suspects[index + 1 :]:
+            if one.seq not in pairs and other.seq not in pairs and _fit_crosswise(one, other):
+                pairs[one.seq], pairs[other.seq] = other.seq, one.seq
+    return pairs
+
+
+def _fit_crosswise(one: Link, other: Link) -> bool:
+    return (_fits(one, other) and _fits(other, one)) or (
+        _sealed_at(one, other.seq) and _sealed_at(other, one.seq)
+    )
+
+
+def _fits(place: Link, donor: Link) -> bool:
+    """Whether the donor's record is what was sealed at this place, under its own id or the place's."""
+    record = donor.record
+    if record is None:
+        return False
+    ids = {donor.record_id, place.record_id}
+    return any(
+        link(place.prev, place.seq, msgspec.structs.replace(record, id=number)) == place.hash
+        for number in sorted(ids)
+    )
+
+
+def _sealed_at(at: Link, seq: int) -> bool:
+    return at.record is not None and link(at.prev, seq, at.record) == at.hash

@@ -1,0 +1,70 @@
+"""The identity of a fault event: the same event told twice, by whatever route, has the same digest.
+
+The best that the signal offers, in this order:
+
+1. boot id and the kernel's sequence number;
+2. boot id, the time stamp in the line, and the content (the line without its prefix);
+3. the event's time as the sender told it, and the content;
+4. the content and its arrival: the same content again within 10 minutes is the same event.
+
+Cluster and node always belong to it. Digests are SHA-256 in hex.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+#: Form 4: minutes in which the same content is the same event.
+ARRIVAL_WINDOW_MIN = 10
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """`digest` is stored. The event is also known already if one of `alternatives` is stored."""
+
+    digest: str
+    alternatives: tuple[str, ...] = ()
+
+
+def digest_of(*parts: object) -> str:
+    """One digest of a list of words. Each goes in with its length, so no two lists look alike."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        word = str(part).encode("utf-8", "surrogatepass")
+        hasher.update(b"%d:" % len(word))
+        hasher.update(word)
+    return hasher.hexdigest()
+
+
+def identify(
+    cluster: str,
+    node: str,
+    content: str,
+    *,
+    boot_id: str | None,
+    seq: int | None,
+    stamp: str | None,
+    event_at: datetime | None,
+    arrived_at: datetime,
+) -> Identity:
+    """The identity of one event. `event_at` is what the sender told, None when it told nothing.
+
+    Form 4 counts arrival in whole minutes: the digest is that of the minute of arrival, the alternatives
+    those of the ten minutes before. So the window is exact to a minute, and the store needs no other rule
+    than "unique".
+    """
+    where = (cluster, node)
+    if boot_id and seq is not None:
+        return Identity(digest_of("seq", *where, boot_id, seq))
+    if boot_id and stamp:
+        return Identity(digest_of("stamp", *where, boot_id, stamp, content))
+    if event_at is not None:
+        return Identity(digest_of("time", *where, f"{event_at.timestamp():.6f}", content))
+    minute = int(arrived_at.timestamp()) // 60
+    told = ("arrival", *where, stamp or "", content)
+    return Identity(digest_of(*told, minute), tuple(_earlier(told, minute)))
+
+
+def _earlier(told: tuple[str, ...], minute: int) -> Iterable[str]:
+    return (digest_of(*told, minute - back) for back in range(1, ARRIVAL_WINDOW_MIN + 1))

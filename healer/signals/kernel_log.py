@@ -1,0 +1,263 @@
+"""Kernel-log lines of the NVIDIA driver -> what they say. Pure: bytes, not meaning; no clock, no catalogue.
+
+The forms are those of the driver's own format strings (open GPU kernel modules 595.45) and of lines seen in
+the field; `docs/signals.md` lists them. What is not such a line, or was not said by the kernel, gives None.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from healer.model import ObservationKind
+from healer.signals.prefix import Prefix, split_prefix
+
+
+class ParsedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One recognised line.
+
+    `content` is the line without its prefix, `stamp` the time stamp in the prefix as it stands there,
+    `stamp_at` the moment it surely means (None when its zone is unknown and it matters), `seq` the kernel's
+    sequence number where the prefix has one. `pci` is in the form `0000:9b:00`. `data` holds what only this
+    kind has, see `Observation.data`; `follow_up` in it marks a line that belongs to another line's event.
+    """
+
+    kind: ObservationKind
+    content: str
+    text: str
+    code: int | None = None
+    pci: str | None = None
+    link: int | None = None
+    switch: str | None = None
+    stamp: str | None = None
+    stamp_at: datetime | None = None
+    #: The stamp as a date without zone: good for "surely long ago" alone.
+    stamp_local: datetime | None = None
+    seq: int | None = None
+    data: dict[str, Any] = {}
+
+    @property
+    def follow_up(self) -> bool:
+        return bool(self.data.get("follow_up"))
+
+
+_BDF = r"(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+
+_XID = re.compile(
+    rf"NVRM: Xid \((?:PCI:)?{_BDF}(?: GPU-I:(?P<gi>\d{{1,3}})(?: GPU-CI:(?P<ci>\d{{1,3}}))?)?\): "
+    r"(?P<code>\d{1,5})(?:,\s*(?P<body>.*))?$"
+)
+# A process name is at most 15 characters in the kernel, and it may hold commas, colons and brackets:
+# what matters in the text is therefore read from its end, where no user writes.
+_PROCESS = re.compile(r"pid=(?P<pid>\d+|'?<?unknown>?'?)(?:,\s*|$)(?:name=(?P<name>.{0,64}?)(?:,\s+|$))?")
+_CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,5})\.?\s*$")
+_ACTION = re.compile(
+    r"recovery action changed from (?:0x(?P<old>[0-9a-fA-F]+) )?\((?P<old_words>[^()]*)\)"
+    r" to (?:0x(?P<new>[0-9a-fA-F]+) )?\((?P<new_words>[^()]*)\)\.?\s*$"
+)
+_RESET_FLAGS = re.compile(r"RST: (Yes|No), D-RST: (Yes|No)\.?\s*$")
+_GPC = re.compile(r"\(GPC (\d+), TPC (\d+)(?:, SM (\d+))?\)")
+_XID74 = re.compile(r"on link (?P<link>\d+)\s*\((?P<registers>[0-9a-fA-Fx, ]+)\)\.?\s*$")
+_NVLINK5 = re.compile(
+    r"(?P<unit>[A-Za-z]\w*(?: \w+)?)\s+(?P<word>Fatal|Nonfatal)\s+(?P<cross>XC[01])\s+i(?P<instance>\d+)"
+    r"\s+Link\s+(?P<link>-?\d+)\s*\((?P<words>[0-9a-fA-Fx ]+)\)\s*$"
+)
+_NVLINK5_XIDS = range(144, 151)
+
+_SXID = re.compile(
+    rf"nvidia-nvswitch(?P<switch>\d{{1,3}}): SXid \(PCI:{_BDF}\): (?P<code>\d{{5}}),\s*(?P<text>.*)$"
+)
+_SXID_WORD = re.compile(r"(Fatal|Non-fatal|Nonfatal|Correctable)\b")
+_SXID_LINK = re.compile(r"\bLink (\d+)\b")
+_SXID_MORE = re.compile(r"Severity \d+ Engine instance |Data \{")
+
+_IDENTITY = re.compile(rf"NVRM: GPU at PCI:{_BDF}: (?P<uuid>GPU-[0-9a-fA-F-]{{36}})\s*$")
+_LOST = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BDF}:? (?:GPU )?has fallen off the bus\.?\s*$")
+
+# The loss of a GPU told over several lines. Alone, the line that says it is the event; with its
+# neighbours (`parse_batch`) it gets the address too.
+_LOST_FIRST = re.compile(rf"NVRM: The NVIDIA GPU {_BDF}(?: \(PCI ID: [0-9a-fA-F:]+\))?(?P<rest>.*)$")
+_LOST_MIDDLE = re.compile(
+    r"NVRM: (?:\(PCI ID: [0-9a-fA-F:]{9}\) )?installed in this system has\s*$"
+    r"|NVRM: (?:the )?NVIDIA [0-9.]+ driver release\.?\s*$"
+)
+_LOST_SAYS = re.compile(
+    r"NVRM: (?:.*)(?:fallen off the bus and is not responding to commands|is not supported by the\b)"
+)
+#: Lines that may stand between the first line of such a message and the one that says it.
+_LOST_REACH = 4
+
+
+def parse_line(line: str) -> ParsedLine | None:
+    """One line, with or without a prefix. None: not recognised. Never raises."""
+    prefix = split_prefix(line)
+    if prefix is None:
+        return None
+    content = prefix.content
+    if content.startswith("NVRM: Xid"):
+        return _xid(prefix)
+    if content.startswith("nvidia-nvswitch"):
+        return _sxid(prefix)
+    return _gpu_line(prefix)
+
+
+def parse_batch(lines: Sequence[str]) -> list[ParsedLine | None]:
+    """Lines of one node in order; one answer per line. Joins a GPU's loss that is told over three lines."""
+    parsed = [parse_line(line) for line in lines]
+    for index, one in enumerate(parsed):
+        if one is None or not one.data.get("opens_loss"):
+            continue
+        for later in range(index + 1, min(index + 1 + _LOST_REACH, len(parsed))):
+            other = parsed[later]
+            if other is None or other.kind is not ObservationKind.gpu_lost or other.pci:
+                continue
+            if not other.follow_up:
+                words = other.content.removeprefix("NVRM: ")
+                parsed[later] = msgspec.structs.replace(
+                    other, pci=one.pci, content=f"{one.content} {words}", stamp=one.stamp or other.stamp
+                )
+                break
+    return parsed
+
+
+def normal_pci(address: str) -> str | None:
+    """`00000000:9B:00.0` -> `0000:9b:00`; None when it is no PCI address."""
+    match = re.fullmatch(rf"(?:PCI:)?{_BDF}", address.strip())
+    return _pci(match["pci"]) if match else None
+
+
+def _pci(address: str) -> str:
+    domain, bus, device = address.lower().split(":")
+    return f"{int(domain, 16):04x}:{bus}:{device}"
+
+
+def _line(prefix: Prefix, kind: ObservationKind, **fields: Any) -> ParsedLine:
+    return ParsedLine(
+        kind=kind,
+        content=prefix.content,
+        stamp=prefix.stamp,
+        stamp_at=prefix.stamp_at,
+        stamp_local=prefix.stamp_local,
+        seq=prefix.seq,
+        **fields,
+    )
+
+
+def _xid(prefix: Prefix) -> ParsedLine | None:
+    match = _XID.match(prefix.content)
+    if match is None:
+        return None
+    code = int(match["code"])
+    data: dict[str, Any] = {}
+    if match["gi"]:
+        data["gpu_instance"] = int(match["gi"])
+    if match["ci"]:
+        data["compute_instance"] = int(match["ci"])
+    text = match["body"] or ""
+    process = _PROCESS.match(text)
+    if process:
+        text = text[process.end() :]
+        if process["pid"].isdigit():
+            data["pid"] = int(process["pid"])
+        if process["name"] and process["name"] != "<unknown>":
+            data["process"] = process["name"]
+    link = _xid_details(code, text, data)
+    return _line(
+        prefix,
+        ObservationKind.xid,
+        code=code,
+        pci=_pci(match["pci"]),
+        link=link,
+        text=text.strip(),
+        data=data,
+    )
+
+
+def _xid_details(code: int, text: str, data: dict[str, Any]) -> int | None:
+    """Adds what this Xid's text says to `data`; returns the NVLink number where the text names one."""
+    if code in _NVLINK5_XIDS:
+        return _nvlink5(text, data)
+    if code == 74 and (match := _XID74.search(text)):
+        data["registers"] = _numbers(match["registers"].replace(",", " "))
+        return int(match["link"])
+    if code == 45 and (match := _CAUSED_BY.search(text)):
+        data["caused_by"] = int(match[1])
+    elif code == 154 and (match := _ACTION.search(text)):
+        data["recovery_words"] = match["new_words"]
+        if match["new"]:
+            data["recovery_action"] = int(match["new"], 16)
+    elif code in (94, 95) and (match := _RESET_FLAGS.search(text)):
+        data["rst"], data["d_rst"] = match[1] == "Yes", match[2] == "Yes"
+    elif code == 13 and (match := _GPC.search(text)):
+        data["gpc"], data["tpc"] = int(match[1]), int(match[2])
+        if match[3]:
+            data["sm"] = int(match[3])
+    return None
+
+
+def _nvlink5(text: str, data: dict[str, Any]) -> int | None:
+    match = _NVLINK5.match(text)
+    if match is None:
+        return None
+    data["unit"] = match["unit"]
+    data["fatal_word"] = match["word"]
+    data["cross_contained"] = match["cross"] == "XC1"
+    data["words"] = _numbers(match["words"])
+    link = int(match["link"])
+    return link if link >= 0 else None
+
+
+def _numbers(text: str) -> list[int]:
+    """`0x0 0x10000` -> [0, 65536]; empty when a word is no number, or one no 32-bit register can hold."""
+    words = text.split()
+    if all(re.fullmatch(r"(?:0x)?[0-9a-fA-F]{1,8}", word) for word in words):
+        return [int(word, 16) for word in words]
+    return []
+
+
+def _sxid(prefix: Prefix) -> ParsedLine | None:
+    match = _SXID.match(prefix.content)
+    if match is None:
+        return None
+    text = match["text"].strip()
+    data: dict[str, Any] = {}
+    if _SXID_MORE.match(text):
+        data["follow_up"] = True
+    if word := _SXID_WORD.match(text):
+        data["fatal_word"] = word[1].replace("Nonfatal", "Non-fatal")
+    link = _SXID_LINK.search(text)
+    return _line(
+        prefix,
+        ObservationKind.sxid,
+        code=int(match["code"]),
+        pci=_pci(match["pci"]),
+        link=int(link[1]) if link else None,
+        switch=f"nvswitch{match['switch']}",
+        text=text,
+        data=data,
+    )
+
+
+def _gpu_line(prefix: Prefix) -> ParsedLine | None:
+    content = prefix.content
+    if match := _IDENTITY.match(content):
+        uuid = match["uuid"]
+        return _line(
+            prefix, ObservationKind.gpu_identity, pci=_pci(match["pci"]), text=uuid, data={"uuid": uuid}
+        )
+    text = content.removeprefix("NVRM: ").strip()
+    lost = ObservationKind.gpu_lost
+    if match := _LOST.match(content):
+        return _line(prefix, lost, pci=_pci(match["pci"]), text=text)
+    if match := _LOST_FIRST.match(content):
+        pci = _pci(match["pci"])
+        if _LOST_SAYS.match(content):
+            return _line(prefix, lost, pci=pci, text=text)
+        return _line(prefix, lost, pci=pci, text=text, data={"follow_up": True, "opens_loss": True})
+    if _LOST_SAYS.match(content):
+        return _line(prefix, lost, text=text)
+    if _LOST_MIDDLE.match(content):
+        return _line(prefix, lost, text=text, data={"follow_up": True})
+    return None

@@ -1,0 +1,109 @@
+"""What stands before the kernel's own words in a log line: dmesg, syslog, journald, /dev/kmsg.
+
+A line with the tag of another program is not a kernel line, whatever it says: anybody may run `logger`.
+(A person who sets the tag to `kernel` cannot be told apart in text; senders should read the kernel's own
+transport, `journalctl -k` or /dev/kmsg.)
+"""
+
+import re
+from datetime import UTC, datetime
+
+import msgspec
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    """`content` is the kernel's words; the rest is what the prefix tells, see `ParsedLine`."""
+
+    content: str
+    stamp: str | None = None
+    stamp_at: datetime | None = None
+    stamp_local: datetime | None = None
+    seq: int | None = None
+
+
+_START = re.compile(r"NVRM: |nvidia-nvswitch\d")
+# Control characters and lone surrogates: no log prints them, and PostgreSQL's JSON cannot hold all of them.
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+
+_MONO = r"\[\s*(?P<mono>\d{1,10}\.\d{1,9})\]"
+_CALLER = r"(?:\[\s*[TC]\d+\])?"  # CONFIG_PRINTK_CALLER
+_ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
+_MONTH_DAY = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}\d{1,2}"
+_BSD = rf"(?P<bsd>{_MONTH_DAY} \d\d:\d\d:\d\d(?:\.\d{{1,9}})?)"
+_DAY = rf"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<day>{_MONTH_DAY} \d\d:\d\d:\d\d \d{{4}})\]"
+_HOST = r"[\w.:-]*[\w.-]"
+_PRI = r"(?:<(?P<pri>\d{1,3})>)?"
+# rsyslog keeps the kernel's own stamp after the tag, journald takes it away.
+_AFTER_TAG = rf"(?:{_MONO}{_CALLER}\s*)?"
+
+#: The forms, most frequent first. A prefix has to fit one of them whole.
+_FORMS = tuple(
+    re.compile(form)
+    for form in (
+        rf"{_PRI}(?:kern\s*:\w+\s*:\s*)?{_MONO}{_CALLER}\s+",  # dmesg, dmesg -r, dmesg -x
+        rf"{_PRI}(?:{_BSD}|{_ISO}|(?P<unix>\d{{9,11}}\.\d{{1,9}})) {_HOST} kernel: {_AFTER_TAG}",
+        rf"{_PRI}(?:kern\s*:\w+\s*:\s*)?(?:{_DAY}|\[?{_ISO}\]?)\s+",  # dmesg -T, dmesg --time-format iso
+        rf"{_PRI}kernel: {_AFTER_TAG}",
+        _PRI,
+        rf"\[\s*(?P<mono>\d{{1,10}}\.\d{{1,9}})\] {_HOST} kernel: ",  # journalctl -o short-monotonic
+        r"(?P<kmsg_pri>\d{1,3}),(?P<seq>\d{1,18}),(?P<mono_us>\d{1,16}),[^;]{0,40};",  # /dev/kmsg
+        rf"{_PRI}1 {_ISO} {_HOST} kernel \S+ \S+ (?:-|(?:\[[^\]]*\])+) \ufeff?{_AFTER_TAG}",  # RFC 5424
+    )
+)
+# Priorities are facility * 8 + level; the kernel's facility is 0.
+_KERNEL_PRIORITIES = range(8)
+
+
+def split_prefix(line: str) -> Prefix | None:
+    """Cuts the prefix off. None when no driver line starts here, or another program than the kernel spoke."""
+    start = _START.search(line)
+    if start is None:
+        return None
+    line = line.rstrip("\r\n")
+    if _CONTROL.search(line):
+        return None
+    at = start.start()
+    content = line[at:].rstrip()
+    if at == 0:
+        return Prefix(content)
+    before = line[:at].lstrip()
+    for form in _FORMS:
+        if match := form.fullmatch(before):
+            return _prefix(content, match.groupdict())
+    return None
+
+
+def _prefix(content: str, said: dict[str, str | None]) -> Prefix | None:
+    priority = said.get("pri") or said.get("kmsg_pri")
+    if priority and int(priority) not in _KERNEL_PRIORITIES:
+        return None
+    seq = said.get("seq")
+    stamp = said.get("mono")
+    if micros := said.get("mono_us"):  # as dmesg prints it, so that both routes give one identity
+        stamp = f"{int(micros) // 1_000_000}.{int(micros) % 1_000_000:06d}"
+    at, local = _moment(said)
+    dated = said.get("iso") or said.get("bsd") or said.get("day") or said.get("unix")
+    return Prefix(content, stamp or dated, at, local, int(seq) if seq else None)
+
+
+def _moment(said: dict[str, str | None]) -> tuple[datetime | None, datetime | None]:
+    """(the moment, the same without a zone): at most one of the two is known."""
+    try:
+        if unix := said.get("unix"):
+            return datetime.fromtimestamp(float(unix), UTC), None
+        if iso := said.get("iso"):
+            moment = datetime.fromisoformat(iso.replace(",", "."))
+            return (moment.astimezone(UTC), None) if moment.tzinfo else (None, moment)
+        if day := said.get("day"):
+            return None, datetime.strptime(" ".join(day.split()), "%b %d %H:%M:%S %Y")  # noqa: DTZ007
+        if bsd := said.get("bsd"):
+            # Syslog names no year. 1904 stands for "unknown" because it has a 29 February.
+            words = " ".join(bsd.partition(".")[0].split())
+            return None, datetime.strptime(f"{words} 1904", "%b %d %H:%M:%S %Y")  # noqa: DTZ007
+    except (ValueError, OverflowError):
+        return None, None  # a date that does not exist (30 February): the line still counts
+    return None, None
+
+
+#: The year of `stamp_local` when the stamp names none.
+NO_YEAR = 1904

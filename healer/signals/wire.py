@@ -1,0 +1,339 @@
+"""The wire forms of kernel lines and heartbeats -> observations.
+
+Each entry of a request falls into exactly one heap: an observation (new or a duplicate, which the store
+tells), unrecognised, or rejected with its index and the reason. One bad entry never loses the good ones.
+Only a body whose outer shape is wrong is refused whole (`BadBody`).
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import msgspec
+
+from healer.model import Component, Observation, ObservationKind
+from healer.signals.identity import digest_of, identify
+from healer.signals.kernel_log import ParsedLine, normal_pci, parse_batch
+from healer.signals.prefix import NO_YEAR
+
+#: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
+LINE_LIMIT_BYTES = 4096
+#: How far a sender's clock may be ahead of ours.
+FUTURE_LIMIT = timedelta(hours=1)
+#: The widest offset of any time zone: a date without zone is surely past only beyond it.
+_WIDEST_ZONE = timedelta(hours=14)
+#: What host names and Slurm's hostlists can hold.
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+#: Whether this cluster has this node: (cluster, node) -> bool.
+Known = Callable[[str, str], bool]
+
+
+class BadBody(ValueError):
+    """The outer shape of a request is wrong. The text names the field."""
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    index: int
+    reason: str
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request holds. `alternatives`: digest -> other digests under which it may be stored already."""
+
+    observations: tuple[Observation, ...] = ()
+    unrecognised: int = 0
+    rejected: tuple[Rejected, ...] = ()
+    alternatives: dict[str, tuple[str, ...]] = {}
+
+
+_Short = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line. What it does not name, it takes from the body around it. `time` is RFC 3339 with a zone."""
+
+    line: str
+    time: str | None = None
+    seq: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    boot_id: _Short | None = None
+    node: _Short | None = None
+    cluster: _Short | None = None
+    job: str | int | None = None
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a heartbeat: the index Slurm uses, the PCI address, the UUID."""
+
+    index: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    pci: str
+    uuid: str = ""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    node: _Short
+    cluster: _Short | None = None
+    boot_id: _Short | None = None
+    time: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+
+
+def kernel_log_observations(body: Any, known: Known, now: datetime, *, cluster: str) -> Accepted:
+    """`body` is the decoded JSON: one object of the contract's form, or a list of them.
+
+    `cluster` stands where the body names none. Indexes count entries through all objects of a list.
+    Raises BadBody.
+    """
+    heap = _Heap(known, now)
+    for index, (outer, entry) in enumerate(_entries(body, cluster)):
+        heap.take(index, outer, entry)
+    return heap.done()
+
+
+def kernel_text_observations(
+    text: str, known: Known, now: datetime, *, cluster: str, node: str, boot_id: str | None = None
+) -> Accepted:
+    """Plain lines of one node. Blank lines are no entries; an index is a line's number, from 0."""
+    heap = _Heap(known, now)
+    outer = {"cluster": cluster, "node": node, "boot_id": boot_id}
+    for index, line in enumerate(text.split("\n")):
+        if line.strip():
+            heap.take(index, outer, {"line": line})
+    return heap.done()
+
+
+def heartbeat_observations(body: Any, known: Known, now: datetime, *, cluster: str) -> Accepted:
+    """One heartbeat, or a list of them."""
+    observations: list[Observation] = []
+    rejected: list[Rejected] = []
+    for index, item in enumerate(_objects(body)):
+        try:
+            observations.append(_heartbeat(item, known, now, cluster))
+        except (_Bad, msgspec.ValidationError) as error:
+            rejected.append(Rejected(index, _sentence(error)))
+    return Accepted(observations=tuple(observations), rejected=tuple(rejected))
+
+
+def named_nodes(body: Any, *, cluster: str) -> set[tuple[str, str]]:
+    """Every (cluster, node) that a kernel-log or heartbeat body speaks of: for tokens bound to one node.
+
+    Raises BadBody like the function that reads the body.
+    """
+    if any(isinstance(item, dict) and "entries" in item for item in _objects(body)):
+        sources = ({**outer, **entry} for outer, entry in _entries(body, cluster) if isinstance(entry, dict))
+    else:
+        sources = iter(_objects(body))
+    return {(str(one.get("cluster") or cluster), str(one.get("node") or "")) for one in sources}
+
+
+# --- kernel lines ----------------------------------------------------------------------------------------
+
+
+class _Bad(ValueError):
+    """One entry is wrong; the text is the reason."""
+
+
+def _sentence(error: Exception) -> str:
+    """msgspec's `Expected `int`, got `str` - at `$.seq`` -> `seq: Expected `int`, got `str``."""
+    text, _, path = str(error).rpartition(" - at `")
+    return f"{path.strip('`').removeprefix('$').removeprefix('.')}: {text}" if text else str(error)
+
+
+def _objects(body: Any) -> list[Any]:
+    return body if isinstance(body, list) else [body]
+
+
+def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
+    """(what the body says around the entry, the entry)."""
+    for number, item in enumerate(_objects(body)):
+        where = f"[{number}]" if isinstance(body, list) else "the body"
+        if not isinstance(item, dict):
+            raise BadBody(f"{where}: expected an object with `node` and `entries`")
+        entries = item.get("entries")
+        if not isinstance(entries, list):
+            raise BadBody(f"{where}: `entries` has to be a list of objects with `line`")
+        for name in ("cluster", "node", "boot_id"):
+            if not isinstance(item.get(name, ""), str | None):
+                raise BadBody(f"{where}: `{name}` has to be a string")
+        outer = {name: item.get(name) or None for name in ("cluster", "node", "boot_id")}
+        outer["cluster"] = outer["cluster"] or cluster
+        for entry in entries:
+            yield outer, entry
+
+
+class _Heap:
+    """Sorts the entries of one request. One node's lines stay together, in order: a lost GPU takes three."""
+
+    def __init__(self, known: Known, now: datetime) -> None:
+        self.known = known
+        self.now = now
+        self.rejected: list[Rejected] = []
+        self.by_node: dict[tuple[str, str], list[_Taken]] = {}
+        self.checked: dict[tuple[str, str], str | None] = {}
+
+    def take(self, index: int, outer: dict[str, Any], entry: Any) -> None:
+        try:
+            taken = self._taken(index, outer, entry)
+        except (_Bad, msgspec.ValidationError) as error:
+            self.rejected.append(Rejected(index, _sentence(error)))
+        else:
+            self.by_node.setdefault((taken.cluster, taken.node), []).append(taken)
+
+    def _taken(self, index: int, outer: dict[str, Any], entry: Any) -> "_Taken":
+        one = msgspec.convert(entry, KernelEntry)
+        cluster, node = one.cluster or outer["cluster"], one.node or outer["node"]
+        if node is None:
+            raise _Bad("node: missing, in the entry and around it")
+        where = (cluster, node)
+        if where not in self.checked:
+            self.checked[where] = _wrong_node(cluster, node, self.known)
+        if wrong := self.checked[where]:
+            raise _Bad(wrong)
+        size = len(one.line.encode("utf-8", "surrogatepass"))
+        if size > LINE_LIMIT_BYTES:
+            raise _Bad(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
+        at = _event_time(one.time, self.now)
+        return _Taken(index, cluster, node, one.boot_id or outer["boot_id"], one, at)
+
+    def done(self) -> Accepted:
+        observations: list[tuple[int, Observation]] = []
+        alternatives: dict[str, tuple[str, ...]] = {}
+        unrecognised = 0
+        for entries in self.by_node.values():
+            for taken, parsed in zip(entries, parse_batch([one.entry.line for one in entries]), strict=True):
+                if parsed is None:
+                    unrecognised += 1
+                    continue
+                observation, others = _observation(taken, parsed, self.now)
+                observations.append((taken.index, observation))
+                if others:
+                    alternatives[observation.digest] = others
+        observations.sort(key=lambda pair: pair[0])
+        return Accepted(
+            observations=tuple(observation for _, observation in observations),
+            unrecognised=unrecognised,
+            rejected=tuple(sorted(self.rejected, key=lambda one: one.index)),
+            alternatives=alternatives,
+        )
+
+
+class _Taken(msgspec.Struct, frozen=True):
+    index: int
+    cluster: str
+    node: str
+    boot_id: str | None
+    entry: KernelEntry
+    at: datetime | None
+
+
+def _wrong_node(cluster: str, node: str, known: Known) -> str | None:
+    if not _NODE_NAME.fullmatch(node):
+        return "node: not a node name"
+    return None if known(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
+
+
+def _event_time(text: str | None, now: datetime) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise _Bad("time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z") from None
+    if at.tzinfo is None:
+        raise _Bad("time: has no time zone; write Z or an offset")
+    if at > now + FUTURE_LIMIT:
+        raise _Bad(f"time: {text} is more than 1 h ahead of this server's clock")
+    return at.astimezone(UTC)
+
+
+def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observation, tuple[str, ...]]:
+    entry = taken.entry
+    told = taken.at or _stamp_time(line, now)
+    identity = identify(
+        taken.cluster,
+        taken.node,
+        line.content,
+        boot_id=taken.boot_id,
+        seq=entry.seq if entry.seq is not None else line.seq,
+        stamp=line.stamp,
+        event_at=told,
+        arrived_at=now,
+    )
+    data = dict(line.data)
+    if entry.job is not None:
+        data["job"] = str(entry.job)
+    observation = Observation(
+        digest=identity.digest,
+        kind=line.kind,
+        component=Component(
+            cluster=taken.cluster, node=taken.node, pci=line.pci, link=line.link, switch=line.switch
+        ),
+        event_at=told or now,
+        arrived_at=now,
+        boot_id=taken.boot_id,
+        code=line.code,
+        text=line.text,
+        line=entry.line.strip(),
+        data=data,
+    )
+    return observation, identity.alternatives
+
+
+def _stamp_time(line: ParsedLine, now: datetime) -> datetime | None:
+    """The event's time from the line's own stamp, where that can be known.
+
+    A stamp with a zone is taken at its word. One without is only good for saying that the line is old: it
+    counts when it lies further back than any time zone and our limit for old lines together could explain.
+    """
+    if line.stamp_at is not None:
+        return line.stamp_at if line.stamp_at <= now + FUTURE_LIMIT else None
+    local = line.stamp_local
+    if local is None:
+        return None
+    if local.year == NO_YEAR:
+        local = _with_year(local, now)
+    at = local.replace(tzinfo=UTC)
+    return at if at < now - _WIDEST_ZONE - timedelta(hours=1) else None
+
+
+def _with_year(local: datetime, now: datetime) -> datetime:
+    """The latest such date that is not in the future (by more than a day: zones)."""
+    for year in range(now.year + 1, now.year - 9, -1):
+        try:
+            moment = local.replace(year=year)
+        except ValueError:
+            continue  # 29 February
+        if moment.replace(tzinfo=UTC) <= now + timedelta(days=1):
+            return moment
+    return local
+
+
+# --- heartbeats ------------------------------------------------------------------------------------------
+
+
+def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observation:
+    beat = msgspec.convert(item, Heartbeat)
+    where = beat.cluster or cluster
+    if wrong := _wrong_node(where, beat.node, known):
+        raise _Bad(wrong)
+    at = _event_time(beat.time, now) or now
+    data: dict[str, Any] = {}
+    if beat.gpus:
+        data["gpus"] = [_gpu(gpu) for gpu in beat.gpus]
+    return Observation(
+        digest=digest_of("heartbeat", where, beat.node, beat.boot_id or "", f"{at.timestamp():.6f}"),
+        kind=ObservationKind.heartbeat,
+        component=Component(cluster=where, node=beat.node),
+        event_at=at,
+        arrived_at=now,
+        boot_id=beat.boot_id,
+        data=data,
+    )
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    pci = normal_pci(gpu.pci)
+    if pci is None:
+        raise _Bad(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
+    return {"index": gpu.index, "pci": pci, "uuid": gpu.uuid}

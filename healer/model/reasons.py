@@ -1,7 +1,7 @@
 """Whose a drain is, told by its reason: ours, Slurm's own, or a person's.
 
-The user that Slurm records is no help: Slurm sets it to SlurmUser when it appends to a person's text, and every
-call of ours is made by one service user. Slurm appends with " : ", so only the start of a reason is looked at.
+The user that Slurm records is no help: Slurm sets it to SlurmUser when it appends to a person's text, and
+every call of ours is made by one service user. Slurm appends with " : ", so only the start is looked at.
 """
 
 import re

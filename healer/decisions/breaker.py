@@ -1,0 +1,188 @@
+"""The breaker: opens on a storm of one fault class or on failing actions, never closes by itself.
+
+closed -> open (storm, failing actions) -> half_open (a named person's reset) -> closed (the canary did well)
+or open again (the canary failed, or a new storm).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from fractions import Fraction
+
+import msgspec
+
+from healer.decisions.places import place_of, planned_window, settings_of
+from healer.model import (
+    REMOVING_VERBS,
+    Breaker,
+    BreakerState,
+    FaultClass,
+    GuardSettings,
+    Incident,
+    Root,
+    Rule,
+    Ruleset,
+    SlurmSnapshot,
+)
+
+STORM_WINDOW = timedelta(minutes=5)
+#: Of the last ten removing steps more than half failed; fewer than four say nothing.
+ACTIONS_COUNTED = 10
+ACTIONS_AT_LEAST = 4
+
+
+def threshold(settings: GuardSettings, nodes: int) -> int:
+    """Distinct roots of one fault class in 5 minutes that make a storm: at least 3, at most 8."""
+    return max(3, min(8, math.ceil(Fraction(str(settings.breaker_share)) * nodes)))
+
+
+def is_off(settings: GuardSettings) -> bool:
+    """Share 1.0 switches the breaker off."""
+    return settings.breaker_share >= 1.0
+
+
+def storm_roots(
+    incidents: Iterable[Incident], rules: Ruleset, snapshot: SlurmSnapshot | None, now: datetime
+) -> tuple[Root, ...]:
+    """The roots of the last 5 minutes that would take capacity away, one per rule and node, oldest first.
+
+    Held ones count too (else a storm would hide itself); planned work and nodes that were out already do not,
+    nor what was merged into another incident.
+    """
+    by_name = {rule.name: rule for rule in rules.rules}
+    found: dict[tuple[str, str], Root] = {}
+    for incident in sorted(incidents, key=lambda one: (one.opened, one.id)):
+        rule, node = by_name.get(incident.rule), incident.root.node
+        if rule is None or node is None or not _removes(rule, incident, rules):
+            continue
+        if incident.opened <= now - STORM_WINDOW or incident.node_was_out or incident.merged_into:
+            continue
+        seen = snapshot.nodes.get(node) if snapshot else None
+        if seen and planned_window(rules, incident.cluster, seen, incident.opened):
+            continue
+        root = Root(
+            node=node,
+            rule=incident.rule,
+            at=incident.opened,
+            incident=incident.id,
+            driver=seen.driver if seen else "",
+            switch=place_of(rules, seen).switch if seen else "",
+        )
+        found.setdefault((incident.rule, node), root)
+    return tuple(found.values())
+
+
+def _removes(rule: Rule, incident: Incident, rules: Ruleset) -> bool:
+    """The rule's playbook takes capacity away; one that is not loaded is taken to, for a fatal fault."""
+    if rule.playbook is None:
+        return False
+    playbook = rules.playbooks.get(rule.playbook)
+    if playbook is None:
+        return incident.unusable or incident.fault_class is FaultClass.fatal
+    return any(step.do in REMOVING_VERBS for step in playbook.steps)
+
+
+def next_breaker(  # noqa: PLR0917
+    breaker: Breaker,
+    roots: Sequence[Root],
+    actions: Sequence[bool],
+    nodes: int,
+    rules: Ruleset,
+    now: datetime,
+) -> tuple[Breaker, bool]:
+    """The breaker after a look at roots and actions, and whether it opened just now (then page).
+
+    `actions`: the last removing steps, oldest first, True = worked. `nodes`: GPU nodes that Slurm knows.
+    Open it only gathers further roots. Roots that a person's reset knew of never open it again.
+    """
+    settings = settings_of(rules, breaker.cluster)
+    known = {root.incident for root in breaker.roots}
+    fresh = tuple(root for root in roots if root.incident not in known)
+    if breaker.state is BreakerState.open:
+        more = tuple(root for root in fresh if root.rule in {one.rule for one in breaker.roots})
+        return (msgspec.structs.replace(breaker, roots=(*breaker.roots, *more)) if more else breaker), False
+    if is_off(settings):
+        return breaker, False
+    if why := _storm(fresh, threshold(settings, nodes)):
+        worst = _worst(fresh)
+        return _opened(breaker, why, tuple(root for root in fresh if root.rule == worst), now), True
+    # Half-open, the canary alone decides: the failures that a person has seen would open it at once again.
+    if breaker.state is BreakerState.closed and (why := _failing(actions)):
+        return _opened(breaker, why, (), now), True
+    return breaker, False
+
+
+def _opened(breaker: Breaker, why: str, roots: tuple[Root, ...], now: datetime) -> Breaker:
+    return Breaker(cluster=breaker.cluster, state=BreakerState.open, since=now, why=why, roots=roots)
+
+
+def _worst(roots: Sequence[Root]) -> str:
+    """The rule with most distinct nodes; by name among equals, so that a replay says the same."""
+    counts = Counter(rule for rule, _ in {(root.rule, root.node) for root in roots})
+    return min(counts, key=lambda rule: (-counts[rule], rule))
+
+
+def _storm(roots: Sequence[Root], limit: int) -> str | None:
+    if not roots:
+        return None
+    worst = _worst(roots)
+    of_rule = [root for root in roots if root.rule == worst]
+    count = len({root.node for root in of_rule})
+    if count < limit:
+        return None
+    shared = [
+        f"all {word} {values.pop()}"
+        for word, values in (
+            ("with driver", {root.driver for root in of_rule}),
+            ("under switch", {root.switch for root in of_rule}),
+        )
+        if len(values) == 1 and "" not in values
+    ]
+    tail = f" ({', '.join(shared)})" if shared else ""
+    return f"{count} nodes with {worst} in 5 min, the limit is {limit}{tail}"
+
+
+def _failing(actions: Sequence[bool]) -> str | None:
+    """A failure just now that makes more than half of the last ten fail."""
+    last = list(actions)[-ACTIONS_COUNTED:]
+    failed = last.count(False)
+    if len(last) < ACTIONS_AT_LEAST or last[-1] or failed * 2 <= len(last):
+        return None
+    return f"{failed} of the last {len(last)} removing steps failed"
+
+
+def reset(breaker: Breaker, person: str, reason: str, now: datetime) -> Breaker:
+    """A named person's reset: half-open. Raises ValueError for no name or reason, or when it is not open."""
+    if not person.strip() or not reason.strip():
+        raise ValueError("a reset of the breaker needs a person and a reason")
+    if breaker.state is not BreakerState.open:
+        raise ValueError(f"the breaker is {breaker.state.replace('_', '-')}: only an open one is reset")
+    return msgspec.structs.replace(
+        breaker,
+        state=BreakerState.half_open,
+        since=now,
+        reset_by=person,
+        reset_reason=reason,
+        canary=None,
+    )
+
+
+def canary_ended(breaker: Breaker, run: str, *, worked: bool, now: datetime) -> Breaker:
+    """After a run ended. Closed (the roots stay for the cool-down) or open again; other runs change nothing.
+
+    A canary that ended without having acted (cancelled, rejected) proves nothing: use `canary_withdrawn`.
+    """
+    if breaker.state is not BreakerState.half_open or breaker.canary != run:
+        return breaker
+    if worked:
+        return msgspec.structs.replace(breaker, state=BreakerState.closed, since=now, why="", canary=None)
+    why = f"the canary (run {run}) failed after {breaker.reset_by}'s reset"
+    return msgspec.structs.replace(breaker, state=BreakerState.open, since=now, why=why, canary=None)
+
+
+def canary_withdrawn(breaker: Breaker, run: str) -> Breaker:
+    """The canary was cancelled or rejected: the next one may try."""
+    if breaker.state is not BreakerState.half_open or breaker.canary != run:
+        return breaker
+    return msgspec.structs.replace(breaker, canary=None)

@@ -1,0 +1,132 @@
+"""Guards over consent: the job's, the rule's mode, and the approval of a person."""
+
+from datetime import datetime
+
+from healer.decisions.answers import allow, hold, refuse
+from healer.decisions.guards import unknown_node
+from healer.decisions.places import job_of, node_of
+from healer.model import (
+    IRREVERSIBLE_VERBS,
+    Answer,
+    GateFacts,
+    Guard,
+    Mode,
+    Proposal,
+    Ruleset,
+    SlurmJob,
+    Verb,
+)
+
+#: In a job's comment: its owner agrees that healer requeues it for more than a dead node or GPU (law 8).
+OPT_IN = "healer:requeue"
+
+#: What stops every program on the node: it must be empty.
+_STOPS_JOBS = frozenset({Verb.reset_gpu, Verb.reboot})
+
+
+def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """Law 8, for jobs. Slurm's own word binds a person too: it would refuse the request anyway."""
+    if proposal.verb in {Verb.requeue, Verb.revive}:
+        return _requeue(proposal, facts)
+    if proposal.verb in _STOPS_JOBS:
+        return _empty(proposal, facts)
+    return allow(Guard.consent, "No job's consent is needed.")
+
+
+def _requeue(proposal: Proposal, facts: GateFacts) -> Answer:
+    job = job_of(proposal, facts)
+    if job is None:
+        known = (
+            "There is no picture of Slurm yet"
+            if facts.snapshot is None
+            else "Slurm's picture does not show it"
+        )
+        return hold(Guard.consent, f"Job {proposal.job}: {known}.")
+    if not job.batch:
+        return refuse(Guard.consent, f"Job {job.id} was not submitted by sbatch: Slurm cannot requeue it.")
+    if not job.requeue:
+        return refuse(Guard.consent, f"Job {job.id} asks not to be requeued (Requeue=0).")
+    if proposal.by is not None:
+        return allow(Guard.consent, f"{proposal.by} asks for it.")
+    if OPT_IN in job.comment.split():
+        return allow(Guard.consent, f"The comment of job {job.id} says {OPT_IN}.")
+    if proposal.verb is Verb.requeue and (proposal.unusable or proposal.fatal):
+        cause = "its node is surely unusable" if proposal.unusable else "a fatal GPU fault ended its work"
+        return allow(Guard.consent, f"Slurm may requeue job {job.id}, and {cause}.")
+    why = f"Job {job.id} did not agree to this: its comment would have to say {OPT_IN}."
+    return refuse(Guard.consent, why)
+
+
+def _empty(proposal: Proposal, facts: GateFacts) -> Answer:
+    node = node_of(proposal, facts)
+    if facts.snapshot is None or node is None:
+        return unknown_node(Guard.consent, proposal, facts)
+    jobs = facts.snapshot.jobs_on(node.name)
+    if jobs or node.busy:
+        return hold(
+            Guard.consent, f"{_names(jobs)} still on {node.name}: it must be empty first.", used=len(jobs)
+        )
+    if not node.drain:
+        return hold(Guard.consent, f"{node.name} is not drained: a job could start meanwhile.")
+    return allow(Guard.consent, f"{node.name} is drained and empty.", used=0)
+
+
+def _names(jobs: list[SlurmJob]) -> str:
+    if not jobs:
+        return "Slurm shows work"
+    shown = ", ".join(job.id for job in jobs[:3])
+    more = f" and {len(jobs) - 3} more are" if len(jobs) > 3 else " are" if len(jobs) > 1 else " is"
+    return f"{'Jobs' if len(jobs) > 1 else 'Job'} {shown}{more}"
+
+
+def mode(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """How far the rule may go by itself. A person's request has no rule to ask."""
+    if proposal.by is not None:
+        return allow(Guard.mode, f"{proposal.by} asks.")
+    current = facts.modes.get(proposal.rule, proposal.mode)
+    if proposal.ride:
+        return allow(Guard.mode, f"Answered when the run began; the mode is {current} now.")
+    rule = f"Rule {proposal.rule or '(none)'} is in mode {current}"
+    if current is Mode.off:
+        return refuse(Guard.mode, f"{rule}: it does nothing.")
+    if current is Mode.shadow:
+        return hold(Guard.mode, f"{rule}: it is only watched.")
+    if current is Mode.suggest and not proposal.approved_by:
+        return hold(Guard.mode, f"{rule}: a person starts it.")
+    return allow(Guard.mode, f"{rule}.")
+
+
+def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """Mode approve needs one person; what cannot be undone needs one whatever the mode, and a second one
+    beside the requester unless the node is drained and empty. Time never approves.
+    """
+    if proposal.verb in IRREVERSIBLE_VERBS:
+        return _irreversible(proposal, facts)
+    if proposal.by is not None:
+        return allow(Guard.approval, f"{proposal.by} asks: no further approval is needed.")
+    if proposal.approved_by:
+        return allow(Guard.approval, f"Approved by {proposal.approved_by}.")
+    if facts.modes.get(proposal.rule, proposal.mode) is Mode.approve and not proposal.ride:
+        return hold(Guard.approval, f"Rule {proposal.rule} waits for a person's approval.", used=0, limit=1)
+    return allow(Guard.approval, "No approval is needed.")
+
+
+def _irreversible(proposal: Proposal, facts: GateFacts) -> Answer:
+    people = {person for person in (proposal.by, proposal.approved_by) if person}
+    needed = 1 if proposal.by is None or _drained_and_empty(proposal, facts) else 2
+    if len(people) >= needed:
+        return allow(
+            Guard.approval, f"Agreed by {' and '.join(sorted(people))}.", used=len(people), limit=needed
+        )
+    what = f"{proposal.verb} cannot be undone"
+    if not people:
+        return hold(Guard.approval, f"{what}: it needs a person.", used=0, limit=needed)
+    why = f"{what}: beside {proposal.by} a second person must approve."
+    return hold(Guard.approval, why, used=len(people), limit=needed)
+
+
+def _drained_and_empty(proposal: Proposal, facts: GateFacts) -> bool:
+    node = node_of(proposal, facts)
+    if facts.snapshot is None or node is None:
+        return False
+    return node.drain and not node.busy and not facts.snapshot.jobs_on(node.name)

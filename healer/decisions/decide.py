@@ -1,0 +1,198 @@
+"""Incident -> decision: what would be done, what every guard says, and how urgent that makes it."""
+
+from datetime import datetime
+from hashlib import sha256
+
+from healer.decisions.capacity import out_of_service
+from healer.decisions.gate import judge
+from healer.decisions.guards import recent
+from healer.decisions.places import planned_window, settings_of_node
+from healer.model import (
+    REMEDY_LADDER,
+    REMOVING_VERBS,
+    Decision,
+    FaultClass,
+    GateFacts,
+    Guard,
+    Incident,
+    Outcome,
+    Playbook,
+    Proposal,
+    Remedy,
+    Rule,
+    Ruleset,
+    Run,
+    RunState,
+    Severity,
+    Verb,
+)
+from healer.model.reasons import is_ours
+
+#: A run in one of these states still asks the gate; the others are under way or wait for somebody.
+_ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
+
+
+def decide(  # noqa: PLR0917
+    incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime, active: Run | None
+) -> Decision | None:
+    """What to do about an incident now. None: nothing to decide (settling, ended, a run is under way).
+
+    `active` is the incident's run that has not ended. The caller stores a decision when `decision_key`
+    changes, and starts the run when `outcome` is act.
+    """
+    if not incident.is_open or now < incident.settle_until:
+        return None
+    if active is not None and active.state not in _ASKING:
+        return None
+    if rule.playbook is None:
+        return _nothing(
+            incident, None, f"Rule {rule.name} has no playbook: people are told, nothing is done.", now
+        )
+    verb, job = _first_step(rules.playbooks.get(rule.playbook), incident)
+    node = incident.root.node
+    if (job if verb in {Verb.requeue, Verb.revive, Verb.cancel} else node) is None:
+        return _nothing(incident, rule.playbook, f"{incident.title}: it names no node or job to act on.", now)
+    if verb is Verb.drain and node and (out := _out_by_us(node, facts)):
+        return _nothing(incident, rule.playbook, out, now)
+    proposal = Proposal(
+        cluster=incident.cluster,
+        verb=verb,
+        node=node,
+        job=job,
+        incident=incident.id,
+        run=active.id if active else None,
+        rule=rule.name,
+        playbook=rule.playbook,
+        remedy=next_remedy(incident, rule, facts, rules, now),
+        mode=facts.modes.get(rule.name) or rules.mode_of(rule),
+        unusable=incident.unusable,
+        fatal=incident.fault_class is FaultClass.fatal,
+        approved_by=active.approved_by if active else None,
+    )
+    result = judge(proposal, facts, rules, now)
+    target = f"job {job}" if job and verb is not Verb.drain else node
+    why = f"{verb} {target}: every guard allows it." if result.outcome is Outcome.act else result.why
+    return Decision(
+        at=now,
+        cluster=incident.cluster,
+        incident=incident.id,
+        playbook=rule.playbook,
+        outcome=result.outcome,
+        why=why,
+        proposal=proposal,
+        answers=result.answers,
+        guard=result.guard,
+        run=proposal.run,
+        facts=_facts(incident, facts, rules, now),
+    )
+
+
+def _nothing(incident: Incident, playbook: str | None, why: str, now: datetime) -> Decision:
+    return Decision(
+        at=now,
+        cluster=incident.cluster,
+        incident=incident.id,
+        playbook=playbook,
+        outcome=Outcome.nothing,
+        why=why,
+    )
+
+
+def _first_step(playbook: Playbook | None, incident: Incident) -> tuple[Verb, str | None]:
+    """The verb that the gate is asked about: the playbook's first removing step, else its first act."""
+    if playbook is None:
+        return Verb.drain, None
+    acts = [step.do for step in playbook.steps if step.do is not None]
+    verb = next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
+    job = incident.root.job or (incident.jobs_hit[0] if incident.jobs_hit else None)
+    return verb, job if playbook.target == "job" else None
+
+
+def _out_by_us(node: str, facts: GateFacts) -> str | None:
+    """A drain of ours stands already, or is under way: a second one would change nothing."""
+    shown = facts.snapshot.nodes.get(node) if facts.snapshot else None
+    if shown and shown.drain and is_ours(shown.reason):
+        return f"{node} is out of service already: {shown.reason}."
+    if shown and shown.drain:
+        return None  # somebody has replaced our reason since: ownership says whose it is
+    slot = next((slot for slot in facts.slots if slot.node == node), None)
+    if slot is None:
+        return None
+    return f"{node} is being taken out already by run {slot.run}."
+
+
+def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime) -> Remedy:
+    """The smallest remedy on the ladder, from the incident's own upwards, not tried on the node of late."""
+    wanted = incident.remedy or rule.remedy
+    first = next((remedy for remedy in wanted if remedy in REMEDY_LADDER), Remedy.none)
+    node = incident.root.node
+    if first is Remedy.none or node is None:
+        return first
+    shown = facts.snapshot.nodes.get(node) if facts.snapshot else None
+    span = max(one.repeat for one in settings_of_node(rules, incident.cluster, shown))
+    ladder = REMEDY_LADDER[REMEDY_LADDER.index(first) :]
+    for remedy in ladder:
+        if not recent(
+            [use.at for use in facts.remedies if (use.node, use.remedy) == (node, remedy)], now, span
+        ):
+            return remedy
+    return ladder[-1]
+
+
+def _facts(incident: Incident, facts: GateFacts, rules: Ruleset, now: datetime) -> dict[str, object]:
+    """What the decision rested on, in figures, for the record."""
+    snapshot = facts.snapshot
+    if snapshot is None:
+        return {"rules": rules.version, "picture_age_s": None}
+    fleet = snapshot.gpu_nodes
+    return {
+        "rules": rules.version,
+        "picture_age_s": round((now - snapshot.taken_at).total_seconds(), 3),
+        "gpu_nodes": len(fleet),
+        "in_service": len(fleet) - len(out_of_service(fleet, facts, rules, now)),
+        "slots": len(facts.slots),
+        "node_in_service": node_in_service(incident, facts, rules, now),
+    }
+
+
+def node_in_service(incident: Incident, facts: GateFacts, rules: Ruleset, now: datetime) -> bool:
+    """New jobs may start on the incident's node, and no planned work is on it. Unknown is False."""
+    node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
+    return node is not None and node.in_service and planned_window(rules, facts.cluster, node, now) is None
+
+
+def severity_of(incident: Incident, decision: Decision, jobs_hit: int) -> Severity:
+    """How urgent it is for a person, once it was decided.
+
+    P0: a fatal fault hits service (the node still takes jobs, or jobs were on it) and healer cannot or may
+    not act, whichever guard says so: in shadow mode too nobody acts unless a person does. No P0: planned
+    work, and a node that a person holds already (the owner has it). Acted on, the rule's own severity stands,
+    P1 at most.
+    """
+    base = incident.severity if incident.severity is not Severity.P0 else Severity.P1
+    if decision.outcome not in {Outcome.held, Outcome.refused}:
+        return base
+    if not (incident.unusable or incident.fault_class is FaultClass.fatal):
+        return base
+    in_service = bool(decision.facts.get("node_in_service", True))
+    if decision.guard is Guard.maintenance or (decision.guard is Guard.ownership and not in_service):
+        return base
+    return Severity.P0 if jobs_hit or in_service else base
+
+
+def known_bad_in_service(incident: Incident, decision: Decision) -> bool:
+    """Law 2: surely unusable, and it must still stay. Shown so, kept from jobs we requeue, and paged."""
+    kept = decision.outcome in {Outcome.held, Outcome.refused}
+    return incident.unusable and kept and bool(decision.facts.get("node_in_service"))
+
+
+def decision_key(decision: Decision) -> str:
+    """The same for decisions that say the same: outcome, guard, playbook, and the kind of every answer.
+
+    Figures that move with the clock (an age, a count) make no new decision.
+    """
+    said = [decision.outcome, str(decision.guard), str(decision.playbook), str(decision.run)]
+    said += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
+    if decision.outcome is Outcome.nothing:
+        said.append(decision.why)
+    return sha256("|".join(said).encode()).hexdigest()[:16]

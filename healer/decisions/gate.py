@@ -1,0 +1,234 @@
+"""The one gate: every guard that concerns a proposal answers, in this order, and all answers are kept."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import msgspec
+
+from healer.decisions import capacity, consent, guards, history
+from healer.decisions.places import active_slot_nodes, place_of, settings_of
+from healer.model import (
+    SLOT_GUARDS,
+    Answer,
+    AnswerKind,
+    BreakerState,
+    GateFacts,
+    Guard,
+    Outcome,
+    Proposal,
+    RequeueUse,
+    Ruleset,
+    Slot,
+    Verb,
+)
+
+GuardFunction = Callable[[Proposal, GateFacts, Ruleset, datetime], Answer]
+
+#: In the order of their word: what a person said, what is known, whose the node is, what was done before,
+#: what capacity is left, and last how far the rule may go by itself. So `mode` and `approval` are named only
+#: when nothing else stands in the way.
+GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
+    (Guard.pause, guards.pause),
+    (Guard.stale, guards.stale),
+    (Guard.ownership, guards.ownership),
+    (Guard.protected, guards.protected),
+    (Guard.maintenance, guards.maintenance),
+    (Guard.consent, consent.consent),
+    (Guard.breaker, history.breaker),
+    (Guard.cooldown, history.cooldown),
+    (Guard.repeat, history.repeat),
+    (Guard.reboot_cap, history.reboot_cap),
+    (Guard.requeue_cap, history.requeue_cap),
+    (Guard.floor, capacity.floor),
+    (Guard.slots, capacity.slots),
+    (Guard.hourly, capacity.hourly),
+    (Guard.rack, capacity.rack),
+    (Guard.switch, capacity.switch),
+    (Guard.partition, capacity.partition),
+    (Guard.mode, consent.mode),
+    (Guard.approval, consent.approval),
+)
+
+_ALL = frozenset(Guard)
+#: A node is taken out of service, or what runs on it is stopped.
+_NODE_OUT = _ALL - {Guard.requeue_cap}
+#: Work is taken from a job; the node's slot is another question.
+_JOB = frozenset(
+    {
+        Guard.pause, Guard.stale, Guard.consent, Guard.breaker, Guard.cooldown, Guard.requeue_cap,
+        Guard.mode, Guard.approval,
+    }
+)  # fmt: skip
+#: A node is given back: no breaker, no cap, no mode stands in the way (law 3).
+_BACK = frozenset({Guard.pause, Guard.stale, Guard.ownership})
+#: Something is done on a node or to a pending job that takes nothing away.
+_TOUCH = frozenset(
+    {
+        Guard.pause, Guard.stale, Guard.ownership, Guard.protected, Guard.maintenance, Guard.repeat,
+        Guard.mode, Guard.approval,
+    }
+)  # fmt: skip
+_TOUCH_JOB = frozenset({Guard.pause, Guard.stale, Guard.mode, Guard.approval})
+#: People are told: never paused, never broken.
+_TELL = frozenset({Guard.mode, Guard.approval})
+
+ASKED: dict[Verb, frozenset[Guard]] = {
+    Verb.drain: _NODE_OUT,
+    Verb.down: _NODE_OUT,
+    Verb.reserve: _NODE_OUT,
+    Verb.reset_gpu: _NODE_OUT,
+    Verb.reboot: _NODE_OUT,
+    Verb.power_cycle: _NODE_OUT,
+    Verb.requeue: _JOB,
+    Verb.revive: _JOB,
+    Verb.cancel: _JOB - {Guard.requeue_cap},
+    Verb.resume: _BACK,
+    Verb.undrain: _BACK,
+    Verb.restart_service: _TOUCH,
+    Verb.diagnose: _TOUCH,
+    Verb.reroute: _TOUCH,
+    Verb.collect: _TOUCH,
+    Verb.release: _TOUCH_JOB,
+    Verb.exclude: _TOUCH_JOB,
+    Verb.ticket: _TELL,
+    Verb.notify: _TELL,
+}
+
+
+#: Verbs that need the node's slot.
+SLOT_VERBS = frozenset(verb for verb, asked in ASKED.items() if Guard.slots in asked)
+
+
+class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`outcome` is act, held or refused; `guard` the one that kept it back, `why` its sentence."""
+
+    outcome: Outcome
+    answers: tuple[Answer, ...]
+    guard: Guard | None = None
+    why: str = ""
+
+    @property
+    def answer(self) -> Answer | None:
+        """The answer of the guard that kept it back."""
+        return next((one for one in self.answers if one.guard is self.guard), None)
+
+
+def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> JudgeResult:
+    """Any refusal refuses, else any hold holds, else act; the first of its kind is named."""
+    asked = ASKED[proposal.verb]
+    answers = tuple(
+        _unless_unusable(function(proposal, facts, rules, now), proposal)
+        for guard, function in GUARDS
+        if guard in asked
+    )
+    for kind, outcome in ((AnswerKind.refuse, Outcome.refused), (AnswerKind.hold, Outcome.held)):
+        for answer in answers:
+            if answer.kind is kind:
+                return JudgeResult(outcome=outcome, answers=answers, guard=answer.guard, why=answer.why)
+    return JudgeResult(outcome=Outcome.act, answers=answers, why="Every guard allows it.")
+
+
+def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
+    """Law 2: a surely unusable node passes the slot caps and those alone; their figures stay."""
+    if not proposal.unusable or answer.guard not in SLOT_GUARDS or answer.kind is AnswerKind.allow:
+        return answer
+    # Without a picture there is no figure to pass over: that stays held, as in `stale`.
+    if answer.limit is None:
+        return answer
+    return msgspec.structs.replace(
+        answer,
+        kind=AnswerKind.allow,
+        why=f"surely unusable, so this cap does not bind: {answer.why}",
+        frees_at=None,
+    )
+
+
+def after(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> GateFacts:
+    """The facts once this proposal was granted: so that the next one of the same transaction sees it."""
+    changed: dict[str, object] = {}
+    if proposal.verb in SLOT_VERBS and proposal.node:
+        changed["running"] = {**facts.running, proposal.node: run}
+        if all(slot.node != proposal.node for slot in facts.slots):
+            changed["slots"] = (*facts.slots, slot_for(proposal, run, now))
+            if not proposal.unusable:
+                changed["granted"] = (*facts.granted, now)
+    if proposal.verb in {Verb.requeue, Verb.revive} and proposal.job:
+        use = RequeueUse(
+            job=proposal.job, restarts=proposal.restarts or 0, at=now, incident=proposal.incident
+        )
+        if all((one.job, one.restarts) != (use.job, use.restarts) for one in facts.requeues):
+            changed["requeues"] = (*facts.requeues, use)
+    if takes_canary(facts, proposal):
+        changed["breaker"] = msgspec.structs.replace(facts.breaker, canary=run)
+    return msgspec.structs.replace(facts, **changed)
+
+
+def slot_for(proposal: Proposal, run: str, now: datetime) -> Slot:
+    """The slot to store for a granted removing step. Raises ValueError when the proposal names no node."""
+    if proposal.node is None:
+        raise ValueError("a slot is one node's: the proposal names none")
+    return Slot(
+        cluster=proposal.cluster,
+        node=proposal.node,
+        incident=proposal.incident,
+        run=run,
+        granted_at=now,
+        unusable=proposal.unusable,
+    )
+
+
+def takes_canary(facts: GateFacts, proposal: Proposal) -> bool:
+    """Granted now, this run becomes the half-open breaker's canary: store what `after` makes of the breaker."""
+    return (
+        facts.breaker.state is BreakerState.half_open
+        and facts.breaker.canary is None
+        and proposal.by is None
+        and Guard.breaker in ASKED[proposal.verb]
+    )
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """One cap for people. For the floor `used` is what stands in service and `limit` the least."""
+
+    guard: Guard
+    name: str
+    used: int
+    limit: int
+    nodes: int
+
+
+def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
+    """Every cap with its figures: the fleet's first, then each place and partition that has a slot in use.
+
+    Empty before the first picture of Slurm.
+    """
+    if facts.snapshot is None:
+        return []
+    settings = settings_of(rules, facts.cluster)
+    fleet = facts.snapshot.gpu_nodes
+    count = len(fleet)
+    ours = active_slot_nodes(facts)
+    standing = count - len(capacity.out_of_service(fleet, facts, rules, now))
+    granted = guards.recent(list(facts.granted), now, capacity.HOUR)
+    figures = (
+        (Guard.slots, len(ours), capacity.slots_limit(settings, count)),
+        (Guard.hourly, len(granted), capacity.hourly_limit(settings, count)),
+        (Guard.floor, standing, capacity.floor_limit(settings, count)),
+    )
+    found = [Limit(guard=guard, name="", used=used, limit=most, nodes=count) for guard, used, most in figures]
+    members: dict[tuple[Guard, str], set[str]] = {}
+    for node in fleet:
+        place = place_of(rules, node)
+        where = [(Guard.rack, place.rack), (Guard.switch, place.switch)]
+        where += [(Guard.partition, name) for name in node.partitions]
+        for guard, name in where:
+            if name:
+                members.setdefault((guard, name), set()).add(node.name)
+    for (guard, name), there in sorted(members.items()):
+        if used := len(there & ours):
+            if guard is Guard.partition:
+                limit = capacity.partition_limit(rules.partition_guards.get(name, settings), len(there))
+            else:
+                limit = capacity.place_limit(settings.rack_share, len(there))
+            found.append(Limit(guard=guard, name=name, used=used, limit=limit, nodes=len(there)))
+    return found

@@ -1,0 +1,175 @@
+"""Guards over people's word and Slurm's picture: pause, stale, ownership, protected, maintenance.
+
+Every guard is `(proposal, facts, rules, now) -> Answer`: it reads nothing else, never raises on missing data
+(unknown is a hold with its reason) and gives the figure it compared. `gate.GUARDS` is the list in order.
+"""
+
+from datetime import datetime, timedelta
+
+from healer.decisions.answers import allow, at, hold, refuse
+from healer.decisions.places import (
+    job_of,
+    matches,
+    node_of,
+    planned_window,
+    settings_of,
+    settings_of_node,
+)
+from healer.model import Answer, GateFacts, Guard, Pause, Proposal, Ruleset, SlurmNode, Verb
+from healer.model.reasons import is_ours, slurm_kind
+
+#: Verbs that give a node back.
+RETURNING_VERBS = frozenset({Verb.resume, Verb.undrain})
+
+
+def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
+    """What a guard answers that needs the node and has none."""
+    if facts.snapshot is None:
+        return hold(guard, "There is no picture of Slurm yet.")
+    if proposal.node is None:
+        return hold(guard, "The request names no node.")
+    return hold(guard, f"Slurm's picture shows no node {proposal.node}.")
+
+
+def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """A pause holds everybody, the person who asks too: whoever wants to act ends it first, by name."""
+    standing = [one for one in facts.pauses if _concerns(one, proposal, facts, now)]
+    if not standing:
+        return allow(Guard.pause, "No pause concerns this.")
+    first = standing[0]
+    ends = [one.until for one in standing]
+    frees_at = max((end for end in ends if end is not None), default=None) if all(ends) else None
+    what = f"{first.scope} {first.name}".strip()
+    more = f" ({len(standing) - 1} more)" if len(standing) > 1 else ""
+    why = f"Paused ({what}) by {first.by}: {first.reason}{more}."
+    return hold(Guard.pause, why, used=len(standing), limit=0, frees_at=frees_at)
+
+
+def _concerns(one: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
+    if one.until is not None and one.until <= now:
+        return False
+    if one.cluster and one.cluster != proposal.cluster:
+        return False
+    node, job = node_of(proposal, facts), job_of(proposal, facts)
+    match one.scope:
+        case "all":
+            return True
+        case "cluster":
+            return (one.name or one.cluster) == proposal.cluster
+        case "partition":
+            partitions = node.partitions if node else ()
+            return one.name in partitions or (job is not None and job.partition == one.name)
+        case "node":
+            return one.name == proposal.node or (
+                proposal.node is None and job is not None and one.name in job.nodes
+            )
+        case "rule":
+            return one.name == proposal.rule
+        case "playbook":
+            return one.name == proposal.playbook
+    # A scope that this version does not know: somebody wanted healer to stand still.
+    return True
+
+
+def stale(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """Actions fail closed: nobody acts on an old picture of Slurm, a person neither."""
+    limit_s = settings_of(rules, facts.cluster).stale_s
+    if facts.snapshot is None:
+        return hold(Guard.stale, "There is no picture of Slurm yet.", limit=limit_s)
+    age_s = (now - facts.snapshot.taken_at).total_seconds()
+    if age_s > limit_s:
+        why = f"Slurm's picture is {age_s:.0f} s old; the bound is {limit_s:g} s."
+        return hold(Guard.stale, why, limit=limit_s, used=age_s)
+    if age_s < -limit_s:
+        why = f"Slurm's picture is dated {-age_s:.0f} s in the future: the clocks disagree."
+        return hold(Guard.stale, why, limit=limit_s, used=age_s)
+    return allow(Guard.stale, f"Slurm's picture is {max(0.0, age_s):.1f} s old.", limit=limit_s, used=age_s)
+
+
+def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """Law 5: a person's drain is theirs, only ours is lifted, and a person's resume of ours is a veto."""
+    node = node_of(proposal, facts)
+    if node is None:
+        return unknown_node(Guard.ownership, proposal, facts)
+    if proposal.verb in RETURNING_VERBS:
+        return _may_return(node, facts)
+    if foreign := _foreign(node, proposal):
+        return refuse(Guard.ownership, foreign)
+    if proposal.by is None:
+        vetoes = [veto for veto in facts.vetoes if veto.node == node.name and veto.until > now]
+        if vetoes:
+            last = max(vetoes, key=lambda veto: veto.until)
+            why = (
+                f"{last.by} resumed our drain of {node.name}; healer leaves it alone until {at(last.until)}."
+            )
+            return hold(Guard.ownership, why, used=1, limit=0, frees_at=last.until)
+    return allow(Guard.ownership, f"Nobody else holds {node.name}.")
+
+
+def _held(node: SlurmNode) -> bool:
+    """Somebody or Slurm holds it out of service (planned work apart)."""
+    return node.drain or node.base == "DOWN" or "FAIL" in node.state
+
+
+def _foreign(node: SlurmNode, proposal: Proposal) -> str | None:
+    """Why the reason that stands on the node is not ours to replace, or None."""
+    if not _held(node) or is_ours(node.reason):
+        return None
+    slurms_own = slurm_kind(node.reason) is not None or (not node.reason and not node.drain)
+    if not slurms_own:
+        who = node.reason_user or "somebody"
+        text = node.reason or "without a reason"
+        return f"{node.name} was taken out by {who} ({text}); a person's reason is never replaced."
+    # Slurm's own DOWN returns by itself when the node registers: our drain on top of it takes nothing from
+    # anybody. Its own DRAIN stays until a person adopts it.
+    if node.drain and proposal.by is None:
+        return f"Slurm itself drained {node.name} ({node.reason}); healer adopts it only when a person asks."
+    return None
+
+
+def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
+    if _held(node) and is_ours(node.reason):
+        return allow(Guard.ownership, f"healer drained {node.name}.")
+    slot = next((slot for slot in facts.slots if slot.node == node.name), None)
+    if not _held(node) and slot is not None:
+        # Slurm's picture may be older than our drain; the step itself reads the node again before it acts.
+        return allow(Guard.ownership, f"healer holds {node.name} (run {slot.run}).")
+    if not _held(node):
+        return refuse(Guard.ownership, f"{node.name} is not drained: there is nothing to return.")
+    who = "Slurm itself" if slurm_kind(node.reason) else node.reason_user or "somebody else"
+    text = node.reason or "no reason given"
+    return refuse(
+        Guard.ownership, f"{node.name} was taken out by {who} ({text}); healer lifts only its own drains."
+    )
+
+
+def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """The site's list of nodes that healer never touches, whoever asks."""
+    node = node_of(proposal, facts)
+    if node is None:
+        return unknown_node(Guard.protected, proposal, facts)
+    lists = (settings_of(rules, facts.cluster), *settings_of_node(rules, facts.cluster, node))
+    for pattern in (pattern for settings in lists for pattern in settings.protected):
+        if matches(pattern, node):
+            why = f"{node.name} is protected by {pattern} in rules/guards.yaml."
+            return refuse(Guard.protected, why)
+    return allow(Guard.protected, f"{node.name} is not protected.")
+
+
+def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """Planned work is no fault: healer waits for its end. A named person knows of it and may go on."""
+    node = node_of(proposal, facts)
+    if node is None:
+        return unknown_node(Guard.maintenance, proposal, facts)
+    window = planned_window(rules, facts.cluster, node, now)
+    if window is None:
+        return allow(Guard.maintenance, f"No work is planned on {node.name} now.")
+    why = f"Planned work on {node.name}: {window.why}."
+    if proposal.by is not None:
+        return allow(Guard.maintenance, f"{why} {proposal.by} asks all the same.")
+    return hold(Guard.maintenance, why, used=1, limit=0, frees_at=window.until)
+
+
+def recent(moments: list[datetime], now: datetime, span: timedelta) -> list[datetime]:
+    """Those within the span before now, oldest first. A moment that is exactly `span` old has left it."""
+    return sorted(moment for moment in moments if moment > now - span)

@@ -1,0 +1,120 @@
+"""Where a node stands, what the site has planned for it, and which settings bind it."""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from healer.model import (
+    GateFacts,
+    GuardSettings,
+    Maintenance,
+    Place,
+    Proposal,
+    Ruleset,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+)
+
+_NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]")
+_FEATURE = "feature:"
+
+
+def settings_of(rules: Ruleset, cluster: str) -> GuardSettings:
+    return rules.cluster_guards.get(cluster, rules.guards)
+
+
+def node_of(proposal: Proposal, facts: GateFacts) -> SlurmNode | None:
+    """The proposal's node as Slurm's picture shows it; None without a picture, and for an unknown node."""
+    if facts.snapshot is None or proposal.node is None:
+        return None
+    return facts.snapshot.nodes.get(proposal.node)
+
+
+def job_of(proposal: Proposal, facts: GateFacts) -> SlurmJob | None:
+    if facts.snapshot is None or proposal.job is None:
+        return None
+    return facts.snapshot.jobs.get(proposal.job)
+
+
+def settings_of_node(rules: Ruleset, cluster: str, node: SlurmNode | None) -> list[GuardSettings]:
+    """The settings of each partition that the node is in; the strictest of them binds. Never empty."""
+    base = settings_of(rules, cluster)
+    partitions = node.partitions if node else ()
+    return [rules.partition_guards.get(name, base) for name in partitions] or [base]
+
+
+def settings_of_job(rules: Ruleset, cluster: str, job: SlurmJob | None) -> GuardSettings:
+    base = settings_of(rules, cluster)
+    return rules.partition_guards.get(job.partition, base) if job else base
+
+
+def place_of(rules: Ruleset, node: SlurmNode) -> Place:
+    """Rack and switch: Slurm's picture first (a recording may carry them), then the site's topology file."""
+    known = rules.topology.places.get(node.name, Place())
+    return Place(rack=node.rack or known.rack, switch=node.switch or known.switch, pod=node.pod or known.pod)
+
+
+def matches(pattern: str, node: SlurmNode) -> bool:
+    """One pattern of `protected` or `maintenance`: a name, a glob, a hostlist, or `feature:<glob>`.
+
+    `gpu[0001-0016,0020]` is a hostlist (digits only between the brackets, equal width); every other bracket
+    is the glob's.
+    """
+    if pattern.startswith(_FEATURE):
+        return any(fnmatchcase(feature, pattern[len(_FEATURE) :]) for feature in node.features)
+    return any(fnmatchcase(node.name, name) for name in _expand(pattern))
+
+
+@lru_cache(maxsize=256)
+def _expand(pattern: str) -> tuple[str, ...]:
+    return tuple(_names(pattern))
+
+
+def _names(pattern: str) -> Iterator[str]:
+    found = _NUMBERS.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    head, tail = pattern[: found.start()], pattern[found.end() :]
+    for part in found[1].split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            for rest in _names(tail):
+                yield f"{head}{number:0{len(first)}d}{rest}"
+
+
+def window_of(windows: tuple[Maintenance, ...], node: SlurmNode, now: datetime) -> Maintenance | None:
+    """The window of planned work that the node is in now. `until` itself is outside."""
+    for window in windows:
+        begun = window.since is None or window.since <= now
+        over = window.until is not None and window.until <= now
+        if begun and not over and any(matches(pattern, node) for pattern in window.nodes):
+            return window
+    return None
+
+
+def planned_window(rules: Ruleset, cluster: str, node: SlurmNode, now: datetime) -> Maintenance | None:
+    """Planned work by the site's list (of the cluster or of the node's partitions) or by Slurm's own flag."""
+    for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
+        if window := window_of(settings.maintenance, node, now):
+            return window
+    if node.planned:
+        return Maintenance(nodes=(node.name,), why=f"Slurm shows it as {'+'.join(node.state)}")
+    return None
+
+
+def active_slot_nodes(facts: GateFacts, *, but: str | None = None) -> set[str]:
+    """Nodes whose slot counts against the caps: those granted by law 2 do not."""
+    return {slot.node for slot in facts.slots if not slot.unusable and slot.node != but}
+
+
+def rides(proposal: Proposal, facts: GateFacts) -> bool:
+    """The node has its slot already, so this step takes nothing more."""
+    return proposal.ride or any(slot.node == proposal.node for slot in facts.slots)
+
+
+def nodes_in(snapshot: SlurmSnapshot, partition: str) -> list[SlurmNode]:
+    return [node for node in snapshot.gpu_nodes if partition in node.partitions]

@@ -55,7 +55,7 @@ class Postgres:
         self.data_dir: Path = make_data_dir(data_dir)
         self._say = say
         self._popen = popen or {}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[Any] | None = None
         self.home: Path = server_home(self.data_dir, self.user)
         if self.home != self.data_dir:
             say(f"{self.user.name} cannot enter {self.data_dir}: the servers keep their files in {self.home}")
@@ -311,7 +311,7 @@ def _environment() -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 
-def _ended(process: subprocess.Popen[bytes], patience_s: float) -> bool:
+def _ended(process: subprocess.Popen[Any], patience_s: float) -> bool:
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:

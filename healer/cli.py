@@ -1,0 +1,77 @@
+"""The command line. Light: what a command needs is imported when it runs (a test checks it)."""
+
+import importlib
+import importlib.util
+import sys
+
+import typer
+
+from healer import __version__
+from healer.commands import Failed
+from healer.settings import SettingsError
+
+#: In the order in which `healer --help` lists them.
+COMMANDS = (
+    "up",
+    "parts",
+    "db",
+    "token",
+    "send",
+    "nodes",
+    "incidents",
+    "runs",
+    "rules",
+    "replay",
+    "simulate",
+    "audit",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"healer {__version__}")
+        raise typer.Exit
+
+
+def build() -> typer.Typer:
+    """The application with all commands."""
+    app = typer.Typer(
+        name="healer",
+        help="The self-healing control plane for GPU clusters under Slurm.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def _root(
+        version: bool = typer.Option(
+            False, "--version", callback=_version, is_eager=True, help="Print the version and end."
+        ),
+    ) -> None: ...
+
+    for name in COMMANDS:
+        if importlib.util.find_spec(f"healer.commands.{name}") is None:
+            continue
+        importlib.import_module(f"healer.commands.{name}").register(app)
+    return app
+
+
+def main() -> None:
+    """Exit status: 0 done, 1 failed, 2 wrong use or wrong settings."""
+    try:
+        build()()
+    except SettingsError as error:
+        _end(error, 2)
+    except Failed as error:
+        _end(error, 1)
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; nothing more can be said.
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def _end(error: Exception, status: int) -> None:
+    print(f"healer: {error}", file=sys.stderr)
+    sys.exit(status)

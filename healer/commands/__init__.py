@@ -1,0 +1,9 @@
+"""The commands of `healer`, one module each with `register(app)`.
+
+The modules are imported for `--help`, so they import nothing heavy at the top: no SQLAlchemy, FastAPI,
+Celery, numpy or scikit-learn. What a command needs it imports when it runs.
+"""
+
+
+class Failed(Exception):
+    """The command did not succeed. One sentence, printed to standard error; the exit status is 1."""

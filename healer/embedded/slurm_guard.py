@@ -1,0 +1,201 @@
+"""The guardian of an embedded Slurm: starts its daemons and takes every one of them with it when it ends.
+
+Runs as a process of its own: `python -m healer.embedded.slurm_guard DIRECTORY`. It is the subreaper of all it
+starts, so slurmstepd and the processes of jobs, which leave their parents on purpose, stay its descendants.
+It ends when its standard input closes or its parent is gone (also by SIGKILL), and kills them all first.
+
+Standard input takes one order per line, standard output answers each with one line:
+
+    start NAME    start `munged`, `slurmctld` or the slurmd of a node; `ok`
+    start-all     start the slurmd of every node in `DIRECTORY/nodes`; `ok`
+    kill NAME     SIGKILL to that daemon; for a node also to what its jobs run; `ok`, or `none` if nothing ran
+
+Standard library alone: it starts in milliseconds and holds nothing that a fork could break.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Guardian:
+    """Daemons by name, in one directory that `RealSlurm` has filled."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.pids: dict[str, int] = {}
+        self.env = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C",
+            "SLURM_CONF": str(directory / "slurm.conf"),
+        }
+
+    def _command(self, name: str) -> list[str]:
+        run = self.directory / "run"
+        if name == "munged":
+            return [
+                "munged", "--foreground", "--force", "--num-threads=4",
+                f"--key-file={run}/munge.key", f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid",
+                f"--log-file={run}/munged.log", f"--seed-file={run}/munge.seed",
+            ]  # fmt: skip
+        if name == "slurmctld":
+            return ["slurmctld", "-D", "-i"]
+        return ["slurmd", "-D", "-N", name]
+
+    def start(self, name: str) -> None:
+        if name in self.pids:
+            return
+        command = self._command(name)
+        pid = os.fork()
+        if pid:
+            self.pids[name] = pid
+            return
+        try:
+            os.setsid()
+            # Should the guardian itself be killed, the kernel kills the daemons.
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
+            os.chdir("/")
+            os.execvpe(command[0], command, self.env)  # noqa: S606
+        finally:
+            os._exit(127)
+
+    def kill(self, name: str) -> bool:
+        pid = self.pids.get(name)
+        if pid is None:
+            return False
+        _kill(pid)
+        if name not in {"munged", "slurmctld"}:
+            self._kill_jobs(name)
+        deadline = time.monotonic() + 5
+        while self.pids.get(name) == pid and time.monotonic() < deadline:
+            self.reap()
+            time.sleep(0.01)
+        return True
+
+    def _kill_jobs(self, node: str) -> None:
+        """What runs for the jobs of this node, slurmstepd first, lest it still reports their end.
+
+        slurmstepd shows no environment; it is the parent of processes that carry the node's name."""
+        below = descendants(os.getpid())
+        jobs = [pid for pid in below if _runs_for(pid, node)]
+        for pid in [parent for parent in map(_parent, jobs) if parent in below] + jobs:
+            _kill(pid)
+
+    def reap(self) -> None:
+        """Collects the dead, adopted ones too, so that no zombie stays."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self.pids = {name: known for name, known in self.pids.items() if known != pid}
+
+    def kill_all(self) -> None:
+        """Kills descendants until none is left: a daemon may fork while the list is being read."""
+        deadline = time.monotonic() + 8
+        while time.monotonic() < deadline:
+            left = descendants(os.getpid())
+            if not left:
+                return
+            for pid in left:
+                _kill(pid)
+            time.sleep(0.02)
+            self.reap()
+
+    def obey(self, order: str) -> str:
+        verb, _, name = order.partition(" ")
+        if verb == "start":
+            self.start(name)
+        elif verb == "start-all":
+            for node in (self.directory / "nodes").read_text().split():
+                self.start(node)
+        elif verb == "kill":
+            return "ok" if self.kill(name) else "none"
+        else:
+            return f"unknown order: {order}"
+        return "ok"
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of everything under `root`, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The command name may hold blanks and brackets: fields count from the last bracket.
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            if fields[0] not in (b"Z", b"X"):
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def _runs_for(pid: int, node: str) -> bool:
+    """A process of a job on this node, by the environment that slurmd gave it."""
+    with contextlib.suppress(OSError):
+        environment = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+        return f"SLURMD_NODENAME={node}".encode() in environment
+    return False
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[1])
+    return 0
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def main(argv: list[str]) -> int:
+    guardian = Guardian(Path(argv[0]))
+    parent = os.getppid()
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ending = False
+
+    def end(_signal: int, _frame: object) -> None:
+        nonlocal ending
+        ending = True
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    waiting = b""
+    try:
+        while not ending and os.getppid() == parent:
+            guardian.reap()
+            readable, _, _ = select.select([0], [], [], 0.5)
+            if not readable:
+                continue
+            chunk = os.read(0, 4096)
+            if not chunk:
+                break
+            *orders, waiting = (waiting + chunk).split(b"\n")
+            for order in orders:
+                os.write(1, guardian.obey(order.decode()).encode() + b"\n")
+    finally:
+        guardian.kill_all()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,7 @@ from healer.decisions.breaker import (
     reset,
     storm_roots,
 )
-from healer.decisions.decide import decide, decision_key, known_bad_in_service, severity_of
+from healer.decisions.decide import decide, severity_of
 from healer.decisions.gate import (
     ASKED,
     GUARDS,
@@ -16,7 +16,6 @@ from healer.decisions.gate import (
     after,
     judge,
     limits,
-    slot_for,
     takes_canary,
 )
 
@@ -29,14 +28,11 @@ __all__ = [
     "canary_ended",
     "canary_withdrawn",
     "decide",
-    "decision_key",
     "judge",
-    "known_bad_in_service",
     "limits",
     "next_breaker",
     "reset",
     "severity_of",
-    "slot_for",
     "storm_roots",
     "takes_canary",
 ]

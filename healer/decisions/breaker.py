@@ -18,12 +18,12 @@ from healer.model import (
     Breaker,
     BreakerState,
     FaultClass,
+    GateFacts,
     GuardSettings,
     Incident,
     Root,
     Rule,
     Ruleset,
-    SlurmSnapshot,
 )
 
 STORM_WINDOW = timedelta(minutes=5)
@@ -43,7 +43,7 @@ def is_off(settings: GuardSettings) -> bool:
 
 
 def storm_roots(
-    incidents: Iterable[Incident], rules: Ruleset, snapshot: SlurmSnapshot | None, now: datetime
+    incidents: Iterable[Incident], facts: GateFacts, rules: Ruleset, now: datetime
 ) -> tuple[Root, ...]:
     """The roots of the last 5 minutes that would take capacity away, one per rule and node, oldest first.
 
@@ -58,7 +58,7 @@ def storm_roots(
             continue
         if incident.opened <= now - STORM_WINDOW or incident.node_was_out or incident.merged_into:
             continue
-        seen = snapshot.nodes.get(node) if snapshot else None
+        seen = facts.snapshot.nodes.get(node) if facts.snapshot else None
         if seen and planned_window(rules, incident.cluster, seen, incident.opened):
             continue
         root = Root(

@@ -1,12 +1,11 @@
 """Incident -> decision: what would be done, what every guard says, and how urgent that makes it."""
 
 from datetime import datetime
-from hashlib import sha256
 
 from healer.decisions.capacity import out_of_service
 from healer.decisions.gate import judge
 from healer.decisions.guards import recent
-from healer.decisions.places import planned_window, settings_of_node
+from healer.decisions.places import settings_of_node
 from healer.model import (
     REMEDY_LADDER,
     REMOVING_VERBS,
@@ -37,8 +36,8 @@ def decide(  # noqa: PLR0917
 ) -> Decision | None:
     """What to do about an incident now. None: nothing to decide (settling, ended, a run is under way).
 
-    `active` is the incident's run that has not ended. The caller stores a decision when `decision_key`
-    changes, and starts the run when `outcome` is act.
+    `active` is the incident's run that has not ended. The caller starts the run when `outcome` is act, and
+    stores a decision only when it says something new: figures move with the clock.
     """
     if not incident.is_open or now < incident.settle_until:
         return None
@@ -83,7 +82,7 @@ def decide(  # noqa: PLR0917
         answers=result.answers,
         guard=result.guard,
         run=proposal.run,
-        facts=_facts(incident, facts, rules, now),
+        facts=_facts(facts, rules, now),
     )
 
 
@@ -139,7 +138,7 @@ def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset
     return ladder[-1]
 
 
-def _facts(incident: Incident, facts: GateFacts, rules: Ruleset, now: datetime) -> dict[str, object]:
+def _facts(facts: GateFacts, rules: Ruleset, now: datetime) -> dict[str, object]:
     """What the decision rested on, in figures, for the record."""
     snapshot = facts.snapshot
     if snapshot is None:
@@ -151,48 +150,24 @@ def _facts(incident: Incident, facts: GateFacts, rules: Ruleset, now: datetime) 
         "gpu_nodes": len(fleet),
         "in_service": len(fleet) - len(out_of_service(fleet, facts, rules, now)),
         "slots": len(facts.slots),
-        "node_in_service": node_in_service(incident, facts, rules, now),
     }
 
 
-def node_in_service(incident: Incident, facts: GateFacts, rules: Ruleset, now: datetime) -> bool:
-    """New jobs may start on the incident's node, and no planned work is on it. Unknown is False."""
-    node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
-    return node is not None and node.in_service and planned_window(rules, facts.cluster, node, now) is None
-
-
-def severity_of(incident: Incident, decision: Decision, jobs_hit: int) -> Severity:
-    """How urgent it is for a person, once it was decided.
+def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts | None) -> Severity:
+    """How urgent it is for a person.
 
     P0: a fatal fault hits service (the node still takes jobs, or jobs were on it) and healer cannot or may
     not act, whichever guard says so: in shadow mode too nobody acts unless a person does. No P0: planned
     work, and a node that a person holds already (the owner has it). Acted on, the rule's own severity stands,
-    P1 at most.
+    P1 at most. Without a decision nothing was held back, so there is no P0 either.
     """
     base = incident.severity if incident.severity is not Severity.P0 else Severity.P1
-    if decision.outcome not in {Outcome.held, Outcome.refused}:
+    if decision is None or decision.outcome not in {Outcome.held, Outcome.refused}:
         return base
     if not (incident.unusable or incident.fault_class is FaultClass.fatal):
         return base
-    in_service = bool(decision.facts.get("node_in_service", True))
+    node = facts.snapshot.nodes.get(incident.root.node or "") if facts and facts.snapshot else None
+    in_service = node is None or node.in_service  # an unknown node is not known to be out
     if decision.guard is Guard.maintenance or (decision.guard is Guard.ownership and not in_service):
         return base
-    return Severity.P0 if jobs_hit or in_service else base
-
-
-def known_bad_in_service(incident: Incident, decision: Decision) -> bool:
-    """Law 2: surely unusable, and it must still stay. Shown so, kept from jobs we requeue, and paged."""
-    kept = decision.outcome in {Outcome.held, Outcome.refused}
-    return incident.unusable and kept and bool(decision.facts.get("node_in_service"))
-
-
-def decision_key(decision: Decision) -> str:
-    """The same for decisions that say the same: outcome, guard, playbook, and the kind of every answer.
-
-    Figures that move with the clock (an age, a count) make no new decision.
-    """
-    said = [decision.outcome, str(decision.guard), str(decision.playbook), str(decision.run)]
-    said += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
-    if decision.outcome is Outcome.nothing:
-        said.append(decision.why)
-    return sha256("|".join(said).encode()).hexdigest()[:16]
+    return Severity.P0 if incident.jobs_hit or in_service else base

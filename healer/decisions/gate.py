@@ -149,7 +149,15 @@ def after(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> Gate
     if proposal.verb in SLOT_VERBS and proposal.node:
         changed["running"] = {**facts.running, proposal.node: run}
         if all(slot.node != proposal.node for slot in facts.slots):
-            changed["slots"] = (*facts.slots, slot_for(proposal, run, now))
+            slot = Slot(
+                cluster=proposal.cluster,
+                node=proposal.node,
+                incident=proposal.incident,
+                run=run,
+                granted_at=now,
+                unusable=proposal.unusable,
+            )
+            changed["slots"] = (*facts.slots, slot)
             if not proposal.unusable:
                 changed["granted"] = (*facts.granted, now)
     if proposal.verb in {Verb.requeue, Verb.revive} and proposal.job:
@@ -163,22 +171,8 @@ def after(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> Gate
     return msgspec.structs.replace(facts, **changed)
 
 
-def slot_for(proposal: Proposal, run: str, now: datetime) -> Slot:
-    """The slot to store for a granted removing step. Raises ValueError when the proposal names no node."""
-    if proposal.node is None:
-        raise ValueError("a slot is one node's: the proposal names none")
-    return Slot(
-        cluster=proposal.cluster,
-        node=proposal.node,
-        incident=proposal.incident,
-        run=run,
-        granted_at=now,
-        unusable=proposal.unusable,
-    )
-
-
 def takes_canary(facts: GateFacts, proposal: Proposal) -> bool:
-    """Granted now, this run becomes the half-open breaker's canary: store what `after` makes of the breaker."""
+    """Granted now, this run becomes the half-open breaker's canary: store the breaker of `after`."""
     return (
         facts.breaker.state is BreakerState.half_open
         and facts.breaker.canary is None

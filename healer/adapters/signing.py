@@ -5,6 +5,7 @@ here, one per line, so that a lost and newly made key does not turn old checkpoi
 """
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -79,8 +80,8 @@ def load_checkpoints(path: Path) -> list[Checkpoint]:
 
 def _create(path: Path) -> None:
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
+    fresh = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)

@@ -267,7 +267,8 @@ def test_a_deleted_link_is_named_with_its_record(sealed):
         conn.execute(sa.delete(audit_records).where(audit_records.c.id == 4))
     assert what(sealed) == [
         "seq 4 up to seq 5 are missing",
-        "record 5 of 2026-11-20T03:00:05.250000Z (node.drained node/gpu0005) was never sealed and will not be",
+        "record 5 of 2026-11-20T03:00:05.250000Z (node.drained node/gpu0005) "
+        "was never sealed and will not be",
     ]
 
 
@@ -275,8 +276,8 @@ def test_exchanged_records_are_named_together(sealed):
     with unguarded(sealed) as conn:
         conn.execute(
             sa.text(
-                "UPDATE audit_records a SET at = b.at, subject = b.subject, data = b.data FROM audit_records b "
-                "WHERE (a.id, b.id) IN ((3, 6), (6, 3))"
+                "UPDATE audit_records a SET at = b.at, subject = b.subject, data = b.data "
+                "FROM audit_records b WHERE (a.id, b.id) IN ((3, 6), (6, 3))"
             )
         )
     assert what(sealed) == [

@@ -12,7 +12,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres.audit_read import export, report, verify
+from healer.adapters.postgres.audit_read import PostgresAuditTrail, export, report, verify
 from healer.adapters.postgres.audit_rows import (
     RECORD,
     checkpoints_of,
@@ -26,7 +26,16 @@ from healer.adapters.signing import append_checkpoints, load_checkpoints
 from healer.audit import Signer, extend, genesis, sign_checkpoint, storable, storable_text
 from healer.model import AuditRecord
 
-__all__ = ["SEALER_LOCK", "Sealer", "append", "append_many", "export", "report", "verify"]
+__all__ = [
+    "SEALER_LOCK",
+    "PostgresAuditTrail",
+    "Sealer",
+    "append",
+    "append_many",
+    "export",
+    "report",
+    "verify",
+]
 
 #: `pg_try_advisory_lock` key of the one sealer: the bytes of "healaudi".
 SEALER_LOCK = int.from_bytes(b"healaudi", "big")

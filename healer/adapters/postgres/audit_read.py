@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.audit_rows import RECORD, checkpoints_of, heads_of, record_of
 from healer.adapters.postgres.tables import audit_chain, audit_records, audit_unsealed
-from healer.adapters.signing import load_checkpoints
+from healer.adapters.signing import CHECKPOINT_FILE, load_checkpoints, trusted_keys
 from healer.audit import Head, Header, Link, Report, examine, export_lines
 from healer.model import AuditRecord, Broken, Checkpoint
 
@@ -102,5 +102,25 @@ def _never_sealed(conn: sa.Connection) -> list[AuditRecord]:
 
 
 def _removed(item: Checkpoint) -> Broken:
-    what = f"the checkpoint of seq {item.seq} stands in the checkpoint file, but no longer in the database"
-    return Broken(cluster=item.cluster, seq=item.seq, what=what)
+    what = f"the checkpoint of seq {item.seq} stands in the checkpoint file"
+    return Broken(cluster=item.cluster, seq=item.seq, what=f"{what}, but no longer in the database")
+
+
+class PostgresAuditTrail:
+    """The audit of one installation: its database, held against the keys and checkpoints of its data directory.
+
+    Where the directory has never had a key (a part that runs on another machine), any key may sign.
+    """
+
+    def __init__(self, engine: sa.Engine, data_dir: Path) -> None:
+        self._engine = engine
+        self._data_dir = data_dir
+
+    def report(self) -> Report:
+        """See `report`; the same exceptions."""
+        keys = trusted_keys(self._data_dir) or None
+        return report(self._engine, keys=keys, checkpoint_file=self._data_dir / CHECKPOINT_FILE)
+
+    def export(self) -> Iterator[bytes]:
+        """JSON Lines, streamed."""
+        return export(self._engine)

@@ -1,0 +1,134 @@
+"""`healer audit`: verifies the chain and exports it."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from healer.commands import Failed
+from healer.settings import load
+
+if TYPE_CHECKING:
+    from healer.audit import Report
+    from healer.model import Checkpoint
+
+_SHOWN_MAX = 200
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        no_args_is_help=True, help="The record of everything that was done.", rich_markup_mode=None
+    )
+    group.command("verify")(verify)
+    group.command("export")(export)
+    app.add_typer(group, name="audit")
+
+
+def verify(
+    file: Path | None = typer.Option(None, help="Verify this export instead of the database; - reads it in."),
+    checkpoints: Path | None = typer.Option(
+        None, help="With --file: an audit-checkpoints.jsonl that was kept apart, to hold the export against."
+    ),
+    key: list[str] = typer.Option(
+        [],
+        help="With --file: a public key (64 hex digits) that may sign; repeat for more. Default: the file's.",
+    ),
+    json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+) -> None:
+    """Verify the audit chain. Names every broken place; ends with 1 when there is one."""
+    if file is None and (checkpoints is not None or key):
+        raise typer.BadParameter(
+            "--checkpoints and --key go with --file; the database uses the data directory's"
+        )
+    report = _of_database() if file is None else _of_file(file, checkpoints, key)
+    if json:
+        import msgspec
+
+        answer = {"ok": not report.broken, **msgspec.to_builtins(report)}
+        typer.echo(msgspec.json.encode(answer).decode())
+    else:
+        _print(report, by_itself=file is not None and not key)
+    if report.broken:
+        raise typer.Exit(1)
+
+
+def export(
+    out: Path | None = typer.Option(None, help="Write here instead of to standard output."),
+) -> None:
+    """Export the audit chain as JSON Lines, which `healer audit verify --file` checks on any machine."""
+    from healer import bootstrap
+
+    lines = bootstrap.audit_trail(load()).export()
+    if out is None:
+        sys.stdout.buffer.writelines(lines)
+        sys.stdout.buffer.flush()
+        return
+    # Whole or not at all: half an export would read like a chain with its end cut off.
+    fresh = out.with_name(f".{out.name}.new")
+    try:
+        with fresh.open("wb") as target:
+            target.writelines(lines)
+        fresh.rename(out)
+    except OSError as error:
+        raise Failed(f"{out} cannot be written: {error.strerror}.") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _of_database() -> "Report":
+    from healer import bootstrap
+    from healer.audit import ExportError
+
+    try:
+        return bootstrap.audit_trail(load()).report()
+    except ExportError as error:
+        raise Failed(f"{error}.") from None
+
+
+def _of_file(file: Path, checkpoints: Path | None, keys: list[str]) -> "Report":
+    from healer.audit import ExportError, verify_export
+
+    wrong = [key for key in keys if len(key) != 64 or set(key.lower()) - set("0123456789abcdef")]
+    if wrong:
+        raise typer.BadParameter(f"--key must be 64 hex digits, not {wrong[0]!r}")
+    trusted = {key.lower() for key in keys} or None
+    try:
+        kept = _kept(checkpoints)
+        if str(file) == "-":
+            return verify_export(sys.stdin.buffer, keys=trusted, checkpoints=kept)
+        with file.open("rb") as stream:
+            return verify_export(stream, keys=trusted, checkpoints=kept)
+    except ExportError as error:
+        raise Failed(f"{error}.") from None
+    except OSError as error:
+        raise Failed(f"{error.filename} cannot be read: {error.strerror}.") from None
+
+
+def _kept(path: Path | None) -> "list[Checkpoint]":
+    from healer.audit import read_checkpoints
+
+    if path is None:
+        return []
+    with path.open("rb") as lines:
+        return read_checkpoints(lines)
+
+
+def _print(report: "Report", *, by_itself: bool) -> None:
+    for item in report.broken[:_SHOWN_MAX]:
+        typer.echo(f"broken: {item.cluster + ', ' if item.cluster else ''}{item.what}.")
+    if len(report.broken) > _SHOWN_MAX:
+        typer.echo(f"and {len(report.broken) - _SHOWN_MAX} more; --json names them all.")
+    for cluster, head in report.heads.items():
+        signed = report.signed.get(cluster, 0)
+        typer.echo(f"{cluster}: {head} records chained, signed up to {signed or 'none'}.")
+    if report.unsealed:
+        typer.echo(f"{report.unsealed} records wait for the sealer.")
+    if by_itself and report.keys:
+        typer.echo(f"Signed by {', '.join(report.keys)}: compare with audit-keys.pub of the installation.")
+    if not report.broken:
+        typer.echo(
+            f"The chain holds: {report.records} records." if report.records else "No record is chained yet."
+        )
+    else:
+        typer.echo(f"The chain is broken in {len(report.broken)} places.")

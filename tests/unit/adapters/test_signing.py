@@ -1,0 +1,69 @@
+"""The signing key on disk: made once, private, never replaced silently."""
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from healer.adapters.signing import (
+    KEY_FILE,
+    PUBLIC_FILE,
+    KeyUnreadable,
+    append_checkpoints,
+    load_checkpoints,
+    load_signer,
+    trusted_keys,
+)
+from healer.audit import sign_checkpoint
+from tests.support.audit import START
+
+
+def test_the_key_is_made_once_and_private(tmp_path: Path):
+    first = load_signer(tmp_path / "data")
+    again = load_signer(tmp_path / "data")
+    assert first.key == again.key
+    assert trusted_keys(tmp_path / "data") == {first.key}
+    assert stat.S_IMODE((tmp_path / "data" / KEY_FILE).stat().st_mode) == 0o600
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {KEY_FILE, PUBLIC_FILE}
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(first.key)).verify(again.sign(b"x"), b"x")
+
+
+def test_processes_that_start_together_agree_on_one_key(tmp_path: Path):
+    made: list[str] = []
+    threads = [threading.Thread(target=lambda: made.append(load_signer(tmp_path).key)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 8
+    assert set(made) == {load_signer(tmp_path).key}
+
+
+def test_a_new_key_joins_the_old_one_among_the_trusted(tmp_path: Path):
+    old = load_signer(tmp_path)
+    (tmp_path / KEY_FILE).unlink()
+    new = load_signer(tmp_path)
+    assert trusted_keys(tmp_path) == {old.key, new.key}
+
+
+def test_a_damaged_key_stops_with_a_sentence_and_stays(tmp_path: Path):
+    (tmp_path / KEY_FILE).write_text("nonsense")
+    with pytest.raises(KeyUnreadable, match=r"audit-key cannot be read .*put the key back from a backup"):
+        load_signer(tmp_path)
+    assert (tmp_path / KEY_FILE).read_text() == "nonsense"
+
+
+def test_checkpoints_are_added_and_read_back(tmp_path: Path):
+    signer, file = load_signer(tmp_path), tmp_path / "audit-checkpoints.jsonl"
+    first = sign_checkpoint(signer, "pod1", 1, b"\1" * 32, START)
+    second = sign_checkpoint(signer, "pod1", 2, b"\2" * 32, START)
+    assert load_checkpoints(file) == []
+    append_checkpoints(file, [])
+    assert not file.exists()
+    append_checkpoints(file, [first])
+    with file.open("ab") as cut:
+        cut.write(b'{"checkpoint":{"at"')
+    append_checkpoints(file, [second])
+    assert load_checkpoints(file) == [first, second]

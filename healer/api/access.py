@@ -1,0 +1,244 @@
+"""Who may do what. One dependency, `need(role)`, stands on every route; a test walks them all.
+
+A token is looked up at most once a second, so that its revocation acts within that second.
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+
+from healer.api.problems import Problem, unauthenticated
+from healer.api.services import Caller, Services
+from healer.model import AuditRecord, Role
+
+SESSION_COOKIE = "healer_session"
+CSRF_HEADER = "x-healer-csrf"
+SESSION_LASTS = timedelta(hours=12)
+
+_READERS = frozenset({Role.viewer, Role.responder, Role.operator, Role.admin, Role.auditor})
+#: Who may pass a route that needs this role: each has what stands before it; auditor and signals stand apart.
+ALLOWED: dict[Role, frozenset[Role]] = {
+    Role.viewer: _READERS,
+    Role.responder: frozenset({Role.responder, Role.operator, Role.admin}),
+    Role.operator: frozenset({Role.operator, Role.admin}),
+    Role.admin: frozenset({Role.admin}),
+    Role.auditor: frozenset({Role.auditor, Role.admin}),
+    Role.signals: frozenset({Role.signals}),
+}
+
+_CACHE_S = 1.0
+_CACHE_SIZE = 20_000
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def digest_of(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def csrf_of(cookie: str) -> str:
+    """The value that pages carry and send back: it follows from the cookie, and tells nothing about it."""
+    return hashlib.sha256(b"healer csrf " + cookie.encode("utf-8", "surrogateescape")).hexdigest()[:43]
+
+
+class Access:
+    """Finds callers, with a cache of a second, and bounds what refusals write to the audit."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._refused: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+
+    def cached(self, kind: str, digest: bytes) -> tuple[bool, Caller | None]:
+        """(known, caller) without asking the database."""
+        entry = self._cache.get((kind, digest))
+        if entry is None or time.monotonic() - entry[0] > _CACHE_S:
+            return False, None
+        return True, entry[1]
+
+    def look_up(self, kind: str, digest: bytes) -> Caller | None:
+        """Asks the database; from a thread."""
+        # Before the query: an answer must never live longer than a second after its revocation.
+        asked = time.monotonic()
+        find = self._services.tokens.by_token if kind == "token" else self._services.tokens.by_session
+        caller = find(digest, self._services.clock.now())
+        with self._lock:
+            self._cache[(kind, digest)] = (asked, caller)
+            while len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return caller
+
+    async def find(self, kind: str, digest: bytes) -> Caller | None:
+        known, caller = self.cached(kind, digest)
+        return caller if known else await run_in_threadpool(self.look_up, kind, digest)
+
+    async def caller(self, request: HTTPConnection) -> Caller:
+        """Who asks. Raises 401, or 403 for a session without its CSRF proof."""
+        header = request.headers.get("authorization")
+        if header is not None:
+            scheme, _, token = header.partition(" ")
+            if scheme.lower() != "bearer" or not token.startswith("heal_"):
+                raise unauthenticated()
+            caller = await self.find("token", digest_of(token.strip()))
+        else:
+            cookie = request.cookies.get(SESSION_COOKIE)
+            if not cookie:
+                raise unauthenticated()
+            caller = await self.find("session", digest_of(cookie))
+            if caller is not None:
+                caller = msgspec.structs.replace(caller, csrf=csrf_of(cookie))
+                _check_csrf(request, caller)
+        if caller is None:
+            raise unauthenticated()
+        return caller
+
+    def note_refusal(self, caller: Caller, what: str, why: str) -> None:
+        """Writes a refusal to the audit: the same one at most once a minute, and 100 a minute in all."""
+        now = time.monotonic()
+        key = (caller.id, what, why)
+        with self._lock:
+            while self._refused and next(iter(self._refused.values())) < now - 60:
+                self._refused.popitem(last=False)
+            if key in self._refused or len(self._refused) >= 100:
+                return
+            self._refused[key] = now
+        self._services.commands.audit(
+            AuditRecord(
+                cluster=caller.cluster or self._services.cluster,
+                at=self._services.clock.now(),
+                actor=caller.name,
+                verb="access.refused",
+                subject=f"token/{caller.id}",
+                data={"what": what, "why": why, "role": caller.role.value},
+            )
+        )
+
+    # --- what the console's pages use ---
+
+    def session(self, cookie: str) -> Caller | None:
+        """The caller of a session cookie, for pages; from a thread."""
+        if not cookie:
+            return None
+        digest = digest_of(cookie)
+        known, caller = self.cached("session", digest)
+        caller = caller if known else self.look_up("session", digest)
+        return None if caller is None else msgspec.structs.replace(caller, csrf=csrf_of(cookie))
+
+    def sign_in(self, token: str) -> tuple[Caller, str] | None:
+        """Uses up a sign-in link: (caller, value of the session cookie), or None."""
+        now = self._services.clock.now()
+        cookie = secrets.token_urlsafe(32)
+        caller = self._services.tokens.sign_in(
+            digest_of(token), digest_of(cookie), now=now, until=now + SESSION_LASTS
+        )
+        return None if caller is None else (caller, cookie)
+
+    def sign_out(self, cookie: str) -> None:
+        digest = digest_of(cookie)
+        self._services.tokens.sign_out(digest, self._services.clock.now())
+        with self._lock:
+            self._cache.pop(("session", digest), None)
+
+
+def _check_csrf(request: HTTPConnection, caller: Caller) -> None:
+    if request.scope.get("method", "GET") in _SAFE:
+        return
+    sent = request.headers.get(CSRF_HEADER, "")
+    if not hmac.compare_digest(sent.encode(), (caller.csrf or "").encode()):
+        raise Problem(403, "the X-Healer-CSRF header does not fit this session", code="csrf")
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    same = site in {"same-origin", "none"} or (
+        origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+    )
+    if not same:
+        raise Problem(403, "a request with a session must come from healer's own pages", code="csrf")
+
+
+class Need:
+    """The dependency of a route: `role` is the least role that may pass (see ALLOWED)."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+
+    async def __call__(self, request: Request) -> Caller:
+        access: Access = request.app.state.access
+        caller = await access.caller(request)
+        if caller.role not in ALLOWED[self.role]:
+            await refuse(
+                request, caller, f"this needs the role {self.role.value}, yours is {caller.role.value}"
+            )
+        _only_known_query(request)
+        return caller
+
+
+def need(role: Role) -> Any:
+    """`caller: Annotated[Caller, need(Role.operator)]`, or in a route's `dependencies`."""
+    return Depends(Need(role))
+
+
+async def refuse(request: HTTPConnection, caller: Caller, why: str) -> None:
+    """403, and a record of it. Always raises."""
+    access: Access = request.app.state.access
+    what = f"{request.scope.get('method', 'GET')} {request.scope['path'][:200]}"
+    await run_in_threadpool(access.note_refusal, caller, what, why)
+    raise Problem(403, why)
+
+
+def confine(
+    request: HTTPConnection,
+    caller: Caller,
+    *,
+    cluster: str | None = None,
+    node: str | None = None,
+    job: str | None = None,
+) -> None:
+    """403 unless a bound token is about this very cluster, node or job. From a thread.
+
+    A token bound to a node (or job) reaches that node (or job) and nothing that spans more.
+    """
+    why = None
+    if caller.cluster and caller.cluster != cluster:
+        why = f"this token is bound to the cluster {caller.cluster}"
+    elif caller.node and caller.node != node:
+        why = f"this token is bound to the node {caller.node}"
+    elif caller.job and caller.job != job:
+        why = f"this token is bound to the job {caller.job}"
+    if why is None:
+        return
+    access: Access = request.app.state.access
+    access.note_refusal(caller, f"{request.scope.get('method', 'GET')} {request.scope['path'][:200]}", why)
+    raise Problem(403, why)
+
+
+def own_clusters(request: HTTPConnection, caller: Caller, wanted: str | None = None) -> list[str] | None:
+    """The clusters a list may show this caller; None for all. 403 when it asks for another one."""
+    if caller.node or caller.job or (wanted and caller.cluster):
+        confine(request, caller, cluster=wanted or caller.cluster)
+    if wanted:
+        return [wanted]
+    return [caller.cluster] if caller.cluster else None
+
+
+def _only_known_query(request: Request) -> None:
+    """A misspelt filter must not show everything: unknown query parameters are 422."""
+    route = request.scope.get("route")
+    dependant = getattr(route, "dependant", None)
+    if dependant is None or not request.query_params:
+        return
+    known = {field.alias for field in dependant.query_params}
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        errors = [{"field": name[:100], "detail": "no such query parameter"} for name in unknown]
+        raise Problem(422, f"no such query parameter: {unknown[0][:100]}", errors=errors)

@@ -1,0 +1,268 @@
+"""What people ask of runs, rules, pauses and the breaker. The gate judges; this only carries the words."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from healer.api import on_incidents
+from healer.api.access import ALLOWED, confine, need
+from healer.api.answers import answer
+from healer.api.bodies import BreakerBody, ModeBody, PauseBody, Reason, RunBody
+from healer.api.documents import answers
+from healer.api.once import count_refusal, once
+from healer.api.problems import Problem, field_error
+from healer.api.reading import Id, services_of
+from healer.api.rules import playbook_named, rule_named, rule_view
+from healer.api.services import Caller, GuardRefused, NotFound, RunRequest, Services
+from healer.api.views import BreakerView, Preview, RuleRecord, RuleView
+from healer.model import Breaker, Mode, Pause, Playbook, Role, Run
+
+router = APIRouter(tags=["acting"])
+router.include_router(on_incidents.router)
+
+Responder = Annotated[Caller, need(Role.responder)]
+Operator = Annotated[Caller, need(Role.operator)]
+Admin = Annotated[Caller, need(Role.admin)]
+
+RUNS = "/api/v1/runs/"
+
+
+# --- runs ------------------------------------------------------------------------------------------------
+
+
+@router.post(
+    "/playbooks/{name}/runs",
+    responses=answers(Run, "the run; in state `held` when a guard holds it", 202)
+    | answers(Preview, "a dry run: the plan, what the guards say now, the jobs it would hit"),
+    status_code=202,
+)
+def start_run(
+    request: Request, caller: Responder, name: Id, body: RunBody, dry_run: Annotated[bool, Query()] = False
+) -> Response:
+    """Starts a playbook on a node or a job. A guard's Refuse is 409, its Hold a run in state `held`."""
+    services = services_of(request)
+    playbook = playbook_named(services.rules(), name)
+    cluster = body.cluster or services.cluster
+    _check_target(playbook, body)
+    confine(request, caller, cluster=cluster, node=body.node, job=body.job)
+    _check_level(request, caller, playbook)
+    wanted = RunRequest(
+        id="preview",
+        playbook=name,
+        cluster=cluster,
+        by=caller.name,
+        reason=body.reason or "",
+        node=body.node,
+        job=body.job,
+        incident=body.incident,
+    )
+    if dry_run or body.dry_run:
+        return answer(request, services.runs.preview(wanted))
+    if not body.reason:
+        raise field_error("reason", "a run needs a reason")
+
+    def act(identity: str) -> Response:
+        run = services.runs.start(msgspec.structs.replace(wanted, id=identity))
+        return answer(request, run, 202, headers={"Location": RUNS + run.id})
+
+    return _guarded(request, caller, body, act)
+
+
+def _check_target(playbook: Playbook, body: RunBody) -> None:
+    other = "job" if playbook.target == "node" else "node"
+    if not getattr(body, playbook.target):
+        raise field_error(playbook.target, f"the playbook {playbook.name} needs a {playbook.target}")
+    if getattr(body, other):
+        raise field_error(other, f"the playbook {playbook.name} takes a {playbook.target}, not a {other}")
+
+
+def _check_level(request: Request, caller: Caller, playbook: Playbook) -> None:
+    least = Role.responder if playbook.level <= 1 else Role.operator
+    if caller.role not in ALLOWED[least]:
+        why = f"the playbook {playbook.name} needs the role {least.value}, yours is {caller.role.value}"
+        request.app.state.access.note_refusal(caller, f"POST {request.url.path[:200]}", why)
+        raise Problem(403, why)
+
+
+def _guarded(
+    request: Request, caller: Caller, body: RunBody | Reason, act: Callable[[str], Response]
+) -> Response:
+    try:
+        return once(request, caller, body, act)
+    except GuardRefused as error:
+        count_refusal(error)
+        raise
+
+
+def _own_run(request: Request, caller: Caller, id: str) -> Run:
+    run = services_of(request).reads.run(id)
+    if run is None:
+        raise NotFound(f"there is no run {id}")
+    confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
+    return run
+
+
+def _on_run(request: Request, caller: Caller, id: str, body: Reason, verb: str) -> Response:
+    run = _own_run(request, caller, id)
+    command = getattr(services_of(request).runs, verb)
+
+    def act(identity: str) -> Response:
+        changed: Run = command(run.id, by=caller.name, reason=body.reason, request=identity)
+        return answer(request, changed, headers={"Location": RUNS + run.id})
+
+    return _guarded(request, caller, body, act)
+
+
+@router.post("/runs/{id}/approve", responses=answers(Run, "the run goes on, or a guard holds it"))
+def approve(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
+    """Approves a run that waits for it. For what cannot be undone, not by the person who asked for it."""
+    return _on_run(request, caller, id, body, "approve")
+
+
+@router.post("/runs/{id}/reject", responses=answers(Run, "the run ends as rejected"))
+def reject(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
+    """Refuses a run that waits for approval."""
+    return _on_run(request, caller, id, body, "reject")
+
+
+@router.post("/runs/{id}/cancel", responses=answers(Run, "the run is cancelled"))
+def cancel(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
+    """Stops a run before its next step. A step under way is read back first."""
+    return _on_run(request, caller, id, body, "cancel")
+
+
+@router.post("/runs/{id}/retry", responses=answers(Run, "the run goes on where it got stuck"))
+def retry(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
+    """Lets a stuck run go on at the step where it stopped."""
+    return _on_run(request, caller, id, body, "retry")
+
+
+# --- rules, pauses, breaker ------------------------------------------------------------------------------
+
+
+@router.post("/rules/{name}/mode", responses=answers(RuleView, "the rule with its new mode"))
+def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Response:
+    """Sets how far a rule may go by itself, while running."""
+    services = services_of(request)
+    rule = rule_named(services.rules(), name)
+    if caller.cluster or caller.node or caller.job:
+        confine(request, caller)
+
+    def act(identity: str) -> Response:
+        now = services.clock.now()
+        services.commands.set_mode(
+            name, Mode(body.mode), by=caller.name, reason=body.reason, at=now, request=identity
+        )
+        record = services.reads.rule_records().get(name, RuleRecord())
+        return answer(request, rule_view(services.rules(), rule, record))
+
+    return once(request, caller, body, act)
+
+
+@router.post("/pauses", responses=answers(Pause, "the pause, in force", 201), status_code=201)
+def pause(request: Request, caller: Operator, body: PauseBody) -> Response:
+    """Stops healer from acting on its own in this scope, within a second, until ended or over."""
+    services = services_of(request)
+    _check_pause(services, caller, request, body)
+
+    def act(identity: str) -> Response:
+        made = services.commands.pause(
+            Pause(
+                id=identity,
+                scope=body.scope,
+                name=body.name or "",
+                by=caller.name,
+                reason=body.reason,
+                since=services.clock.now(),
+                until=body.until,
+                cluster=_pause_cluster(services, caller, body),
+            ),
+            request=identity,
+        )
+        return answer(request, made, 201, headers={"Location": f"/api/v1/pauses/{made.id}"})
+
+    return once(request, caller, body, act)
+
+
+def _check_pause(services: Services, caller: Caller, request: Request, body: PauseBody) -> None:
+    if body.scope == "all" and body.name:
+        raise field_error("name", "the scope all takes no name")
+    if body.scope not in {"all", "cluster"} and not body.name:
+        raise field_error("name", f"which {body.scope} is to be paused")
+    if body.until is not None and body.until <= services.clock.now():
+        raise field_error("until", "lies in the past")
+    cluster = body.name if body.scope == "cluster" and body.name else body.cluster
+    node = body.name if body.scope == "node" else None
+    confine(request, caller, cluster=cluster or caller.cluster, node=node)
+    known = services.rules()
+    if body.scope == "rule" and body.name:
+        rule_named(known, body.name)
+    if body.scope == "playbook" and body.name:
+        playbook_named(known, body.name)
+
+
+def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str | None:
+    """A rule or everything is paused on all clusters unless one is named; a node always has one."""
+    if body.scope == "cluster":
+        return body.name or body.cluster or caller.cluster or services.cluster
+    if body.scope in {"node", "partition"}:
+        return body.cluster or caller.cluster or services.cluster
+    return body.cluster or caller.cluster
+
+
+@router.delete("/pauses/{id}", responses=answers(Pause, "the pause that ended"))
+def end_pause(
+    request: Request,
+    caller: Operator,
+    id: Id,
+    reason: Annotated[str, Query(max_length=2000)] = "",
+    body: Reason | None = None,
+) -> Response:
+    """Ends a pause. The reason may stand in the body or in the address."""
+    services = services_of(request)
+    standing = [one for one in services.reads.pauses(services.clock.now()) if one.id == id]
+    if not standing:
+        raise NotFound(f"no pause {id} is in force")
+    scope = standing[0]
+    confine(request, caller, cluster=scope.cluster, node=scope.name if scope.scope == "node" else None)
+    words = body or Reason(reason=reason or "no reason given")
+
+    def act(identity: str) -> Response:
+        ended = services.commands.end_pause(
+            id, by=caller.name, reason=words.reason, at=services.clock.now(), request=identity
+        )
+        return answer(request, ended)
+
+    return once(request, caller, words, act)
+
+
+@router.post("/breaker/reset", responses=answers(BreakerView, "the breaker, half-open"))
+def reset_breaker(request: Request, caller: Admin, body: BreakerBody) -> Response:
+    """After a storm: lets one canary through. A named person says why."""
+    services = services_of(request)
+    cluster = body.cluster or caller.cluster or services.cluster
+    confine(request, caller, cluster=cluster)
+    if cluster not in {one.cluster for one in services.reads.breakers()}:
+        raise NotFound(f"there is no cluster {cluster}")
+
+    def act(identity: str) -> Response:
+        now_is = services.runs.reset_breaker(cluster, by=caller.name, reason=body.reason, request=identity)
+        return answer(request, breaker_view(now_is))
+
+    return once(request, caller, body, act)
+
+
+def breaker_view(breaker: Breaker) -> BreakerView:
+    return BreakerView(
+        cluster=breaker.cluster,
+        state=breaker.state,
+        roots=list(breaker.roots),
+        since=breaker.since,
+        why=breaker.why,
+        canary=breaker.canary,
+        reset_by=breaker.reset_by,
+        reset_reason=breaker.reset_reason,
+    )

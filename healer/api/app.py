@@ -1,0 +1,62 @@
+"""The REST API as one ASGI application. `healer.bootstrap` makes the Services and runs it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio.to_thread
+from fastapi import APIRouter, FastAPI
+from starlette.routing import BaseRoute
+
+from healer.api import acting, documents, problems, reading, system
+from healer.api.access import Access
+from healer.api.fleet import Fleet
+from healer.api.group_commit import GroupCommit
+from healer.api.middleware import Edge
+from healer.api.services import Services
+from healer.api.signals import SignalRoutes
+
+PREFIX = "/api/v1"
+#: Threads for the synchronous routes; the engine's pool has room for two connections each.
+THREADS = 16
+
+
+def create_app(
+    services: Services, *, routers: Sequence[APIRouter] = (), mounts: Sequence[BaseRoute] = ()
+) -> FastAPI:
+    """The application. `routers` and `mounts` are the console's pages and static files."""
+    access = Access(services)
+    fleet = Fleet(services)
+    commit = GroupCommit(services.signals)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+        commit.start()
+        yield
+        await commit.stop()
+
+    app = FastAPI(
+        title="healer",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    app.state.access = access
+    app.state.fleet = fleet
+    app.state.commit = commit
+    signals = SignalRoutes(services, access, fleet, commit)
+    app.router.routes.extend(signals.routes(PREFIX))
+    app.include_router(reading.router, prefix=PREFIX)
+    app.include_router(acting.router, prefix=PREFIX)
+    app.include_router(system.router)
+    for router in routers:
+        app.include_router(router)
+    app.router.routes.extend(mounts)
+    problems.install(app)
+    documents.install(app, PREFIX)
+    app.add_middleware(Edge, prefix=PREFIX)
+    return app

@@ -1,0 +1,50 @@
+"""Slurm's latest picture as the API sees it: at most a second old, read once for all requests."""
+
+import asyncio
+import threading
+import time
+
+from starlette.concurrency import run_in_threadpool
+
+from healer.api.services import Services, Unavailable
+from healer.model import SlurmSnapshot
+
+_FRESH_S = 1.0
+#: While the database is away the old picture still says which nodes there are.
+_USABLE_S = 60.0
+
+
+class Fleet:
+    """The snapshots of all clusters, cached."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._snapshots: dict[str, SlurmSnapshot] = {}
+        self._read_at = float("-inf")
+        self._lock = threading.Lock()
+        self._reading: asyncio.Future[None] | None = None
+
+    def snapshots(self) -> dict[str, SlurmSnapshot]:
+        """By cluster; from a thread."""
+        with self._lock:
+            asked = time.monotonic()
+            if asked - self._read_at > _FRESH_S:
+                clusters = {self._services.cluster, *self._services.reads.clusters()}
+                found = {name: self._services.snapshots.latest(name) for name in sorted(clusters)}
+                self._snapshots = {name: one for name, one in found.items() if one is not None}
+                self._read_at = asked
+            return self._snapshots
+
+    async def current(self) -> dict[str, SlurmSnapshot]:
+        """By cluster; inside the event loop. Requests that find it stale share one read."""
+        age = time.monotonic() - self._read_at
+        if age <= _FRESH_S:
+            return self._snapshots
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(run_in_threadpool(self.snapshots))  # type: ignore[assignment]
+        try:
+            await asyncio.shield(self._reading)  # type: ignore[arg-type]
+        except Unavailable:
+            if age > _USABLE_S or not self._snapshots:
+                raise
+        return self._snapshots

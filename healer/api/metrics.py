@@ -1,0 +1,65 @@
+"""healer's own figures for Prometheus. Few series, none with a node's name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY)
+
+SIGNALS = Counter(
+    "healer_signals", "Signals by route and what became of them.", ("route", "result"), registry=REGISTRY
+)
+COMMIT_S = Histogram(
+    "healer_signals_commit_seconds",
+    "Time from a parsed request to its durable commit.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
+    registry=REGISTRY,
+)
+REQUESTS = Counter(
+    "healer_http_requests", "Requests by method and status.", ("method", "status"), registry=REGISTRY
+)
+REFUSALS = Counter("healer_guard_refusals", "Requests that a guard refused.", ("guard",), registry=REGISTRY)
+
+_GAUGES = {
+    "incidents_open": Gauge(
+        "healer_incidents_open", "Unresolved incidents.", ("cluster", "severity"), registry=REGISTRY
+    ),
+    "runs": Gauge("healer_runs_active", "Runs that have not ended.", ("cluster", "state"), registry=REGISTRY),
+    "slots": Gauge("healer_slots_used", "Nodes out by healer.", ("cluster",), registry=REGISTRY),
+    "breaker": Gauge(
+        "healer_breaker_open", "1 while the breaker is not closed.", ("cluster",), registry=REGISTRY
+    ),
+    "pauses": Gauge("healer_pauses", "Pauses in force.", ("cluster",), registry=REGISTRY),
+    "inbox": Gauge(
+        "healer_inbox_waiting", "Signals stored and not walked yet.", ("cluster",), registry=REGISTRY
+    ),
+    "inbox_age": Gauge(
+        "healer_inbox_oldest_seconds", "Age of the oldest of them.", ("cluster",), registry=REGISTRY
+    ),
+    "snapshot_age": Gauge(
+        "healer_slurm_snapshot_age_seconds", "Age of Slurm's latest picture.", ("cluster",), registry=REGISTRY
+    ),
+    "messages_failed": Gauge(
+        "healer_messages_failed", "Messages that no sink took.", ("cluster",), registry=REGISTRY
+    ),
+}
+
+
+def exposition(figures: Mapping[str, Any]) -> bytes:
+    """The text of /metrics. `figures`: gauge -> {tuple of label values: number}, see `Reads.figures`."""
+    for name, gauge in _GAUGES.items():
+        gauge.clear()
+        for labels, value in figures.get(name, {}).items():
+            gauge.labels(*labels).set(value)
+    return generate_latest(REGISTRY)

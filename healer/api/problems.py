@@ -1,0 +1,169 @@
+"""Every error as an RFC 9457 problem: `application/problem+json` with a `code` that programs may test."""
+
+import logging
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from healer.api.services import (
+    Conflict,
+    Forbidden,
+    GuardRefused,
+    Invalid,
+    KeyInFlight,
+    KeyReused,
+    NotFound,
+    Unavailable,
+)
+from healer.signals.wire import BadBody
+
+log = logging.getLogger("healer.api")
+
+MEDIA_TYPE = "application/problem+json"
+
+#: `code` where a status has only one.
+_CODES = {
+    400: "bad_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "conflict",
+    413: "too_large",
+    415: "unsupported_media_type",
+    422: "invalid",
+    429: "too_many",
+    500: "internal",
+    503: "unavailable",
+}
+
+
+class Problem(Exception):
+    """An answer that is an error. `detail` is a sentence for people."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        code: str | None = None,
+        errors: list[dict[str, str]] | None = None,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.code = code or _CODES.get(status, "error")
+        self.errors = errors or []
+        self.headers = dict(headers or {})
+        self.more = dict(more or {})
+
+    def body(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+        }
+        if self.errors:
+            body["errors"] = self.errors
+        return body | self.more
+
+    def response(self) -> Response:
+        return Response(
+            msgspec.json.encode(self.body()), self.status, headers=self.headers, media_type=MEDIA_TYPE
+        )
+
+
+def field_error(field: str, text: str) -> Problem:
+    """422 for one field."""
+    return Problem(422, f"{field}: {text}", errors=[{"field": field, "detail": text}])
+
+
+def unauthenticated() -> Problem:
+    return Problem(
+        401,
+        "this needs a token (Authorization: Bearer heal_…) or a console session",
+        headers={"WWW-Authenticate": 'Bearer realm="healer"'},
+    )
+
+
+def problem_of(error: Exception) -> Problem:
+    """What an error that the routes let through means to the caller."""
+    for kind, make in _MAKERS:
+        if isinstance(error, kind):
+            return make(error)
+    return Problem(500, "something went wrong here; it is in the log of the API")
+
+
+def _guard_refused(error: GuardRefused) -> Problem:
+    answer = error.answer
+    more = {
+        "guard": answer.guard,
+        "limit": answer.limit,
+        "used": answer.used,
+        "frees_at": answer.frees_at,
+    }
+    return Problem(409, answer.why, code="guard_refused", more=more)
+
+
+def _invalid(error: RequestValidationError) -> Problem:
+    errors = []
+    for one in error.errors():
+        if one.get("type") == "json_invalid":
+            return Problem(422, "the body is not JSON", errors=[{"field": "body", "detail": "not JSON"}])
+        place = [str(part) for part in one.get("loc", ())]
+        field = ".".join(place[1:] if len(place) > 1 and place[0] in {"body", "query", "path"} else place)
+        errors.append({"field": field, "detail": str(one.get("msg", "not valid"))})
+    first = errors[0] if errors else {"field": "request", "detail": "not valid"}
+    return Problem(422, f"{first['field']}: {first['detail']}", errors=errors)
+
+
+def _unavailable(error: Exception) -> Problem:
+    return Problem(503, str(error), headers={"Retry-After": "1"})
+
+
+def _in_flight(_: Exception) -> Problem:
+    return Problem(409, "a request with this Idempotency-Key is being worked on", code="in_flight")
+
+
+def _reused(_: Exception) -> Problem:
+    return Problem(422, "this Idempotency-Key was used for another request", code="idempotency_key_reused")
+
+
+#: The errors that mean something to the caller; the first that fits counts.
+_MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
+    (Problem, lambda error: error),
+    (GuardRefused, _guard_refused),
+    (NotFound, lambda error: Problem(404, str(error))),
+    (Conflict, lambda error: Problem(409, str(error))),
+    (Forbidden, lambda error: Problem(403, str(error))),
+    (Invalid, lambda error: field_error(error.field, str(error))),
+    (KeyInFlight, _in_flight),
+    (KeyReused, _reused),
+    (Unavailable, _unavailable),
+    (BadBody, lambda error: Problem(422, str(error), errors=[{"field": "body", "detail": str(error)}])),
+    (RequestValidationError, _invalid),
+    (HTTPException, lambda error: Problem(error.status_code, str(error.detail), headers=error.headers)),
+)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of `app` a problem."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        problem = problem_of(error)
+        if problem.status == 500:
+            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem.response()
+
+    for kind, _ in _MAKERS:
+        app.add_exception_handler(kind, handle)

@@ -1,0 +1,52 @@
+"""Rules and playbooks as the API shows them: what the files say, and what running has added."""
+
+from collections.abc import Mapping
+
+from healer.api.services import NotFound
+from healer.api.views import RuleRecord, RuleView
+from healer.model import Playbook, Review, Rule, Ruleset
+
+
+def rule_list(rules: Ruleset, records: Mapping[str, RuleRecord]) -> list[RuleView]:
+    return [rule_view(rules, rule, records.get(rule.name, RuleRecord())) for rule in rules.rules]
+
+
+def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord) -> RuleView:
+    """The mode in force: set while running, else the file's, else HEALER_MODE; `mode_from` says which."""
+    if record.mode is not None:
+        mode, source = record.mode, "running"
+    elif rule.mode is not None:
+        mode, source = rule.mode, "file"
+    else:
+        mode, source = rules.default_mode, "default"
+    true = record.reviews.get(Review.true_fault, 0)
+    false = record.reviews.get(Review.false_alarm, 0)
+    return RuleView(
+        rule=rule,
+        mode=mode,
+        mode_from=source,
+        incidents=record.incidents,
+        reviews=record.reviews,
+        precision=true / (true + false) if true + false else None,
+        mode_by=record.mode_by,
+        mode_reason=record.mode_reason,
+        mode_at=record.mode_at,
+    )
+
+
+def rule_named(rules: Ruleset, name: str) -> Rule:
+    for rule in rules.rules:
+        if rule.name == name:
+            return rule
+    raise NotFound(f"there is no rule {name}")
+
+
+def playbook_list(rules: Ruleset) -> list[Playbook]:
+    return [rules.playbooks[name] for name in sorted(rules.playbooks)]
+
+
+def playbook_named(rules: Ruleset, name: str) -> Playbook:
+    try:
+        return rules.playbooks[name]
+    except KeyError:
+        raise NotFound(f"there is no playbook {name}") from None

@@ -1,0 +1,39 @@
+"""Server-sent events for the console and for other programs."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from fastapi import Request
+
+from healer.api.access import Access
+from healer.api.problems import Problem
+from healer.api.services import Caller, Services, Unavailable
+from healer.api.views import Event
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def event_stream(request: Request, caller: Caller, last_id: int | None) -> AsyncIterator[bytes]:
+    """The bytes of the stream. It ends when the token or session no longer stands.
+
+    Events of other clusters than the caller's are left out. A comment each 15 s keeps proxies from closing.
+    """
+    services: Services = request.app.state.services
+    access: Access = request.app.state.access
+    yield b"retry: 1000\n\n"
+    async for event in services.events.listen(last_id):
+        if event is None:
+            try:
+                await access.caller(request)
+            except Problem:
+                return
+            except Unavailable:
+                pass
+            yield b": still here\n\n"
+        elif caller.cluster in {None, event.data.get("cluster", caller.cluster)}:
+            yield encoded(event)
+
+
+def encoded(event: Event) -> bytes:
+    """One event on the wire; its JSON never holds a line break."""
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), _encode(event.data))

@@ -4,13 +4,13 @@
 between is taken up by the next worker, which looks first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import structlog
 
 from healer.actions import CHECKS, VERBS, Action, Again, Context, Done, Failed, Result, Skipped
-from healer.decisions.gate import judge
+from healer.decisions import JudgeResult, judge
 from healer.model import (
     REMOVING_VERBS,
     AuditRecord,
@@ -32,7 +32,16 @@ from healer.model import (
     Verb,
 )
 from healer.playbooks.advance import Ask, Do, Finish, Sleep, advance, jobs_hit
-from healer.ports import Clock, LeaseLost, Ledger, RunClaim, Scheduler, SchedulerError
+from healer.ports import (
+    AlreadyRequeued,
+    Clock,
+    GateTx,
+    LeaseLost,
+    Ledger,
+    RunClaim,
+    Scheduler,
+    SchedulerError,
+)
 
 log = structlog.get_logger()
 
@@ -44,7 +53,6 @@ _EVENT = {
     Failed: StepEvent.failed,
     Again: StepEvent.waiting,
 }
-_REMEDY_OF: Mapping[Verb, Remedy] = {Verb.requeue: Remedy.requeue_job}
 _PAST = {Verb.drain: "node.drained", Verb.resume: "node.resumed", Verb.requeue: "job.requeued"}
 
 
@@ -58,23 +66,22 @@ class Driver:
         scheduler: Scheduler,
         rules: Callable[[], Ruleset],
         clock: Clock,
-        worker: str,
         checkpoint: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.ledger, self.scheduler, self.rules = ledger, scheduler, rules
-        self.clock, self.worker = clock, worker
+        self.clock = clock
         #: Called with the name of each line where a crash would matter; tests kill the process there.
         self.checkpoint = checkpoint
 
     def drive(self, run: str) -> None:
         """Takes the run as far as it goes now. Returns when it waits, ended, got stuck or is another's."""
-        with self.ledger.claim(run, self.worker) as claim:
+        with self.ledger.claim(run) as claim:
             if claim is None:
                 return
             try:
                 self._loop(claim)
             except LeaseLost:
-                log.warning("lease lost", run=run, worker=self.worker)
+                log.warning("lease lost", run=run)
 
     def _loop(self, claim: RunClaim) -> None:
         rules = self.rules()
@@ -92,9 +99,11 @@ class Driver:
                         self._end(claim, RunState.done, "shadow: it would now wait")
                         return
                 case Sleep():
-                    # A short wait is not worth the way through the queue.
-                    claim.set_state(RunState.waiting, why=intent.why, wake_at=intent.until)
-                    if intent.until is None:
+                    # A wait for a moment keeps the node; a wait for a person may be taken over by theirs.
+                    if intent.until is not None:
+                        claim.set_state(RunState.running, why=intent.why, wake_at=intent.until)
+                    else:
+                        claim.set_state(RunState.waiting, why=intent.why)
                         self._tell_state(claim, RunState.waiting)
                     return
                 case Ask():
@@ -124,7 +133,7 @@ class Driver:
             return self._write(claim, intent, StepEvent.done, would)
         result = self._perform(claim, action, intent, entries, incident)
         self.checkpoint(f"performed:{intent.key}")
-        return self._record(claim, intent, result)
+        return self._record(claim, intent, result, incident)
 
     def _perform(
         self,
@@ -172,8 +181,10 @@ class Driver:
             release_slot=lambda why: claim.release_slot(run.node or "", why=why),
         )
 
-    def _record(self, claim: RunClaim, intent: Do, result: Result) -> LogEntry:
+    def _record(self, claim: RunClaim, intent: Do, result: Result, incident: Incident | None) -> LogEntry:
         data: dict[str, object] = dict(getattr(result, "data", {}))
+        if intent.step.do is not None:
+            data["verb"] = str(intent.step.do)
         if isinstance(result, Again):
             wake = None
             if result.after_s is not None:
@@ -182,12 +193,11 @@ class Driver:
         if isinstance(result, Failed) and result.final:
             data["final"] = True
         entry = self._write(claim, intent, _EVENT[type(result)], result.text, data)
-        if isinstance(result, Done) and intent.step.do is Verb.drain and claim.run.node:
-            remedy = _REMEDY_OF.get(Verb.drain, Remedy.drain_then_reset)
+        if isinstance(result, Done) and intent.step.do is Verb.drain and claim.run.node and incident:
             claim.remember_remedy(
                 RemedyUse(
                     node=claim.run.node,
-                    remedy=remedy,
+                    remedy=_remedy(claim.run),
                     rule=claim.run.rule,
                     at=self.clock.now(),
                     incident=claim.run.incident,
@@ -215,43 +225,40 @@ class Driver:
         now = self.clock.now()
         run, step = claim.run, intent.step
         proposal = _proposal(run, step, intent.item, incident, _restarts(run, intent.item, entries))
+        held_by = next((one.data.get("guard") for one in reversed(entries) if one.step == intent.key), None)
         with claim.gate() as tx:
             verdict = judge(proposal, tx.facts, rules, now)
+            if verdict.guard is None or verdict.guard != held_by:
+                tx.add_decision(_decision(proposal, verdict, now))
             if verdict.outcome is Outcome.act:
-                if step.do is Verb.requeue and proposal.job and proposal.restarts is not None:
-                    tx.add_requeue(
-                        RequeueUse(
-                            job=proposal.job, restarts=proposal.restarts, at=now, incident=run.incident
-                        )
-                    )
-                tx.write(self._entry(claim, intent, StepEvent.started, "", {}))
-                return None
-            answer = next(one for one in verdict.answers if one.guard == verdict.guard)
-            tx.add_decision(
-                Decision(
-                    at=now,
-                    cluster=run.cluster,
-                    incident=run.incident,
-                    playbook=run.playbook,
-                    outcome=verdict.outcome,
-                    why=answer.why,
-                    proposal=proposal,
-                    answers=verdict.answers,
-                    guard=verdict.guard,
-                    run=run.id,
-                )
-            )
+                return self._granted(tx, claim, intent, proposal)
+            data: dict[str, object] = {"guard": str(verdict.guard)}
             if verdict.outcome is Outcome.held:
-                wake = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
-                data: dict[str, object] = {"guard": str(verdict.guard), "wake_at": wake}
-                entry = self._entry(claim, intent, StepEvent.held, answer.why, data)
+                data["wake_at"] = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
+                entry = self._entry(claim, intent, StepEvent.held, verdict.why, data)
             else:
                 # A refused requeue leaves the job to its owner; a refused drain needs a person.
                 event = StepEvent.skipped if step.do is Verb.requeue else StepEvent.failed
-                data = {"guard": str(verdict.guard), "final": True}
-                entry = self._entry(claim, intent, event, answer.why, data)
+                entry = self._entry(claim, intent, event, verdict.why, {**data, "final": True})
             tx.write(entry)
             return entry
+
+    def _granted(self, tx: GateTx, claim: RunClaim, intent: Do, proposal: Proposal) -> LogEntry | None:
+        """Logs `started`; a job whose life was requeued before is left to whoever did it."""
+        now = self.clock.now()
+        if intent.step.do is Verb.requeue and proposal.job and proposal.restarts is not None:
+            use = RequeueUse(
+                job=proposal.job, restarts=proposal.restarts, at=now, incident=claim.run.incident
+            )
+            try:
+                tx.add_requeue(use)
+            except AlreadyRequeued:
+                text = f"Job {proposal.job} was requeued already (restart {proposal.restarts + 1})"
+                entry = self._entry(claim, intent, StepEvent.skipped, text, {})
+                tx.write(entry)
+                return entry
+        tx.write(self._entry(claim, intent, StepEvent.started, "", {}))
+        return None
 
     # --- writing ---
 
@@ -291,6 +298,25 @@ class Driver:
         self._tell_state(claim, state)
 
 
+def _decision(proposal: Proposal, verdict: JudgeResult, now: datetime) -> Decision:
+    return Decision(
+        at=now,
+        cluster=proposal.cluster,
+        incident=proposal.incident,
+        playbook=proposal.playbook,
+        outcome=verdict.outcome,
+        why=verdict.why,
+        proposal=proposal,
+        answers=verdict.answers,
+        guard=verdict.guard,
+        run=proposal.run,
+    )
+
+
+def _remedy(run: Run) -> Remedy:
+    return Remedy(run.input.get("remedy", Remedy.none))
+
+
 def _restarts(run: Run, item: str | None, entries: list[LogEntry]) -> int | None:
     if item is not None:
         return jobs_hit(entries).get(item)
@@ -312,7 +338,7 @@ def _proposal(
         run=run.id,
         rule=run.rule,
         playbook=run.playbook,
-        remedy=incident.remedy[0] if incident and incident.remedy else Remedy.none,
+        remedy=_remedy(run),
         mode=run.mode,
         unusable=incident.unusable if incident else False,
         fatal=incident is not None and incident.fault_class == "fatal",

@@ -142,6 +142,8 @@ class WalkTx(Protocol):
         """Every incident not resolved, and those resolved in the last 5 minutes (for the storm count)."""
         ...
 
+    def incident(self, name: str) -> Incident | None: ...
+
     def active_runs(self) -> list[Run]:
         """Runs that have not ended."""
         ...
@@ -217,6 +219,10 @@ class LeaseLost(Exception):
     """This worker's claim is over; it must stop at once and touch nothing."""
 
 
+class AlreadyRequeued(Exception):
+    """This life of the job was requeued before: its restart count stands in the ledger."""
+
+
 class GateTx(Protocol):
     """One transaction under the gate's lock."""
 
@@ -225,7 +231,10 @@ class GateTx(Protocol):
     def add_decision(self, decision: Decision) -> None: ...
     def write(self, entry: LogEntry) -> None: ...
     def grant_slot(self, slot: Slot) -> None: ...
-    def add_requeue(self, use: RequeueUse) -> None: ...
+    def add_requeue(self, use: RequeueUse) -> None:
+        """Raises AlreadyRequeued; the transaction goes on."""
+        ...
+
     def save_breaker(self, breaker: Breaker) -> None: ...
     def audit(self, record: AuditRecord) -> None: ...
 
@@ -236,7 +245,7 @@ class Ledger(Protocol):
     cluster: str
 
     def transaction(self) -> AbstractContextManager[WalkTx]: ...
-    def claim(self, run: str, worker: str) -> AbstractContextManager[RunClaim | None]:
+    def claim(self, run: str) -> AbstractContextManager[RunClaim | None]:
         """None when somebody else holds the run, or it has ended."""
         ...
 

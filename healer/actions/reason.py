@@ -2,7 +2,9 @@
 
 import re
 
-PREFIX = "healer:"
+from healer.model.reasons import OUR_PREFIX
+from healer.model.reasons import is_ours as is_healers
+
 #: `sinfo -R` cuts at 20 columns by default; operators print up to about this many.
 MAX_LENGTH = 120
 
@@ -12,11 +14,9 @@ def drain_reason(rule: str, incident: str | None, text: str) -> str:
     plain = text.encode("ascii", "ignore").decode()
     plain = re.sub(r"""["'`,=\\;|]""", " ", plain)
     plain = re.sub(r"\s+", " ", plain).strip()
-    return f"{PREFIX}{rule} inc:{(incident or 'none')[:8]} {plain}"[:MAX_LENGTH].rstrip()
+    return f"{OUR_PREFIX}{rule} inc:{(incident or 'none')[:8]} {plain}"[:MAX_LENGTH].rstrip()
 
 
 def is_ours(reason: str, incident: str | None = None) -> bool:
     """Whether the drain is ours; with an incident: whether it is that incident's."""
-    if not reason.startswith(PREFIX):
-        return False
-    return incident is None or f" inc:{incident[:8]}" in reason
+    return is_healers(reason) and (incident is None or f" inc:{incident[:8]}" in reason)

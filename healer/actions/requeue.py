@@ -62,7 +62,7 @@ def do(ctx: Context) -> Result | None:
         return job
     try:
         if job.restarts > (ctx.restarts or 0):
-            # A begin time keeps a requeued job back for `cred_expire`; it can be lifted after COMPLETING only.
+            # A begin time of `cred_expire` keeps a requeued job back; it can be lifted after COMPLETING only.
             if "COMPLETING" not in job.flags and job.reason == "BeginTime":
                 ctx.fence()
                 ctx.scheduler.start_now(job.id)

@@ -1,38 +1,11 @@
 """Drains that are not ours: Slurm's own and people's. Both become incidents with an owner and an age."""
 
-import re
 from datetime import datetime
 from hashlib import sha256
 
 from healer.model import Component, Evidence, FaultClass, Finding, SlurmNode
+from healer.model.reasons import is_ours, slurm_kind
 from healer.observations import Picture
-
-OUR_PREFIX = "healer:"
-
-#: Slurm's own reason strings (facts, d.9). Slurm appends with " : ", so each is looked for at the start.
-_SLURM_REASONS: tuple[tuple[str, str], ...] = (
-    ("kill-task-failed", r"Kill task failed"),
-    ("not-responding", r"Not responding"),
-    ("rebooted", r"Node unexpectedly rebooted"),
-    ("prolog-error", r"Prolog error"),
-    ("epilog-error", r"Epilog error"),
-    ("job-environment", r"Job env setup error"),
-    ("batch-failure", r"batch job complete failure"),
-    ("gres-count", r"gres/\S+ count reported lower than configured"),
-    ("low-resources", r"Low (RealMemory|socket\*core\*thread count|CPUs|TmpDisk)"),
-    ("reboot", r"Reboot ASAP|reboot requested|.*: reboot (issued|timed out)|ResumeTimeout reached"),
-    ("power", r"Powered down after resume|POWER_DOWN_ASAP"),
-)
-_COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _SLURM_REASONS)
-
-
-def is_ours(reason: str) -> bool:
-    return reason.startswith(OUR_PREFIX)
-
-
-def slurm_kind(reason: str) -> str | None:
-    """Which of Slurm's own reasons this is, None for a person's."""
-    return next((kind for kind, pattern in _COMPILED if pattern.match(reason)), None)
 
 
 def findings(picture: Picture, now: datetime) -> list[Finding]:

@@ -47,6 +47,11 @@ class Correlator:
         self.changed: dict[str, Incident] = {}
         self.placed: list[tuple[str, Finding]] = []
 
+    def take_all(self, findings: Sequence[Finding]) -> None:
+        """Puts each finding where it belongs. Roots first, so that what they explain finds them."""
+        for finding in sorted(findings, key=lambda one: (-_RANK[one.fault_class], one.teardown)):
+            self.take(finding)
+
     def put(self, incident: Incident) -> None:
         self.by_id[incident.id] = incident
         self.changed[incident.id] = incident
@@ -187,7 +192,7 @@ class Correlator:
         return set(finding.jobs) | ({finding.component.job} if finding.component.job else set())
 
     def _absorb(self, root: Incident) -> None:
-        """What the new root explains: waiting teardowns of its job, milder incidents of the node or the job."""
+        """What the new root explains: waiting teardowns of its job, milder incidents of node or job."""
         kept = []
         for waiting in self.picture.teardowns:
             if self.now - waiting.arrived_at > JOB_WINDOW:
@@ -247,20 +252,6 @@ class Correlator:
         if entry is not None and entry.remedy is not Remedy.none and not ladder:
             ladder = (entry.remedy,)
         return (*ladder, *beside)
-
-
-def correlate(
-    rules: Ruleset,
-    incidents: Sequence[Incident],
-    findings: Sequence[Finding],
-    picture: Picture,
-    now: datetime,
-) -> Correlator:
-    """Puts each finding where it belongs. Roots first, so that what they explain finds them."""
-    work = Correlator(rules, incidents, picture, now)
-    for finding in sorted(findings, key=lambda one: (-_RANK[one.fault_class], one.teardown)):
-        work.take(finding)
-    return work
 
 
 def _verdicts(finding: Finding) -> dict[str, Verdict]:

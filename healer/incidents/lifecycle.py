@@ -13,11 +13,11 @@ from healer.model import (
     Incident,
     IncidentState,
     Review,
+    Ruleset,
     Run,
     RunState,
-    Ruleset,
-    Veto,
     Verdict,
+    Veto,
 )
 from healer.observations import Picture
 
@@ -43,6 +43,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change["closed_why"] = f"resolved by {command.by}: {command.reason}"
         case CommandKind.reopen:
             change |= {"state": IncidentState.open, "closed": None, "closed_why": None, "decision_key": ""}
+            change |= {"stopped_by": None, "merged_into": None}
         case CommandKind.review:
             change |= {"review": Review(data["review"]), "review_cause": data.get("cause") or None}
         case CommandKind.merge:
@@ -52,7 +53,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = at
         case CommandKind.run_changed:
-            change |= _run_changed(incident, data)
+            change |= _run_changed(incident, data, command.by)
         case CommandKind.node_returned:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
             change["closed_why"] = f"returned to service by {command.by}: {command.reason}"
@@ -64,7 +65,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
     return msgspec.structs.replace(incident, **change)
 
 
-def _run_changed(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
+def _run_changed(incident: Incident, data: Mapping[str, object], by: str) -> dict[str, object]:
     if not incident.is_open:
         return {}
     state = RunState(str(data["state"]))
@@ -72,7 +73,7 @@ def _run_changed(incident: Incident, data: Mapping[str, object]) -> dict[str, ob
     if state is RunState.running:
         return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
     if state in {RunState.cancelled, RunState.rejected} and incident.run == data.get("run"):
-        return {"run": None, "state": IncidentState.open}
+        return {"run": None, "state": IncidentState.open, "stopped_by": by}
     return {}
 
 

@@ -64,6 +64,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     held_by: Guard | None = None
     decision_key: str = ""
     p0_since: datetime | None = None
+    #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
+    stopped_by: str | None = None
 
     @property
     def short_id(self) -> str:

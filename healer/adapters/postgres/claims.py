@@ -1,0 +1,246 @@
+"""A run held by one worker: a session lock, a lease and a growing epoch.
+
+The lock dies with the worker's session, the lease with the clock. Both must be over before another worker
+takes the run; every write names its epoch, so a worker that was overtaken is refused.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from healer.adapters.postgres import audit, gate, inbox, messages
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import incidents, remedies, requeues, run_log, runs
+from healer.model import (
+    ENDED_RUN_STATES,
+    AuditRecord,
+    Breaker,
+    Command,
+    Decision,
+    GateFacts,
+    Incident,
+    LogEntry,
+    Message,
+    RemedyUse,
+    RequeueUse,
+    Run,
+    RunState,
+    Slot,
+    Ticket,
+)
+from healer.ports import AlreadyRequeued, Clock, LeaseLost
+
+LEASE = timedelta(seconds=15)
+#: An effect may start only while at least this much of the lease is left: longer than any call to Slurm.
+EFFECT_MARGIN = timedelta(seconds=7)
+
+
+@contextmanager
+def claim_run(
+    engine: sa.Engine,
+    run: str,
+    *,
+    snapshots: PostgresSnapshots,
+    clock: Clock,
+    has_sink: bool,
+) -> Iterator["PostgresClaim | None"]:
+    with engine.connect() as conn:
+        got = conn.execute(sa.text("SELECT pg_try_advisory_lock(hashtextextended(:run, 0))"), {"run": run})
+        if not got.scalar_one():
+            conn.rollback()
+            yield None
+            return
+        conn.commit()
+        try:
+            held = _take(conn, run, clock)
+            yield PostgresClaim(conn, held, snapshots, clock, has_sink) if held else None
+        finally:
+            if not conn.closed and not conn.invalidated:
+                conn.rollback()
+                conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:run, 0))"), {"run": run})
+                conn.commit()
+
+
+def _take(conn: sa.Connection, run: str, clock: Clock) -> Run | None:
+    """The run under a new epoch, if it is this one's turn."""
+    now = clock.now()
+    with conn.begin():
+        row = conn.execute(
+            sa.update(runs)
+            .where(
+                runs.c.id == run,
+                runs.c.state == "running",
+                sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now),
+                sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now),
+            )
+            .values(epoch=runs.c.epoch + 1, lease_until=now + LEASE, wake_at=None)
+            .returning(runs.c.doc, runs.c.epoch)
+        ).first()
+    if row is None:
+        return None
+    return msgspec.structs.replace(
+        msgspec.convert(row.doc, Run), epoch=row.epoch, lease_until=now + LEASE, wake_at=None
+    )
+
+
+class PostgresClaim:
+    """`healer.ports.RunClaim`. Every write extends the lease."""
+
+    def __init__(
+        self, conn: sa.Connection, run: Run, snapshots: PostgresSnapshots, clock: Clock, has_sink: bool
+    ) -> None:
+        self.run = run
+        self._conn, self._snapshots, self._clock, self._has_sink = conn, snapshots, clock, has_sink
+
+    def log(self) -> list[LogEntry]:
+        with self._conn.begin():
+            rows = self._conn.execute(
+                sa.select(run_log.c.seq, run_log.c.doc)
+                .where(run_log.c.run == self.run.id)
+                .order_by(run_log.c.seq)
+            ).all()
+        return [msgspec.structs.replace(msgspec.convert(doc, LogEntry), seq=seq) for seq, doc in rows]
+
+    def incident(self) -> Incident | None:
+        if self.run.incident is None:
+            return None
+        with self._conn.begin():
+            doc = self._conn.execute(
+                sa.select(incidents.c.doc).where(incidents.c.id == self.run.incident)
+            ).scalar()
+        return msgspec.convert(doc, Incident) if doc else None
+
+    def fence(self) -> None:
+        until = self.run.lease_until
+        if until is None or self._clock.now() + EFFECT_MARGIN > until:
+            raise LeaseLost(f"the lease of run {self.run.id} is over")
+
+    @contextmanager
+    def gate(self) -> Iterator["PostgresGateTx"]:
+        with self._written():
+            facts = gate.lock_gate(self._conn, self.run.cluster, self._snapshots, self._clock.now())
+            yield PostgresGateTx(self._conn, self.run, facts)
+
+    def write(self, entry: LogEntry, *, audit: AuditRecord | None = None) -> None:
+        with self._written():
+            write_entry(self._conn, entry)
+            if audit is not None:
+                _audit(self._conn, audit)
+
+    def set_state(
+        self,
+        state: RunState,
+        *,
+        why: str,
+        wake_at: datetime | None = None,
+        question: str | None = None,
+    ) -> None:
+        now = self._clock.now()
+        ended = now if state in ENDED_RUN_STATES else None
+        self.run = msgspec.structs.replace(
+            self.run, state=state, wake_at=wake_at, question=question, ended_at=ended, lease_until=None
+        )
+        with self._conn.begin():
+            self._mine(
+                state=state,
+                wake_at=wake_at,
+                lease_until=None,
+                ended_at=ended,
+                doc=msgspec.to_builtins(self.run),
+            )
+            if state in {RunState.stuck, *ENDED_RUN_STATES}:
+                _audit(
+                    self._conn,
+                    AuditRecord(
+                        cluster=self.run.cluster,
+                        at=now,
+                        actor=self.run.by,
+                        verb=f"run.{state}",
+                        subject=f"run/{self.run.id}",
+                        data={"why": why, "incident": self.run.incident, "playbook": self.run.playbook},
+                    ),
+                )
+
+    def tell(self, command: Command) -> None:
+        request = f"{self.run.id}:{self.run.epoch}:{command.kind}:{command.at.isoformat()}"
+        with self._written():
+            inbox.put_command(self._conn, command, request=request)
+
+    def queue_message(self, message: Message | Ticket) -> None:
+        with self._written():
+            messages.queue(self._conn, message, at=self._clock.now(), has_sink=self._has_sink)
+
+    def remember_remedy(self, use: RemedyUse) -> None:
+        with self._written():
+            self._conn.execute(
+                sa.insert(remedies).values(cluster=self.run.cluster, **msgspec.structs.asdict(use))
+            )
+
+    def release_slot(self, node: str, *, why: str) -> None:
+        with self._written():
+            gate.release_slot(self._conn, self.run.cluster, node, at=self._clock.now(), why=why)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """One transaction that also proves the claim and extends the lease."""
+        until = self._clock.now() + LEASE
+        with self._conn.begin():
+            self._mine(lease_until=until)
+            yield
+        self.run = msgspec.structs.replace(self.run, lease_until=until)
+
+    def _mine(self, **values: object) -> None:
+        done = self._conn.execute(
+            sa.update(runs).where(runs.c.id == self.run.id, runs.c.epoch == self.run.epoch).values(**values)
+        )
+        if done.rowcount != 1:
+            raise LeaseLost(f"run {self.run.id} was claimed by another worker or ended by a person")
+
+
+class PostgresGateTx:
+    """`healer.ports.GateTx` inside a claim's transaction."""
+
+    def __init__(self, conn: sa.Connection, run: Run, facts: GateFacts) -> None:
+        self._conn, self._run, self.facts = conn, run, facts
+
+    def add_decision(self, decision: Decision) -> None:
+        gate.add_decision(self._conn, decision)
+
+    def write(self, entry: LogEntry) -> None:
+        write_entry(self._conn, entry)
+
+    def grant_slot(self, slot: Slot) -> None:
+        gate.grant_slot(self._conn, slot)
+
+    def add_requeue(self, use: RequeueUse) -> None:
+        """Raises AlreadyRequeued when this life of the job was requeued before, by whomever."""
+        try:
+            with self._conn.begin_nested():
+                self._conn.execute(
+                    sa.insert(requeues).values(
+                        cluster=self._run.cluster, run=self._run.id, **msgspec.structs.asdict(use)
+                    )
+                )
+        except IntegrityError as error:
+            raise AlreadyRequeued(use.job) from error
+
+    def save_breaker(self, breaker: Breaker) -> None:
+        gate.save_breaker(self._conn, breaker)
+
+    def audit(self, record: AuditRecord) -> None:
+        _audit(self._conn, record)
+
+
+_audit = audit.append
+
+
+def write_entry(conn: sa.Connection, entry: LogEntry) -> None:
+    conn.execute(
+        sa.insert(run_log).values(
+            run=entry.run, at=entry.at, step=entry.step, event=entry.event, doc=msgspec.to_builtins(entry)
+        )
+    )

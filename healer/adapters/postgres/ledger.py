@@ -1,0 +1,223 @@
+"""The ledger on PostgreSQL: the walk's transaction, and which runs are due."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from healer.adapters.postgres import audit, gate, inbox, messages
+from healer.adapters.postgres.claims import PostgresClaim, claim_run
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import findings, incidents, runs, vetoes
+from healer.model import (
+    AuditRecord,
+    Breaker,
+    Decision,
+    Finding,
+    GateFacts,
+    Incident,
+    Message,
+    Observation,
+    Run,
+    RunState,
+    Slot,
+    Veto,
+)
+from healer.ports import Clock
+
+#: The storm count looks back this far, so incidents resolved within it are still read.
+_RECENT = timedelta(minutes=5)
+_ENDED = ("done", "undone", "rejected", "cancelled")
+
+
+class PostgresLedger:
+    """`healer.ports.Ledger` of one cluster.
+
+    The detector gives the connection that holds its lock: what it commits, it commits as the one detector.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        cluster: str,
+        *,
+        snapshots: PostgresSnapshots,
+        clock: Clock,
+        has_sink: bool,
+        connection: sa.Connection | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self._engine, self._connection = engine, connection
+        self._snapshots, self._clock, self._has_sink = snapshots, clock, has_sink
+
+    @contextmanager
+    def transaction(self) -> Iterator["PostgresWalkTx"]:
+        if self._connection is not None:
+            with self._connection.begin():
+                yield PostgresWalkTx(
+                    self._connection, self.cluster, self._snapshots, self._clock, self._has_sink
+                )
+            return
+        with self._engine.begin() as conn:
+            yield PostgresWalkTx(conn, self.cluster, self._snapshots, self._clock, self._has_sink)
+
+    def claim(self, run: str) -> AbstractContextManager[PostgresClaim | None]:
+        return claim_run(
+            self._engine, run, snapshots=self._snapshots, clock=self._clock, has_sink=self._has_sink
+        )
+
+    def due_runs(self, now: datetime) -> list[str]:
+        """New, woken, or left by a dead worker (its lease is over)."""
+        with self._engine.connect() as conn:
+            rows = conn.execute(
+                sa.select(runs.c.id)
+                .where(
+                    runs.c.cluster == self.cluster,
+                    runs.c.state == "running",
+                    sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now),
+                    sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now),
+                )
+                .order_by(runs.c.created_at)
+                .limit(200)
+            )
+            return list(rows.scalars())
+
+
+class PostgresWalkTx:
+    """`healer.ports.WalkTx` on an open transaction."""
+
+    def __init__(
+        self,
+        conn: sa.Connection,
+        cluster: str,
+        snapshots: PostgresSnapshots,
+        clock: Clock,
+        has_sink: bool,
+    ) -> None:
+        self.conn, self._cluster = conn, cluster
+        self._snapshots, self._clock, self._has_sink = snapshots, clock, has_sink
+
+    def open_incidents(self) -> list[Incident]:
+        since = self._clock.now() - _RECENT
+        rows = self.conn.execute(
+            sa.select(incidents.c.doc)
+            .where(
+                incidents.c.cluster == self._cluster,
+                sa.or_(
+                    incidents.c.state != "resolved",
+                    sa.and_(incidents.c.state == "resolved", incidents.c.opened > since),
+                ),
+            )
+            .order_by(incidents.c.opened, incidents.c.id)
+        )
+        return [msgspec.convert(doc, Incident) for doc in rows.scalars()]
+
+    def incident(self, name: str) -> Incident | None:
+        doc = self.conn.execute(sa.select(incidents.c.doc).where(incidents.c.id == name)).scalar()
+        return msgspec.convert(doc, Incident) if doc else None
+
+    def active_runs(self) -> list[Run]:
+        rows = self.conn.execute(
+            sa.select(runs.c.doc).where(runs.c.cluster == self._cluster, runs.c.state.not_in(_ENDED))
+        )
+        return [msgspec.convert(doc, Run) for doc in rows.scalars()]
+
+    def lock_gate(self) -> GateFacts:
+        return gate.lock_gate(self.conn, self._cluster, self._snapshots, self._clock.now())
+
+    def save_incident(self, incident: Incident) -> None:
+        row = {
+            "cluster": incident.cluster,
+            "rule": incident.rule,
+            "state": incident.state,
+            "severity": incident.severity,
+            "node": incident.root.node,
+            "opened": incident.opened,
+            "updated": incident.updated,
+            "closed": incident.closed,
+            "doc": msgspec.to_builtins(incident),
+        }
+        statement = insert(incidents).values(id=incident.id, **row)
+        self.conn.execute(statement.on_conflict_do_update(index_elements=["id"], set_=row))
+
+    def add_findings(self, incident: str, found: Sequence[Finding]) -> None:
+        rows = [{"incident": incident, "at": one.at, "doc": msgspec.to_builtins(one)} for one in found]
+        if rows:
+            self.conn.execute(sa.insert(findings), rows)
+
+    def add_decision(self, decision: Decision) -> None:
+        gate.add_decision(self.conn, decision)
+
+    def create_run(self, run: Run) -> None:
+        create_run(self.conn, run)
+
+    def set_run_state(self, run: str, state: RunState, *, why: str, at: datetime) -> None:
+        set_run_state(self.conn, run, state, why=why, at=at)
+
+    def grant_slot(self, slot: Slot) -> None:
+        gate.grant_slot(self.conn, slot)
+
+    def release_slot(self, node: str, *, at: datetime, why: str) -> None:
+        gate.release_slot(self.conn, self._cluster, node, at=at, why=why)
+
+    def save_breaker(self, breaker: Breaker) -> None:
+        gate.save_breaker(self.conn, breaker)
+
+    def add_veto(self, veto: Veto) -> None:
+        self.conn.execute(sa.insert(vetoes).values(cluster=self._cluster, **msgspec.structs.asdict(veto)))
+
+    def queue_message(self, message: Message) -> None:
+        messages.queue(self.conn, message, at=self._clock.now(), has_sink=self._has_sink)
+
+    def audit(self, record: AuditRecord) -> None:
+        audit.append(self.conn, record)
+
+    def consume(self, observations: Sequence[Observation]) -> None:
+        inbox.consume(self.conn, observations, self._clock.now())
+
+
+def create_run(conn: sa.Connection, run: Run) -> None:
+    """Inserts the run; the same id again is nothing. IntegrityError when the node has a running run."""
+    conn.execute(
+        insert(runs)
+        .values(
+            id=run.id,
+            cluster=run.cluster,
+            playbook=run.playbook,
+            node=run.node,
+            job=run.job,
+            incident=run.incident,
+            state=run.state,
+            shadow=run.shadow,
+            created_at=run.created_at,
+            doc=msgspec.to_builtins(run),
+        )
+        .on_conflict_do_nothing(index_elements=["id"])
+    )
+
+
+def set_run_state(
+    conn: sa.Connection, run: str, state: RunState, *, why: str, at: datetime, **change: object
+) -> Run:
+    """Sets the state in row and document alike. A worker that still holds the run loses its claim."""
+    doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
+    ended = at if state in _ENDED else None
+    changed = msgspec.structs.replace(
+        msgspec.convert(doc, Run), state=state, ended_at=ended, question=None, **change
+    )
+    conn.execute(
+        sa.update(runs)
+        .where(runs.c.id == run)
+        .values(
+            state=state,
+            ended_at=ended,
+            wake_at=None,
+            lease_until=None,
+            epoch=runs.c.epoch + 1,
+            doc=msgspec.to_builtins(msgspec.structs.replace(changed, reason=changed.reason or why)),
+        )
+    )
+    return changed

@@ -1,0 +1,348 @@
+"""The one walk: signals -> findings -> incidents -> decisions -> runs.
+
+The same in the detector, the simulator and replay: one batch in, one transaction, a list of runs to advance
+out. The caller pokes the workers; what a lost poke leaves behind, the sweep finds.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from healer.decisions import (
+    after,
+    canary_ended,
+    canary_withdrawn,
+    decide,
+    decision_key,
+    known_bad_in_service,
+    next_breaker,
+    severity_of,
+    slot_for,
+    storm_roots,
+    takes_canary,
+)
+from healer.detection import detect
+from healer.incidents import Correlator, apply_command, by_urgency, close_what_is_over, find_vetoes
+from healer.model import (
+    AuditRecord,
+    Breaker,
+    BreakerState,
+    Command,
+    CommandKind,
+    Decision,
+    GateFacts,
+    Guard,
+    Incident,
+    IncidentState,
+    Message,
+    Mode,
+    Observation,
+    ObservationKind,
+    Outcome,
+    Remedy,
+    Rule,
+    Ruleset,
+    Run,
+    RunState,
+    Severity,
+)
+from healer.observations import Picture
+from healer.ports import Ledger, WalkTx
+
+#: A P0 that lasts this long wakes somebody, unless the breaker's own page already did.
+PAGE_AFTER = timedelta(seconds=10)
+#: An approval that nobody gave ends after this; it never acts (law 8).
+APPROVAL_LASTS = timedelta(minutes=30)
+
+_WITHDRAWN = frozenset({RunState.cancelled, RunState.rejected})
+
+
+def walk(
+    ledger: Ledger, rules: Ruleset, picture: Picture, batch: Sequence[Observation], now: datetime
+) -> list[str]:
+    """One walk over `batch`. Returns the runs it set going."""
+    live = picture.update(batch, rules.topology)
+    commands = [msgspec.convert(one.data, Command) for one in batch if one.kind is ObservationKind.command]
+    for command in commands:
+        if command.kind is CommandKind.node_returned:
+            picture.clear(str(command.data["node"]), command.at)
+    findings = detect(rules, picture, live, now)
+    with ledger.transaction() as tx:
+        pass_ = _Pass(tx, rules, picture, now)
+        for command in commands:
+            pass_.apply(command)
+        pass_.work.take_all(findings)
+        pass_.close_what_is_over()
+        pass_.decide_all(commands)
+        pass_.save()
+        tx.consume(batch)
+    return pass_.started
+
+
+class _Pass:
+    """One transaction of the walk."""
+
+    def __init__(self, tx: WalkTx, rules: Ruleset, picture: Picture, now: datetime) -> None:
+        self.tx, self.rules, self.picture, self.now = tx, rules, picture, now
+        self.work = Correlator(rules, tx.open_incidents(), picture, now)
+        self.by_name = {rule.name: rule for rule in rules.rules}
+        self.known = set(self.work.by_id)
+        self.started: list[str] = []
+
+    def apply(self, command: Command) -> None:
+        known = self.work.by_id.get(command.incident or "")
+        if known is None and command.incident:
+            known = self.tx.incident(command.incident)
+        if known is None:
+            return
+        self.known.add(known.id)
+        changed = apply_command(known, command)
+        if known.run and changed.run is None and command.kind is CommandKind.resolve:
+            self.tx.set_run_state(known.run, RunState.cancelled, why=changed.closed_why or "", at=self.now)
+        self.work.put(changed)
+
+    def close_what_is_over(self) -> None:
+        for incident in list(self.work.by_id.values()):
+            closed = close_what_is_over(incident, self.picture, self.now)
+            if closed is not incident:
+                self.work.put(closed)
+
+    # --- deciding ---
+
+    def decide_all(self, commands: Sequence[Command]) -> None:
+        """Decides every open incident. Takes the gate's lock only if one of them may want an action."""
+        incidents = self._open()
+        if not any(self._wants_gate(one) for one in incidents):
+            return
+        facts = self.tx.lock_gate()
+        runs = {run.id: run for run in self.tx.active_runs()}
+        self._vetoes(facts, list(runs.values()))
+        facts = self._breaker(facts, commands)
+        for incident in by_urgency(self._open()):
+            rule = self.by_name.get(incident.rule)
+            if rule is None or incident.stopped_by is not None:
+                continue
+            active = runs.get(incident.run or "")
+            decision = decide(incident, rule, facts, self.rules, self.now, active)
+            if decision is not None:
+                facts = self._carry_out(incident, rule, decision, facts, active)
+
+    def _open(self) -> list[Incident]:
+        return [one for one in self.work.by_id.values() if one.is_open]
+
+    def _wants_gate(self, incident: Incident) -> bool:
+        rule = self.by_name.get(incident.rule)
+        return rule is not None and (rule.playbook is not None or incident.drained_at is not None)
+
+    def _vetoes(self, facts: GateFacts, runs: list[Run]) -> None:
+        for incident, veto in find_vetoes(self.work.by_id, facts, runs, self.rules, self.now):
+            why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
+            self.tx.add_veto(veto)
+            self.tx.release_slot(veto.node, at=self.now, why=why)
+            self.picture.clear(veto.node, self.now)
+            self._audit("node.vetoed", f"node/{veto.node}", {"why": why}, incident)
+            if incident is None:
+                continue
+            if incident.run:
+                self.tx.set_run_state(incident.run, RunState.cancelled, why=why, at=self.now)
+            self.work.put(
+                msgspec.structs.replace(
+                    incident,
+                    state=IncidentState.resolved,
+                    closed=self.now,
+                    updated=self.now,
+                    closed_why=why,
+                    run=None,
+                )
+            )
+
+    def _breaker(self, facts: GateFacts, commands: Sequence[Command]) -> GateFacts:
+        breaker = facts.breaker
+        for command in commands:
+            if command.kind is CommandKind.run_changed:
+                breaker = _canary(breaker, command, self.now)
+        roots = storm_roots(self.work.by_id.values(), self.rules, facts.snapshot, self.now)
+        nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
+        breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, self.rules, self.now)
+        if breaker != facts.breaker:
+            self.tx.save_breaker(breaker)
+        if opened:
+            self._page_breaker(breaker)
+        return msgspec.structs.replace(facts, breaker=breaker)
+
+    def _page_breaker(self, breaker: Breaker) -> None:
+        nodes = sorted({root.node for root in breaker.roots})
+        self.tx.queue_message(
+            Message(
+                id=f"breaker:{breaker.cluster}:{self.now.isoformat()}",
+                cluster=breaker.cluster,
+                title=f"The breaker of {breaker.cluster} is open: {breaker.why}",
+                text=f"{breaker.why}\nNodes: {', '.join(nodes[:50]) or 'none'}\nNothing more is taken out of "
+                "service until a named person resets the breaker. Detection, tickets and returns go on.",
+                severity=Severity.P0,
+                page=True,
+            )
+        )
+        data = {"why": breaker.why, "roots": nodes}
+        self._audit("breaker.opened", f"breaker/{breaker.cluster}", data, None)
+
+    def _carry_out(
+        self, incident: Incident, rule: Rule, decision: Decision, facts: GateFacts, active: Run | None
+    ) -> GateFacts:
+        """Stores a decision that is new, and what follows: a run, its slot, how the incident stands."""
+        run = self._run_for(incident, rule, decision, active)
+        facts = self._set_going(run, active, decision, facts)
+        decision = msgspec.structs.replace(decision, run=run.id if run else decision.run)
+        key = decision_key(decision)
+        if key != incident.decision_key:
+            self.tx.add_decision(decision)
+            data = {"why": decision.why, "guard": decision.guard, "run": decision.run}
+            self._audit(f"decision.{decision.outcome}", f"incident/{incident.id}", data, incident)
+        acting = run is not None and run.state is RunState.running and not run.shadow
+        severity = severity_of(incident, decision, len(incident.jobs_hit))
+        changed = msgspec.structs.replace(
+            incident,
+            run=run.id if run else None,
+            run_count=incident.run_count + (1 if run is not None and active is None else 0),
+            held_by=None if acting else decision.guard,
+            decision_key=key,
+            state=IncidentState.mitigating if acting else incident.state,
+            known_bad_in_service=known_bad_in_service(incident, decision),
+            severity=severity,
+            p0_since=(incident.p0_since or self.now) if severity is Severity.P0 else None,
+        )
+        self._page(changed, decision, facts)
+        if changed != incident:
+            self.work.put(msgspec.structs.replace(changed, updated=self.now))
+        return facts
+
+    def _run_for(self, incident: Incident, rule: Rule, decision: Decision, active: Run | None) -> Run | None:
+        """The run that this decision leads to, in the state it must have; None where there is none."""
+        if decision.outcome in {Outcome.nothing, Outcome.refused} or rule.playbook is None:
+            if active is not None:
+                self.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=self.now)
+            return None
+        mode = decision.proposal.mode if decision.proposal else self.rules.mode_of(rule)
+        state, shadow = _state_of(decision, mode)
+        if active is not None:
+            return msgspec.structs.replace(active, state=state)
+        name = sha256(f"{incident.id}|{rule.playbook}|{incident.run_count}".encode()).hexdigest()
+        waits = state is RunState.waiting_approval
+        return Run(
+            id=f"r{name[:23]}",
+            cluster=incident.cluster,
+            playbook=rule.playbook,
+            state=state,
+            by="healer",
+            reason=incident.title,
+            created_at=self.now,
+            node=incident.root.node,
+            incident=incident.id,
+            rule=rule.name,
+            mode=mode,
+            shadow=shadow,
+            approve_until=self.now + APPROVAL_LASTS if waits else None,
+            input={"reason_text": incident.title, "remedy": _remedy(decision)},
+        )
+
+    def _set_going(
+        self, run: Run | None, active: Run | None, decision: Decision, facts: GateFacts
+    ) -> GateFacts:
+        if run is None:
+            return facts
+        if active is None:
+            self.tx.create_run(run)
+        elif run.state is not active.state:
+            self.tx.set_run_state(run.id, run.state, why=decision.why, at=self.now)
+        was_running = active is not None and active.state is RunState.running
+        if run.state is not RunState.running or was_running:
+            return facts
+        self.started.append(run.id)
+        if run.shadow or decision.proposal is None or run.node is None:
+            return facts
+        self.tx.grant_slot(slot_for(decision.proposal, run.id, self.now))
+        canary = takes_canary(facts, decision.proposal)
+        facts = after(facts, decision.proposal, run.id, self.now)
+        if canary:
+            self.tx.save_breaker(facts.breaker)
+        return facts
+
+    # --- telling and saving ---
+
+    def _page(self, incident: Incident, decision: Decision, facts: GateFacts) -> None:
+        if incident.p0_since is None or self.now - incident.p0_since < PAGE_AFTER:
+            return
+        if facts.breaker.state is BreakerState.open:
+            return  # one page of the storm is enough
+        jobs = ", ".join(incident.jobs_hit) or "none"
+        self.tx.queue_message(
+            Message(
+                id=f"{incident.id}:p0",
+                cluster=incident.cluster,
+                title=f"P0 {incident.root}: {incident.title}",
+                text=f"{incident.title}\nWhere: {incident.root}\nJobs hit: {jobs}\nhealer: {decision.why}",
+                severity=Severity.P0,
+                page=True,
+                incident=incident.id,
+            )
+        )
+
+    def _audit(self, verb: str, subject: str, data: dict[str, Any], incident: Incident | None) -> None:
+        told = dict(data)
+        if incident is not None:
+            told["incident"] = incident.id
+        self.tx.audit(
+            AuditRecord(
+                cluster=self.picture.cluster,
+                at=self.now,
+                actor="healer",
+                verb=verb,
+                subject=subject,
+                data=told,
+            )
+        )
+
+    def save(self) -> None:
+        for incident in self.work.changed.values():
+            self.tx.save_incident(incident)
+            subject = f"incident/{incident.id}"
+            if incident.id not in self.known:
+                data = {"rule": incident.rule, "title": incident.title, "root": str(incident.root)}
+                self._audit("incident.opened", subject, data, incident)
+            if incident.closed == self.now:
+                self._audit("incident.resolved", subject, {"why": incident.closed_why}, incident)
+        for name, finding in self.work.placed:
+            self.tx.add_findings(name, [finding])
+
+
+def _canary(breaker: Breaker, command: Command, now: datetime) -> Breaker:
+    """The half-open breaker after news of a run: its canary worked, failed, or was withdrawn."""
+    run, state = str(command.data.get("run")), RunState(str(command.data["state"]))
+    if state in _WITHDRAWN:
+        return canary_withdrawn(breaker, run)
+    if state in {RunState.waiting, RunState.done}:
+        return canary_ended(breaker, run, worked=True, now=now)
+    if state is RunState.stuck:
+        return canary_ended(breaker, run, worked=False, now=now)
+    return breaker
+
+
+def _state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
+    """State of the run, and whether it is a shadow run: what the guard that kept it back asks for."""
+    if decision.outcome is Outcome.act:
+        return RunState.running, False
+    if decision.guard is Guard.mode and mode is Mode.shadow:
+        return RunState.running, True
+    if decision.guard is Guard.mode and mode is Mode.suggest:
+        return RunState.proposed, False
+    if decision.guard is Guard.approval:
+        return RunState.waiting_approval, False
+    return RunState.held, False
+
+
+def _remedy(decision: Decision) -> str:
+    """The remedy that this run tries: counted by `repeat`, so that the next one goes up the ladder."""
+    return str(decision.proposal.remedy if decision.proposal else Remedy.none)

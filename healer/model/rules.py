@@ -48,13 +48,13 @@ class NvlinkRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """A recovery action of Xid 154. `words` are the driver's; `asked` is the remedy in our words."""
+    """A recovery action of Xid 154. `words` are the driver's; `asked` is what `Finding.asked` gets."""
 
     code: int
     words: str
     fault: str
     fault_class: FaultClass
-    asked: Remedy
+    asked: str
     text: str
 
 

@@ -1,0 +1,51 @@
+"""Slurm's hostlist brackets: `gpu[0001-0016,0020]` -> names. Pure."""
+
+import re
+
+#: More than the largest Slurm cluster; a typing mistake must not eat the memory.
+MOST_NAMES = 100_000
+
+_BRACKET = re.compile(r"\[([0-9,\- ]+)\]")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+def expand(text: str) -> list[str]:
+    """The names of one hostlist, in its order. Several brackets multiply; commas outside separate.
+
+    A bracket that holds anything but digits, commas and dashes stays as it is: it may be a glob.
+    Raises ValueError with a sentence.
+    """
+    names: list[str] = []
+    for part in re.split(r",(?![^\[]*\])", text):
+        if part.strip():
+            names.extend(_expand_one(part.strip()))
+    if not names:
+        raise ValueError("the hostlist is empty")
+    return names
+
+
+def _expand_one(part: str) -> list[str]:
+    match = _BRACKET.search(part)
+    if match is None:
+        return [part]
+    head, tail = part[: match.start()], part[match.end() :]
+    tails = _expand_one(tail)
+    numbers = _numbers(match[1])
+    if len(numbers) * len(tails) > MOST_NAMES:
+        raise ValueError(f"{part} names more than {MOST_NAMES} nodes")
+    return [f"{head}{number}{rest}" for number in numbers for rest in tails]
+
+
+def _numbers(text: str) -> list[str]:
+    numbers: list[str] = []
+    for piece in text.split(","):
+        match = _RANGE.fullmatch(piece.strip())
+        if match is None:
+            raise ValueError(f"[{text}]: {piece!r} is neither a number nor a range such as 0001-0016")
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise ValueError(f"[{text}]: the range {piece} runs backwards")
+        if int(last) - int(first) >= MOST_NAMES:
+            raise ValueError(f"[{text}]: the range {piece} names more than {MOST_NAMES} nodes")
+        numbers.extend(str(n).zfill(len(first)) for n in range(int(first), int(last) + 1))
+    return numbers

@@ -1,0 +1,170 @@
+"""What one file of `rules/` must hold beyond the right types: guards, playbooks, topology."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from healer.hostlist import expand
+from healer.model import GuardSettings, Maintenance, Place, Playbook, Step, Topology
+from healer.rulefiles import Source, did_you_mean
+from healer.signals.kernel_log import normal_pci
+
+_SHARES = (
+    "max_share",
+    "min_service_share",
+    "share_per_hour",
+    "rack_share",
+    "partition_share",
+    "breaker_share",
+)
+_AT_LEAST_ONE = ("max_nodes",)
+_AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h")
+_STEP_ID = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_TARGETS = ("node", "job")
+_FOR_EACH = ("jobs_hit",)
+_LEVELS = (1, 2)
+
+
+def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]) -> GuardSettings | None:
+    """Guard settings with their hostlists expanded; None when something is wrong."""
+    before = len(source.problems)
+    settings = source.convert(path, data, GuardSettings)
+    if settings is None:
+        return None
+    for name in _SHARES:
+        if not 0 <= getattr(settings, name) <= 1:
+            source.problem((*path, name), f"{name}: a share lies between 0 and 1")
+    for name in _AT_LEAST_ONE:
+        if getattr(settings, name) < 1:
+            source.problem((*path, name), f"{name}: has to be at least 1")
+    for name in _AT_LEAST_ZERO:
+        if getattr(settings, name) < 0:
+            source.problem((*path, name), f"{name}: must not be negative")
+    protected = _hosts(source, (*path, "protected"), settings.protected)
+    windows = tuple(
+        _window(source, (*path, "maintenance", index), window)
+        for index, window in enumerate(settings.maintenance)
+    )
+    if len(source.problems) > before:
+        return None
+    return msgspec.structs.replace(settings, protected=protected, maintenance=windows)
+
+
+def _hosts(source: Source, path: Sequence[str | int], texts: Sequence[str]) -> tuple[str, ...]:
+    names: list[str] = []
+    for index, text in enumerate(texts):
+        if text.count("[") != text.count("]"):
+            source.problem((*path, index), f"{text!r}: a bracket is not closed")
+            continue
+        try:
+            names.extend(expand(text))
+        except ValueError as error:
+            source.problem((*path, index), str(error))
+    return tuple(names)
+
+
+def _window(source: Source, path: Sequence[str | int], window: Maintenance) -> Maintenance:
+    for name in ("since", "until"):
+        moment = getattr(window, name)
+        if moment is not None and moment.tzinfo is None:
+            source.problem((*path, name), f"{name}: has no time zone", "write Z or an offset")
+            return window
+    if window.since and window.until and window.since >= window.until:
+        source.problem((*path, "until"), "until: lies before since")
+    return msgspec.structs.replace(window, nodes=_hosts(source, (*path, "nodes"), window.nodes))
+
+
+def check_playbook(source: Source, playbook: Playbook) -> None:
+    _one_of(source, ("target",), "target", playbook.target, _TARGETS)
+    if playbook.level not in _LEVELS:
+        source.problem(("level",), "level: 1 (responders may start it) or 2 (operators)")
+    if not playbook.steps:
+        source.problem(("steps",), "steps: the list is empty")
+    seen: set[str] = set()
+    for index, step in enumerate(playbook.steps):
+        path = ("steps", index)
+        if step.id in seen:
+            source.problem((*path, "id"), f"the step {step.id} stands here twice")
+        seen.add(step.id)
+        _check_step(source, path, step)
+
+
+def _check_step(source: Source, path: tuple[str, int], step: Step) -> None:
+    if not _STEP_ID.fullmatch(step.id):
+        source.problem((*path, "id"), f"id: {step.id!r} has to be small letters, digits, _ and -")
+    kinds = [name for name in ("do", "check", "wait") if getattr(step, name) is not None]
+    if len(kinds) != 1:
+        text = f"has {' and '.join(kinds)}" if kinds else "has none of do, check and wait"
+        source.problem(path, f"the step {step.id} {text}", "a step is exactly one of do, check and wait")
+    if step.for_each is not None:
+        _one_of(source, (*path, "for_each"), "for_each", step.for_each, _FOR_EACH)
+    if step.timeout_s <= 0:
+        source.problem((*path, "timeout_s"), "timeout_s: has to be more than 0")
+    if step.retries < 0:
+        source.problem((*path, "retries"), "retries: must not be negative")
+    if step.wait_s is not None and step.wait_s <= 0:
+        source.problem((*path, "wait_s"), "wait_s: has to be more than 0")
+
+
+def _one_of(source: Source, path: Sequence[str | int], name: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        hint = did_you_mean(word, known) or f"one of {', '.join(known)}"
+        source.problem(path, f"{name}: there is no {word}", hint)
+
+
+def read_topology(source: Source | None) -> Topology:
+    """Places by node name, hostlists expanded; PCI addresses in our form."""
+    if source is None:
+        return Topology()
+    data = source.mapping((), source.data, "a mapping with places and gpu_pci")
+    for key in data:
+        if key not in ("places", "gpu_pci"):
+            hint = did_you_mean(str(key), ("places", "gpu_pci"))
+            source.problem((key,), f"unknown field {key}", hint)
+    return Topology(places=_places(source, data.get("places")), gpu_pci=_gpu_pci(source, data.get("gpu_pci")))
+
+
+def _places(source: Source, data: Any) -> dict[str, Place]:
+    places: dict[str, Place] = {}
+    for hosts, fields in source.mapping(("places",), data, "hostlists with a place each").items():
+        place = source.convert(("places", hosts), fields, Place)
+        if place is None:
+            continue
+        for node in _hosts(source, ("places",), [str(hosts)]):
+            merged = _merged(places.get(node, Place()), place)
+            if isinstance(merged, str):
+                source.problem(("places", hosts), f"{node} has two places: {merged}")
+                break
+            places[node] = merged
+    return places
+
+
+def _merged(known: Place, new: Place) -> Place | str:
+    """Both together; a sentence where they say different things."""
+    both: dict[str, str] = {}
+    for name in Place.__struct_fields__:
+        one, other = getattr(known, name), getattr(new, name)
+        if one and other and one != other:
+            return f"{name} {one} and {name} {other}"
+        both[name] = one or other
+    return Place(**both)
+
+
+def _gpu_pci(source: Source, data: Any) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for model, addresses in source.mapping(("gpu_pci",), data, "GPU models with their addresses").items():
+        path = ("gpu_pci", str(model))
+        if not isinstance(addresses, list):
+            source.problem(path, f"{model}: expected a list of PCI addresses")
+            continue
+        normal = [normal_pci(str(address)) for address in addresses]
+        for index, address in enumerate(normal):
+            if address is None:
+                text = f"{addresses[index]!r} is not a PCI address"
+                source.problem((*path, index), text, "such as 0000:9b:00")
+        found[str(model)] = tuple(address for address in normal if address is not None)
+        if len(set(found[str(model)])) < len(found[str(model)]):
+            source.problem(path, f"{model}: an address stands here twice")
+    return found

@@ -1,0 +1,225 @@
+"""YAML files with line numbers: reads them, makes structs of their entries, and says what is wrong where."""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import yaml
+
+T = TypeVar("T")
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing wrong in a file of the rules. `line` counts from 1; `hint` may be empty."""
+
+    file: str
+    line: int
+    text: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}" + (f" ({self.hint})" if self.hint else "")
+
+
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Yaml(_Loader):
+    """YAML 1.2's plain values: `off`, `yes`, `no` and dates are words, as a person would expect them."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+# Whole numbers are decimal or hex: YAML 1.1 would read 010 as eight and 1:30 as ninety, and Slurm's `0001`
+# is a name. PyYAML asks only resolvers of a value's first character, and matches from the left alone.
+for _tag, _first, _form in (
+    ("bool", "tTfF", r"true|True|TRUE|false|False|FALSE"),
+    ("null", ["~", "n", "N", ""], r"~|null|Null|NULL|"),
+    ("int", "-+0123456789", r"[-+]?(?:0|[1-9]\d*)|0x[0-9a-fA-F]+"),
+    ("float", "-+.0123456789", r"[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+"),
+):
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list(_first))
+
+
+class Source:
+    """One file: its data, and the line of every entry. Wrong YAML is a problem, its data then None."""
+
+    def __init__(self, path: Path, name: str, problems: list[Problem]) -> None:
+        self.name = name
+        self.problems = problems
+        self.raw = path.read_bytes()
+        self.root: yaml.Node | None = None
+        self.data: Any = None
+        loader = _Yaml(self.raw)
+        try:
+            self.root = loader.get_single_node()
+            if self.root is not None:
+                self._same_keys(self.root)
+                self.data = loader.construct_document(self.root)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            mark = getattr(error, "problem_mark", None)
+            text = getattr(error, "problem", None) or "not readable as YAML"
+            self.data = None
+            self._add(mark.line + 1 if mark else 1, f"not valid YAML: {text}")
+        finally:
+            loader.dispose()
+
+    def problem(self, path: Sequence[str | int], text: str, hint: str = "") -> None:
+        """Something is wrong at this place of the data, e.g. `("places", "gpu1", "rack")`."""
+        self._add(self.line(path), text, hint)
+
+    def line(self, path: Sequence[str | int]) -> int:
+        node, line = self.root, 1
+        for part in path:
+            child = _child(node, part)
+            if child is None:
+                break
+            line, node = child
+        if not path and node is not None:
+            line = node.start_mark.line + 1
+        return line
+
+    def _add(self, line: int, text: str, hint: str = "") -> None:
+        self.problems.append(Problem(self.name, line, text, hint))
+
+    def _same_keys(self, node: yaml.Node) -> None:
+        """YAML would silently keep the last of two equal keys."""
+        if isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                self._same_keys(item)
+        elif isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                if key.value in seen:
+                    self._add(key.start_mark.line + 1, f"{key.value} stands here twice")
+                elif isinstance(key.value, str):
+                    seen.add(key.value)
+                if not isinstance(value, yaml.ScalarNode):
+                    self._same_keys(value)
+
+    # --- data -> structs ---------------------------------------------------------------------------------
+
+    def items(self, what: str) -> list[Any]:
+        """The file's entries when it is a list; a problem and nothing when it is not."""
+        if self.data is None:
+            return []
+        if not isinstance(self.data, list):
+            self.problem((), f"expected a list of {what}")
+            return []
+        return self.data
+
+    def mapping(self, path: Sequence[str | int], data: Any, what: str) -> dict[str, Any]:
+        if data is None:
+            return {}
+        if not isinstance(data, dict):
+            self.problem(path, f"expected {what}")
+            return {}
+        return data
+
+    def convert(self, path: Sequence[str | int], data: Any, kind: type[T]) -> T | None:
+        """The struct; a problem and None when it is wrong. Unknown fields are problems of their own."""
+        before = len(self.problems)
+        self._unknown_fields(path, data, kind)
+        try:
+            value = msgspec.convert(data, kind)
+        except msgspec.ValidationError as error:
+            text, _, where = str(error).partition(" - at `")
+            inner = _path(where.rstrip("`"))
+            self.problem((*path, *inner), _sentence(text, inner, data), _hint(text, inner, data, kind))
+            return None
+        return value if len(self.problems) == before else None
+
+    def _unknown_fields(self, path: Sequence[str | int], data: Any, kind: Any) -> None:
+        struct = _struct_in(kind)
+        if isinstance(data, list | tuple):
+            for index, item in enumerate(data):
+                self._unknown_fields((*path, index), item, kind)
+        elif isinstance(data, dict) and struct is not None:
+            types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+            for key, value in data.items():
+                if key not in types:
+                    self.problem((*path, key), f"unknown field {key}", did_you_mean(str(key), types))
+                elif isinstance(value, dict | list):
+                    self._unknown_fields((*path, key), value, types[key])
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        item = node.value[part]
+        return item.start_mark.line + 1, item
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(part):
+                return key.start_mark.line + 1, value
+    return None
+
+
+def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
+    """The struct inside `tuple[S, ...]`, `S | None` and the like."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    for inner in get_args(kind):
+        if (found := _struct_in(inner)) is not None:
+            return found
+    return None
+
+
+def _path(text: str) -> tuple[str | int, ...]:
+    """`$.steps[2].do` -> ("steps", 2, "do")."""
+    return tuple(
+        int(number) if number else name for name, number in re.findall(r"\.([\w-]+)|\[(\d+)\]", text)
+    )
+
+
+def _value(data: Any, path: Sequence[str | int]) -> Any:
+    for part in path:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data
+
+
+def _sentence(text: str, path: Sequence[str | int], data: Any) -> str:
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
+        return f"field {missing[1]} is missing"
+    where = ".".join(str(part) for part in path if isinstance(part, str))
+    text = text.replace("`", "")
+    if text.startswith("Invalid enum value"):
+        text = f"{_value(data, path)!r} is not one of its words"
+    return f"{where}: {text[0].lower()}{text[1:]}" if where else f"{text[0].lower()}{text[1:]}"
+
+
+def _hint(text: str, path: Sequence[str | int], data: Any, kind: type) -> str:
+    if not text.startswith("Invalid enum value"):
+        return ""
+    words = _words(kind, [part for part in path if isinstance(part, str)])
+    return did_you_mean(str(_value(data, path)), words) or f"one of {', '.join(words)}"
+
+
+def _words(kind: Any, names: Sequence[str]) -> list[str]:
+    """The words of the enum that stands at this place of a struct."""
+    for name in names:
+        struct = _struct_in(kind)
+        if struct is None:
+            return []
+        kind = next((f.type for f in msgspec.structs.fields(struct) if f.name == name), None)
+    for one in (kind, *_all_args(kind)):
+        if isinstance(one, type) and hasattr(one, "__members__"):
+            return [member.value for member in one.__members__.values()]
+    return []
+
+
+def _all_args(kind: Any) -> list[Any]:
+    found: list[Any] = []
+    for inner in get_args(kind):
+        found += [inner, *_all_args(inner)]
+    return found

@@ -1,0 +1,248 @@
+"""Loads and cross-checks all of `rules/` as one value. Everything wrong is found at once, by file and line.
+
+Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
+`xid154.yaml`, `xid74.yaml`, `guards.yaml` and `topology.yaml` may be left out. Formats: `docs/rules.md`.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from healer.detection.tables import bit_pattern
+from healer.model import (
+    CatalogueEntry,
+    DriverAsk,
+    GuardSettings,
+    Mode,
+    NvlinkRow,
+    Playbook,
+    Rule,
+    Ruleset,
+    Xid74Bits,
+)
+from healer.rulechecks import check_guards, check_playbook, read_topology
+from healer.rulefiles import Problem, Source, did_you_mean
+
+__all__ = ["Problem", "RulesInvalid", "load"]
+
+T = TypeVar("T")
+
+#: Playbooks that people and the API may start by these names at any time.
+ALWAYS = ("drain", "resume", "requeue")
+#: Faults that no catalogue lists: told without a number, or found by other detectors than the kernel's.
+OTHER_FAULTS = ("gpu-lost", "node-silent", "person-drain")
+#: Faults with an open tail: the kind of drain that Slurm set.
+OPEN_FAULTS = ("slurm-drain:",)
+_RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+
+
+class RulesInvalid(Exception):
+    """The rules cannot be used. `problems` holds everything that is wrong, by file and line."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+def load(
+    rules_dir: Path,
+    *,
+    default_mode: Mode = Mode.shadow,
+    settle_s: float = 2.0,
+    overrides: Mapping[str, Any] | None = None,
+) -> Ruleset:
+    """Reads the folder. `overrides` are guard settings from outside; they stand above the top of guards.yaml,
+    while what that file says of one cluster or partition still binds there. Raises RulesInvalid."""
+    problems: list[Problem] = []
+    folder = _Folder(rules_dir, problems)
+    xids = folder.by_code("xid.yaml", CatalogueEntry, lambda entry: entry.code)
+    sxids = folder.by_code("sxid.yaml", CatalogueEntry, lambda entry: entry.code)
+    asks = folder.by_code("xid154.yaml", DriverAsk, lambda ask: ask.code, required=False)
+    nvlink5 = _nvlink5(folder)
+    xid74 = tuple(row for _, row in folder.entries("xid74.yaml", Xid74Bits, required=False))
+    playbooks = _playbooks(folder)
+    known = _known_faults(xids, sxids, asks)
+    rules = _rules(folder, known, playbooks)
+    guards, clusters, partitions = _guards(folder, dict(overrides or {}))
+    source = folder.source("topology.yaml", required=False)
+    topology = read_topology(source)
+    if problems:
+        raise RulesInvalid(sorted(problems, key=lambda one: (one.file, one.line)))
+    return Ruleset(
+        version=folder.version(),
+        xids=xids,
+        sxids=sxids,
+        rules=rules,
+        guards=guards,
+        playbooks=playbooks,
+        topology=topology,
+        nvlink5=nvlink5,
+        driver_asks=asks,
+        xid74=xid74,
+        default_mode=default_mode,
+        settle_s=settle_s,
+        cluster_guards=clusters,
+        partition_guards=partitions,
+    )
+
+
+class _Folder:
+    """The files read so far."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path = path
+        self.problems = problems
+        self.read: dict[str, bytes] = {}
+
+    def source(self, name: str, *, required: bool = True) -> Source | None:
+        path = self.path / name
+        try:
+            source = Source(path, name, self.problems)
+        except FileNotFoundError:
+            if required:
+                hint = "" if self.path.is_dir() else f"there is no folder {self.path}"
+                self.problems.append(Problem(name, 1, "the file is missing", hint))
+            return None
+        except OSError as error:
+            self.problems.append(Problem(name, 1, f"cannot be read: {error.strerror}"))
+            return None
+        self.read[name] = source.raw
+        return source
+
+    def entries(self, name: str, kind: type[T], *, required: bool = True) -> list[tuple[int, T]]:
+        """(index in the file, entry) of those that are right."""
+        source = self.source(name, required=required)
+        if source is None:
+            return []
+        items = source.items("entries")
+        found = ((index, source.convert((index,), item, kind)) for index, item in enumerate(items))
+        return [(index, entry) for index, entry in found if entry is not None]
+
+    def by_code(
+        self, name: str, kind: type[T], code_of: Callable[[T], int], *, required: bool = True
+    ) -> dict[int, T]:
+        source = self.source(name, required=required)
+        found: dict[int, T] = {}
+        for index, item in enumerate(source.items("entries") if source else []):
+            entry = source.convert((index,), item, kind) if source else None
+            if entry is None or source is None:
+                continue
+            if code_of(entry) in found:
+                source.problem((index, "code"), f"code {code_of(entry)} stands here twice")
+            found[code_of(entry)] = entry
+        return found
+
+    def version(self) -> str:
+        """SHA-256 over names and bytes of the files: the same files, the same version."""
+        hasher = hashlib.sha256()
+        for name, raw in sorted(self.read.items()):
+            hasher.update(f"{name}\0{len(raw)}\0".encode())
+            hasher.update(raw)
+        return hasher.hexdigest()
+
+
+def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
+    source = folder.source("nvlink5.yaml", required=False)
+    rows: list[NvlinkRow] = []
+    for index, item in enumerate(source.items("rows") if source else []):
+        row = source.convert((index,), item, NvlinkRow) if source else None
+        if row is None or source is None:
+            continue
+        for pattern in row.info:
+            try:
+                bit_pattern(pattern)
+            except ValueError as error:
+                source.problem((index, "info"), f"info: {error}")
+        rows.append(row)
+    return tuple(rows)
+
+
+def _playbooks(folder: _Folder) -> dict[str, Playbook]:
+    found: dict[str, Playbook] = {}
+    for path in sorted((folder.path / "playbooks").glob("*.yaml")):
+        source = folder.source(f"playbooks/{path.name}")
+        if source is None:
+            continue
+        playbook = source.convert((), source.data, Playbook)
+        if playbook is None:
+            continue
+        check_playbook(source, playbook)
+        if playbook.name != path.stem:
+            source.problem(("name",), f"the playbook {playbook.name} stands in a file of another name")
+        found[playbook.name] = playbook
+    for name in ALWAYS:
+        if name not in found and not (folder.path / "playbooks" / f"{name}.yaml").exists():
+            folder.problems.append(Problem(f"playbooks/{name}.yaml", 1, "the file is missing"))
+    return found
+
+
+def _known_faults(
+    xids: Mapping[int, Any], sxids: Mapping[int, Any], asks: Mapping[int, DriverAsk]
+) -> list[str]:
+    codes = [f"xid-{code}" for code in xids] + [f"sxid-{code}" for code in sxids]
+    return [*codes, *(ask.fault for ask in asks.values()), *OTHER_FAULTS]
+
+
+def _rules(folder: _Folder, known: Sequence[str], playbooks: Mapping[str, Playbook]) -> tuple[Rule, ...]:
+    source = folder.source("policies.yaml")
+    rules: dict[str, Rule] = {}
+    for index, item in enumerate(source.items("rules") if source else []):
+        rule = source.convert((index,), item, Rule) if source else None
+        if rule is None or source is None:
+            continue
+        if not _RULE_NAME.fullmatch(rule.name):
+            source.problem((index, "name"), f"name: {rule.name!r} has to be small letters, digits and dashes")
+        if rule.name in rules:
+            source.problem((index, "name"), f"the rule {rule.name} stands here twice")
+        if not rule.faults:
+            source.problem((index, "faults"), "faults: the list is empty")
+        for number, fault in enumerate(rule.faults):
+            _check_fault(source, (index, "faults", number), fault, known)
+        if rule.playbook is not None and rule.playbook not in playbooks:
+            hint = did_you_mean(rule.playbook, playbooks) or f"one of {', '.join(sorted(playbooks))}"
+            source.problem((index, "playbook"), f"there is no playbook {rule.playbook}", hint)
+        elif rule.playbook is not None and playbooks[rule.playbook].target != "node":
+            source.problem((index, "playbook"), f"the playbook {rule.playbook} is not for a node")
+        rules[rule.name] = rule
+    return tuple(rules.values())
+
+
+def _check_fault(source: Source, path: Sequence[str | int], fault: str, known: Sequence[str]) -> None:
+    if fault.count("[") != fault.count("]") or not fault.strip():
+        source.problem(path, f"faults: {fault!r} is not a name or a glob")
+    elif any(fault.startswith(head) for head in OPEN_FAULTS):
+        return
+    elif not any(fnmatchcase(name, fault) for name in known):
+        faults = (*known, *OPEN_FAULTS)
+        source.problem(path, f"faults: {fault} is no fault that healer knows", did_you_mean(fault, faults))
+
+
+def _guards(
+    folder: _Folder, overrides: dict[str, Any]
+) -> tuple[GuardSettings, dict[str, GuardSettings], dict[str, GuardSettings]]:
+    source = folder.source("guards.yaml", required=False)
+    data = source.mapping((), source.data, "a mapping of guard settings") if source else {}
+    base, special = GuardSettings(), {}
+    if source is not None:
+        special = {name: data.pop(name, None) for name in ("clusters", "partitions")}
+        base = check_guards(source, (), data) or base
+    base = msgspec.structs.replace(base, **overrides)
+    places: list[dict[str, GuardSettings]] = []
+    for name in ("clusters", "partitions"):
+        found: dict[str, GuardSettings] = {}
+        given = source.mapping((name,), special[name], f"{name} by name") if source else {}
+        for place, fields in given.items():
+            if source is None or not isinstance(fields, dict):
+                if source is not None:
+                    source.problem((name, place), f"{place}: expected guard settings")
+                continue
+            own = check_guards(source, (name, place), fields)
+            if own is not None:
+                found[place] = msgspec.structs.replace(base, **{key: getattr(own, key) for key in fields})
+        places.append(found)
+    return base, places[0], places[1]

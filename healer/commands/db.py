@@ -29,6 +29,7 @@ def upgrade() -> None:
     """Bring the database to the tables that this version needs."""
     url = database_url(load())
     import sqlalchemy as sa
+    from sqlalchemy.exc import OperationalError
 
     from healer import migrate
 
@@ -37,7 +38,7 @@ def upgrade() -> None:
         before, after = migrate.upgrade(engine)
     except migrate.MigrationError as error:
         raise Failed(str(error)) from None
-    except sa.exc.OperationalError as error:
+    except OperationalError as error:
         raise Failed(f"the database does not answer: {error.orig}".strip()) from None
     finally:
         engine.dispose()

@@ -232,12 +232,18 @@ class Postgres:
         return f"host='{self.sockets}' user={ROLE} dbname={database}"
 
 
-def stop_postgres(send: Callable[[int], None], ended: Callable[[float], bool]) -> None:
+def stop_postgres(
+    send: Callable[[int], None],
+    ended: Callable[[float], bool],
+    *,
+    fast_s: float = STOP_FAST_S,
+    last_s: float = STOP_IMMEDIATE_S,
+) -> None:
     """Fast shutdown, then immediate, then SIGKILL. `ended(s)` waits up to s seconds for the end."""
     for number, patience_s in (
-        (signal.SIGINT, STOP_FAST_S),
-        (signal.SIGQUIT, STOP_IMMEDIATE_S),
-        (signal.SIGKILL, 5),
+        (signal.SIGINT, fast_s),
+        (signal.SIGQUIT, last_s),
+        (signal.SIGKILL, last_s),
     ):
         try:
             send(number)

@@ -12,13 +12,14 @@ from healer.embedded.user import EmbeddedError
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """`pid` is the process of `healer up`; `parts` names its children."""
+    """`pid` is the process of `healer up`; `parts` and `servers` (postgres, redis) are its children."""
 
     pid: int
     url: str
     database_url: str
     broker_url: str
     parts: dict[str, int] = {}
+    servers: dict[str, int] = {}
 
 
 def note(data_dir: Path, running: Running) -> None:

@@ -1,0 +1,162 @@
+"""The guardian: a small process that ends everything when `healer up` was killed.
+
+A parent-death signal is not enough: the kernel clears it when a child changes its user, as PostgreSQL's does.
+The guardian holds the read end of a pipe whose only write end is in `healer up`. All children live in its
+process group, so it finds them even if they were born in the parent's last moment. It takes
+at most 9 s.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from healer.embedded.postgres import stop_postgres
+
+PARTS_S = 3.0
+REDIS_S = 1.0
+LAST_S = 1.0
+
+
+class Guardian:
+    """The parent's side. Start it before any child, and start children with `popen`."""
+
+    def __init__(self, log: Path, *, hold: Sequence[int] = ()) -> None:
+        """`hold`: descriptors it keeps open as long as it lives, such as the data directory's lock."""
+        self._log = log
+        self._hold = tuple(hold)
+        self._roles: dict[str, int] = {}
+        self._start(group=0)
+        self.group: int = self.process.pid
+
+    @property
+    def popen(self) -> dict[str, Any]:
+        """Arguments for subprocess that put a child under the guardian's eye."""
+        return {"process_group": self.group, "start_new_session": False}
+
+    def add(self, role: str, pid: int) -> None:
+        """Says which process has a role with a way of its own to end: `postgres` or `redis`."""
+        self._roles[role] = pid
+        self._tell(f"{role} {pid}")
+
+    def revive(self) -> bool:
+        """Starts another guardian for the same group if this one has died; True if it did."""
+        if self.process.poll() is None:
+            return False
+        os.close(self._pipe)
+        self._start(group=self.group)
+        for role, pid in self._roles.items():
+            self._tell(f"{role} {pid}")
+        return True
+
+    def release(self) -> None:
+        """The children have been stopped: the guardian ends what they may have left behind, then itself."""
+        self._tell("done 0")
+        os.close(self._pipe)
+        self.process.wait()
+
+    def _start(self, group: int) -> None:
+        reading, self._pipe = os.pipe()
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "healer.embedded.guardian", str(reading)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(reading, *self._hold),
+                process_group=group,
+            )
+        os.close(reading)
+
+    def _tell(self, line: str) -> None:
+        try:
+            os.write(self._pipe, f"{line}\n".encode())
+        except BrokenPipeError:
+            return  # it has died: `revive` starts another and tells it all again
+
+
+# --- the guardian's own side -----------------------------------------------------------------------------
+
+
+def watch(reading: int) -> None:
+    """Returns when everything in our group has ended, after the parent said `done` or was gone."""
+    roles: dict[str, int] = {}
+    with os.fdopen(reading) as pipe:
+        for line in pipe:
+            role, _, pid = line.strip().partition(" ")
+            if role == "done":
+                _end(members, signal.SIGKILL, LAST_S)
+                return
+            roles[role] = int(pid)
+    _say(f"healer up is gone without a word: ending {len(members())} processes")
+    end_all(roles)
+
+
+def end_all(roles: dict[str, int]) -> None:
+    """healer's parts, then Redis, then PostgreSQL, as a clean stop would; at last SIGKILL for the rest."""
+    servers = set(roles.values())
+    _end(lambda: members() - servers, signal.SIGTERM, PARTS_S)
+    _end(lambda: members() - servers, signal.SIGKILL, LAST_S)
+    _end(lambda: members() & {roles.get("redis", 0)}, signal.SIGTERM, REDIS_S)
+    postgres = roles.get("postgres", 0)
+    if postgres in members():
+        stop_postgres(
+            lambda number: os.kill(postgres, number), lambda s: _gone({postgres}, s), fast_s=2.0, last_s=1.0
+        )
+    _end(members, signal.SIGKILL, LAST_S)
+    _say(f"ended; {len(members())} left")
+
+
+def members() -> set[int]:
+    """Living processes of our process group but ourselves. Without /proc nobody is known."""
+    group, found = os.getpgrp(), set[int]()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name in parentheses may hold anything; after it: state, parent, process group.
+            state, _, its_group = entry.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(its_group) == group and state not in "ZX":
+            found.add(int(entry.parent.name))
+    return found - {os.getpid()}
+
+
+def _end(whom: Callable[[], set[int]], number: signal.Signals, patience_s: float) -> None:
+    for pid in whom():
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+    deadline = time.monotonic() + patience_s
+    while whom() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _gone(pids: set[int], patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while members() & pids:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
+
+
+def main() -> None:
+    from setproctitle import setproctitle
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    setproctitle("healer guardian")
+    watch(int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

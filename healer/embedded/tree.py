@@ -1,0 +1,280 @@
+"""`healer up`: the whole product in one process tree.
+
+Order: lock, guardian, PostgreSQL, Redis, migrations, then healer's parts; the other way round at the end. The
+loop is one thread that waits for signals and starts again what died.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from healer.embedded import running
+from healer.embedded.child import Child, rotate
+from healer.embedded.guardian import Guardian
+from healer.embedded.lock import lock
+from healer.embedded.postgres import Postgres, Say
+from healer.embedded.redis import Redis, find_binary
+from healer.embedded.running import Running
+from healer.embedded.user import EmbeddedError, make_data_dir
+from healer.settings import Listen, Settings
+
+PARTS = ("api", "detector", "scheduler", "worker")
+PARTS_STOP_S = 5.0
+TICK_S = 0.2
+ROTATE_S = 60.0
+SLOW_START_S = 20.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process of the tree beside the servers."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+def healer_parts() -> list[Part]:
+    return [Part(name, (sys.executable, "-m", "healer", name)) for name in PARTS]
+
+
+class Tree:
+    """`run` blocks until SIGINT, SIGTERM or SIGHUP, and leaves nothing running."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        *,
+        parts: Sequence[Part] | None = None,
+        say: Say = print,
+        on_ready: Callable[[Running], None] = lambda _: None,
+    ) -> None:
+        """`on_ready` is called once, in the loop, when /readyz has answered 200; it must not block."""
+        self.settings = settings
+        self.say = say
+        self._environ = dict(environ)
+        self._on_ready = on_ready
+        self._ready = False
+        self._stops = 0
+        self._wake, self._woken = os.pipe()
+        self.data_dir: Path = make_data_dir(settings.data_dir)
+        self._logs = self.data_dir / "log"
+        self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._children = [
+            Child(part.name, part.arguments, self._logs)
+            for part in (healer_parts() if parts is None else parts)
+        ]
+        self.postgres: Postgres | None = None
+        self.redis: Redis | None = None
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds the console."""
+        host, port = self.settings.listen.host, self.settings.listen.port
+        here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+        return f"http://{Listen(here, port)}"
+
+    def run(self) -> None:
+        """Raises EmbeddedError when it cannot start; what had started is stopped then."""
+        self._listen_for_signals()
+        self._check_port()
+        held = lock(self.data_dir)
+        self._guardian = Guardian(self._logs / "guardian.log", hold=(held,))
+        try:
+            self._start_servers()
+            self._migrate()
+            self._note()
+            self._started = time.monotonic()
+            self._told = ""
+            self._rotated = time.monotonic()
+            while not self._stops:
+                self._tick()
+        finally:
+            self._stop()
+            self._guardian.release()
+            running.forget(self.data_dir)
+            os.close(held)
+
+    # --- starting ---------------------------------------------------------------------------------------
+
+    def _listen_for_signals(self) -> None:
+        os.set_blocking(self._woken, False)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # `nohup` asks that a closed terminal is not the end.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._asked_to_stop)
+
+    def _asked_to_stop(self, *_: object) -> None:
+        self._stops += 1
+        if self._stops == 1:
+            return
+        for child in self._children:
+            child.send(signal.SIGKILL)
+
+    def _check_port(self) -> None:
+        listen = self.settings.listen
+        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((listen.host, listen.port))
+            except OSError as error:
+                raise EmbeddedError(
+                    f"cannot listen on {listen}: {error.strerror}; choose another address with --listen."
+                ) from None
+
+    def _start_servers(self) -> None:
+        popen = self._guardian.popen
+        if self.settings.database_url is None:
+            self.postgres = Postgres(self.data_dir, say=self.say, popen=popen)
+            self.postgres.start()
+            self._register_servers()
+        if self.settings.redis_url is None:
+            binary = find_binary()
+            if binary is not None:
+                self.redis = Redis(self.data_dir, binary, popen=popen)
+                self.redis.start()
+                self._register_servers()
+            else:
+                self.say("no Redis found: tasks travel through PostgreSQL")
+        self._environ |= {"HEALER_DATA_DIR": str(self.data_dir), "HEALER_LISTEN": str(self.settings.listen)}
+        # Only what we started: a URL of the site's may stand in a file, and both together are an error.
+        if self.postgres is not None:
+            self._environ["HEALER_DATABASE_URL"] = self.database_url
+        if self.settings.redis_url is None:
+            self._environ["HEALER_REDIS_URL"] = self.broker_url
+
+    @property
+    def database_url(self) -> str:
+        return self.postgres.url if self.postgres else self.settings.database_url or ""
+
+    @property
+    def broker_url(self) -> str:
+        return self.settings.redis_url or (self.redis.url if self.redis else f"sqla+{self.database_url}")
+
+    def _register_servers(self) -> None:
+        for role, pid in self._server_pids().items():
+            self._guardian.add(role, pid)
+
+    def _server_pids(self) -> dict[str, int]:
+        servers = {"postgres": self.postgres, "redis": self.redis}
+        return {role: server.process.pid for role, server in servers.items() if server and server.process}
+
+    def _migrate(self) -> None:
+        import sqlalchemy as sa
+        from sqlalchemy.exc import OperationalError
+
+        from healer import migrate
+
+        engine = sa.create_engine(self.database_url)
+        try:
+            before, after = migrate.upgrade(engine)
+        except OperationalError as error:
+            raise EmbeddedError(f"the database does not answer: {error.orig}") from None
+        except migrate.MigrationError as error:
+            raise EmbeddedError(str(error)) from None
+        finally:
+            engine.dispose()
+        if before != after:
+            self.say(f"database upgraded from {before or 'nothing'} to {after}")
+
+    def _note(self) -> None:
+        running.note(
+            self.data_dir,
+            Running(
+                pid=os.getpid(),
+                url=self.url,
+                database_url=self.database_url,
+                broker_url=self.broker_url,
+                parts={child.name: child.pid for child in self._children if child.pid},
+                servers=self._server_pids(),
+            ),
+        )
+
+    # --- running ----------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        changed = self._restart_servers()
+        for child in self._children:
+            how = child.ended()
+            if how is not None and not self._stops:
+                self.say(f"{child.name} ended ({how}); starting it again")
+            if child.due() and not self._stops:
+                child.start(self._environ, self._guardian.popen)
+                changed = True
+        if self._guardian.revive():
+            self.say("the guardian ended; started another")
+        if changed:
+            self._note()
+        if not self._ready:
+            self._look_if_ready()
+        if time.monotonic() - self._rotated > ROTATE_S:
+            self._rotated = time.monotonic()
+            rotate(self._logs)
+        self._rest()
+
+    def _restart_servers(self) -> bool:
+        changed = False
+        for server in (self.postgres, self.redis):
+            if server is None or (server.process is not None and server.process.poll() is None):
+                continue
+            self.say(f"{type(server).__name__} ended; starting it again")
+            try:
+                server.start()
+            except EmbeddedError as error:
+                self.say(f"{error} Trying again.")
+                self._rest()
+            self._register_servers()
+            changed = True
+        return changed
+
+    def _rest(self) -> None:
+        if select.select([self._wake], [], [], TICK_S)[0]:
+            os.read(self._wake, 4096)
+
+    def _look_if_ready(self) -> None:
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2):  # noqa: S310 - our own address
+                pass
+        except urllib.error.HTTPError as error:
+            self._tell_slow(
+                f"{self.url} answers but is not ready: {error.read(500).decode(errors='replace')}"
+            )
+        except OSError as error:
+            self._tell_slow(f"still starting: {error}; see {self._logs}")
+        else:
+            self._ready = True
+            self.say(f"healer is ready: {self.url}")
+            self._on_ready(running.find(self.data_dir))
+
+    def _tell_slow(self, text: str) -> None:
+        if time.monotonic() - self._started > SLOW_START_S and text != self._told:
+            self._told = text
+            self.say(text)
+
+    # --- stopping ---------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        if self._stops:
+            self.say("stopping")
+        deadline = time.monotonic() + PARTS_STOP_S
+        for child in self._children:
+            child.send(signal.SIGTERM)
+        for child in self._children:
+            child.wait_until(deadline)
+        if self.redis is not None:
+            self.redis.stop()
+        if self.postgres is not None:
+            self.postgres.stop()
+        if self._stops:
+            self.say("stopped; nothing is left running")

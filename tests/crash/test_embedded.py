@@ -1,0 +1,182 @@
+"""The process tree: clean stop, nothing left after SIGKILL, servers that come back, one tree per folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from healer.embedded import running
+from healer.embedded.postgres import DATABASE, ROLE, Postgres
+from healer.embedded.user import server_user
+from tests.support.processes import clean_environ, living, name_of
+from tests.support.up import Stack
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.crash
+PROGRAM = ("-m", "tests.support.tree_program")
+
+
+@pytest.fixture
+def stubborn_tree(scratch: Path) -> Iterator[Stack]:
+    with Stack(scratch, command=(*PROGRAM, "--stubborn")) as stack:
+        yield stack
+
+
+@pytest.fixture
+def tree(scratch: Path) -> Iterator[Stack]:
+    with Stack(scratch, command=PROGRAM) as stack:
+        yield stack
+
+
+def database(stack: Stack) -> psycopg.Connection:
+    folder = running.find(stack.data_dir).database_url.partition("?host=")[2]
+    return psycopg.connect(host=folder, user=ROLE, dbname=DATABASE, autocommit=True)
+
+
+def answers(stack: Stack) -> bool:
+    try:
+        with database(stack) as connection:
+            return connection.execute("SELECT 1").fetchone() == (1,)
+    except psycopg.OperationalError:
+        return False
+
+
+def test_it_is_ready_with_tables_and_leaves_nothing_after_ctrl_c(tree: Stack) -> None:
+    with database(tree) as connection:
+        assert connection.execute("SELECT count(*) FROM incidents").fetchone() == (0,)
+    with urllib.request.urlopen(f"{tree.url}/readyz", timeout=5) as answer:
+        assert answer.status == 200
+    assert tree.stop(signal.SIGINT) == 0
+    assert tree.left() == set()
+    assert "nothing is left running" in tree.said()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_stubborn_part(stubborn_tree: Stack) -> None:
+    assert stubborn_tree.process is not None
+    stubborn_tree.see()
+    stubborn_tree.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "stopping" in stubborn_tree.said(), what="it says that it stops")
+    stubborn_tree.process.send_signal(signal.SIGINT)
+    assert stubborn_tree.process.wait(4) == 0, "less than the 5 s that a part is given"
+    assert stubborn_tree.left() == set()
+
+
+def test_nothing_is_left_10_s_after_kill_9_of_the_parent(stubborn_tree: Stack) -> None:
+    stubborn_tree.kill()
+    wait_until(lambda: not stubborn_tree.left(), 10, what="every process of the tree has ended")
+
+
+def test_data_survives_kill_9_of_the_parent_and_the_next_start_finds_it(scratch: Path, tree: Stack) -> None:
+    with database(tree) as connection:
+        connection.execute("INSERT INTO gate (cluster, breaker) VALUES ('pod1', '{}')")
+    tree.kill()
+    with Stack(scratch, command=PROGRAM) as again, database(again) as connection:
+        assert connection.execute("SELECT cluster FROM gate").fetchone() == ("pod1",)
+    assert tree.left() == set(), "the next start waits for the old guardian"
+
+
+@pytest.mark.parametrize("name", ["postgres", "redis", "api", "family"])
+def test_what_is_killed_is_started_again(tree: Stack, name: str) -> None:
+    before = tree.pids()[name]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: tree.pids()[name] != before, what=f"another {name}")
+    wait_until(lambda: answers(tree), what="the database answers")
+    tree.see()
+
+
+def test_committed_data_survives_kill_9_of_postgresql(tree: Stack) -> None:
+    with database(tree) as connection:
+        connection.execute("INSERT INTO gate (cluster, breaker) VALUES ('pod1', '{}')")
+    before = tree.pids()["postgres"]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: tree.pids()["postgres"] != before and answers(tree), what="the database is back")
+    with database(tree) as connection:
+        assert connection.execute("SELECT cluster FROM gate").fetchone() == ("pod1",)
+
+
+def test_a_killed_guardian_is_replaced_and_still_cleans_up(tree: Stack) -> None:
+    assert tree.process is not None
+    guardian = next(pid for pid in tree.see() if name_of(pid).startswith("healer guardian"))
+    os.kill(guardian, signal.SIGKILL)
+    wait_until(lambda: "started another" in tree.said(), what="another guardian")
+    tree.kill()
+    wait_until(lambda: not tree.left(), 10, what="every process of the tree has ended")
+
+
+def test_a_second_tree_on_one_data_directory_is_refused_by_name(scratch: Path, tree: Stack) -> None:
+    other = Stack(scratch, command=PROGRAM)
+    other.output = scratch / "other.txt"
+    other.start(ready=False)
+    assert other.process is not None
+    assert other.process.wait(20) != 0
+    assert f"another healer (process {tree.pids()['up']}) runs on {tree.data_dir}" in other.said()
+    assert answers(tree)
+
+
+def test_an_address_in_use_is_one_sentence(scratch: Path, tree: Stack) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "healer", "up", "--listen", f"127.0.0.1:{tree.port}"],
+        env=clean_environ(HEALER_DATA_DIR=str(scratch / "b")),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"healer: cannot listen on 127.0.0.1:{tree.port}: Address already in use; choose another address with "
+        "--listen.\n"
+    )
+
+
+def test_a_stale_lock_file_with_a_living_process_id_does_not_stop_the_start(scratch: Path) -> None:
+    server = Postgres(scratch / "data")
+    server.start()
+    assert server.process is not None
+    server.process.kill()
+    server.process.wait()
+    # What a container leaves after a crash: the old number now belongs to somebody else, of the same user.
+    user = server_user()
+    bystander = subprocess.Popen(["sleep", "60"], **user.popen())
+    try:
+        stale = server.pgdata / "postmaster.pid"
+        lines = stale.read_text().splitlines()
+        stale.write_text("\n".join([str(bystander.pid), *lines[1:]]) + "\n")
+        server.start()
+        server.stop()
+        assert living({bystander.pid}), "a bystander is not touched"
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_an_orphaned_server_is_ended_before_the_next_one_starts(scratch: Path) -> None:
+    orphan = Postgres(scratch / "data")
+    orphan.start()
+    assert orphan.process is not None
+    following = Postgres(scratch / "data")
+    following.start()
+    assert orphan.process.wait(5) == 0
+    following.stop()
+
+
+def test_only_the_servers_user_and_root_reach_the_database(scratch: Path) -> None:
+    server = Postgres(scratch / "data")
+    server.start()
+    try:
+        for folder in (server.pgdata, server.sockets):
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert folder.stat().st_uid == server.user.uid
+        with psycopg.connect(host=str(server.sockets), user=ROLE, dbname=DATABASE) as connection:
+            assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
+            assert connection.execute("SHOW fsync").fetchone() == ("on",)
+            methods = connection.execute("SELECT DISTINCT auth_method FROM pg_hba_file_rules").fetchall()
+            assert methods == [("peer",)]
+    finally:
+        server.stop()

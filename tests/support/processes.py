@@ -1,0 +1,55 @@
+"""What runs on this machine, by /proc."""
+
+import os
+import socket
+from pathlib import Path
+
+
+def descendants(pid: int) -> set[int]:
+    """All living processes below `pid`, itself included."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in "ZX":
+            parents[int(stat.parent.name)] = int(parent)
+    found = {pid}
+    while True:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+def living(pids: set[int]) -> set[int]:
+    """Those of `pids` that still live; a zombie does not."""
+    found = set[int]()
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state not in "ZX":
+            found.add(pid)
+    return found
+
+
+def name_of(pid: int) -> str:
+    """The command line as process lists show it; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
+
+
+def clean_environ(**more: str) -> dict[str, str]:
+    """Ours without any HEALER_ setting of the caller, and with `more`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HEALER_")} | more

@@ -1,0 +1,146 @@
+"""The whole product as a process: `healer up` on a folder of its own.
+
+with Stack(scratch, HEALER_MODE="auto") as stack:
+    httpx.get(f"{stack.url}/api/v1/nodes", headers=stack.headers("viewer"))
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from healer.embedded import running
+from tests.support.processes import clean_environ, descendants, free_port, living
+from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+READY_S = 60.0
+STOP_S = 15.0
+
+
+class Stack:
+    """`environ` are settings by name. `command` is what is started; `--data-dir` and `--listen` are added."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        command: tuple[str, ...] = ("-m", "healer", "up"),
+        data_dir: Path | None = None,
+        **environ: str,
+    ) -> None:
+        self.data_dir = data_dir or folder / "data"
+        self.environ = clean_environ(**environ, HEALER_DATA_DIR=str(self.data_dir))
+        self.output = folder / "healer-up.txt"
+        self._command = command
+        self._seen: set[int] = set()
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    def start(self, *, ready: bool = True) -> "Stack":
+        """Starts it; with `ready` returns when it has printed that it is ready."""
+        self.port = free_port()
+        program = (
+            (*self._command, "--listen", f"127.0.0.1:{self.port}")
+            if "healer" in self._command
+            else (*self._command, str(self.data_dir), str(self.port))
+        )
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *program],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self.environ,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        if ready:
+            wait_until(self._ready_or_dead, READY_S, what="`healer up` says that it is ready")
+            assert self.process.poll() is None, self.said()
+            self.see()
+        return self
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Asks it to end, as Ctrl-C or an init system does; returns its exit status."""
+        assert self.process is not None
+        self.see()
+        self.process.send_signal(number)
+        return self.process.wait(STOP_S)
+
+    def kill(self) -> None:
+        """SIGKILL to `healer up` alone; what it started is not touched."""
+        assert self.process is not None
+        self.see()
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> "Stack":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        for pid in self.left():  # only after a failure of the product; the test has said so
+            os.kill(pid, signal.SIGKILL)
+
+    # --- what one can ask -------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def pids(self) -> dict[str, int]:
+        """Processes by name: `postgres`, `redis`, `api`, `detector`, `scheduler`, `worker`, `up`."""
+        found = running.find(self.data_dir)
+        return found.parts | found.servers | {"up": found.pid}
+
+    def said(self) -> str:
+        """All it has printed so far."""
+        return self.output.read_text(errors="replace")
+
+    def log(self, part: str) -> str:
+        return (self.data_dir / "log" / f"{part}.log").read_text(errors="replace")
+
+    def see(self) -> set[int]:
+        """Remembers all processes of the tree, for `left`."""
+        assert self.process is not None
+        self._seen |= descendants(self.process.pid)
+        return self._seen
+
+    def left(self) -> set[int]:
+        """Processes once seen in the tree that still live."""
+        return living(self._seen)
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """`healer ARGUMENTS` with this installation's settings."""
+        done = subprocess.run(
+            [sys.executable, "-m", "healer", *arguments],
+            capture_output=True,
+            text=True,
+            env=self.environ | {"HEALER_URL": self.url},
+            cwd=ROOT,
+            timeout=60,
+            check=False,
+        )
+        assert not check or done.returncode == 0, (
+            f"healer {' '.join(arguments)}: {done.stderr or done.stdout}"
+        )
+        return done
+
+    def token(self, role: str, *options: str) -> str:
+        """A new token of that role; `options` as `healer token create` takes them."""
+        return self.run("token", "create", "--role", role, *options).stdout.split()[-1]
+
+    def headers(self, role: str, *options: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token(role, *options)}"}
+
+    def _ready_or_dead(self) -> bool:
+        assert self.process is not None
+        return "healer is ready" in self.said() or self.process.poll() is not None

@@ -1,0 +1,188 @@
+"""The presses a person may make: each posts JSON to the REST API, with a preview where it changes much."""
+
+import msgspec
+
+from healer.console.views.fleet import NodeKind, NodeRow
+from healer.console.views.runs import target
+from healer.model import ENDED_RUN_STATES, Incident, Role, Run, RunState
+
+_ACT = frozenset({Role.operator, Role.admin})
+_RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
+
+
+class Button(msgspec.Struct, frozen=True, kw_only=True):
+    """A press that posts JSON. `field` is the text the API wants with it (reason, note, or none);
+    `preview` is a route that is asked with `dry_run=true` before anything is done."""
+
+    label: str
+    action: str
+    title: str
+    effect: str
+    body: dict[str, str] = {}
+    method: str = "POST"
+    field: str = "reason"
+    preview: str = ""
+    preview_body: dict[str, str] = {}
+    primary: bool = False
+    key: str = ""
+
+
+def may_respond(role: Role) -> bool:
+    return role in _RESPOND
+
+
+def may_act(role: Role) -> bool:
+    return role in _ACT
+
+
+def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
+    """What this role may press on this run."""
+    if not may_act(role) or run.state in ENDED_RUN_STATES:
+        return ()
+    base = f"/api/v1/runs/{run.id}"
+    on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
+    if run.incident:
+        on["incident"] = run.incident
+    what = f"{run.playbook} {target(run)}"
+    buttons: list[Button] = []
+    if run.state in (RunState.waiting_approval, RunState.proposed):
+        buttons.append(
+            Button(
+                label=f"Approve {run.playbook}",
+                action=f"{base}/approve",
+                title=f"Approve {what}",
+                effect=f"healer starts {what} at once. Each step still asks the guards.",
+                preview=f"/api/v1/playbooks/{run.playbook}/runs",
+                preview_body={**on, "reason": "preview"},
+                primary=True,
+                key="p",
+            )
+        )
+        buttons.append(
+            Button(
+                label="Reject",
+                action=f"{base}/reject",
+                title=f"Reject {what}",
+                effect="This run ends here and nothing is done. The incident stays open.",
+            )
+        )
+        return tuple(buttons)
+    if run.state is RunState.stuck or (run.state is RunState.waiting and run.question):
+        buttons.append(
+            Button(
+                label="Try again",
+                action=f"{base}/retry",
+                title=f"Try {what} again",
+                effect="healer looks at the world anew and goes on from the step that did not succeed.",
+                primary=True,
+            )
+        )
+    buttons.append(
+        Button(
+            label="Cancel run",
+            action=f"{base}/cancel",
+            title=f"Cancel {what}",
+            effect="The run stops after the step it is in. What was done stays done; a drain stays.",
+        )
+    )
+    return tuple(buttons)
+
+
+def resume_button(incident: Incident, node: str) -> Button:
+    body = {"cluster": incident.cluster, "node": node, "incident": incident.id}
+    return Button(
+        label=f"Resume {node}",
+        action="/api/v1/playbooks/resume/runs",
+        title=f"Return {node} to service",
+        effect=f"healer lifts its own drain on {node}; new jobs may start there at once.",
+        body=body,
+        preview="/api/v1/playbooks/resume/runs",
+        preview_body={**body, "reason": "preview"},
+        primary=True,
+        key="r",
+    )
+
+
+def acknowledge_button(incident: Incident) -> Button:
+    return Button(
+        label="Acknowledge",
+        action=f"/api/v1/incidents/{incident.id}/acknowledge",
+        title="Acknowledge",
+        effect="Says that you look after this incident. It stops nothing.",
+        field="",
+        key="a",
+    )
+
+
+def review_button(incident: Incident, review: str, label: str, effect: str) -> Button:
+    return Button(
+        label=label,
+        action=f"/api/v1/incidents/{incident.id}/review",
+        title=label,
+        effect=effect,
+        body={"review": review},
+        field="cause",
+    )
+
+
+def review_buttons(incident: Incident) -> tuple[Button, ...]:
+    return (
+        review_button(incident, "true_fault", "True fault", "Counts as a hit for the rule."),
+        review_button(incident, "false_alarm", "False alarm", "Counts against the rule's precision."),
+    )
+
+
+def quiet_buttons(incident: Incident, role: Role) -> list[Button]:
+    """What is always possible and never urgent."""
+    if not may_respond(role):
+        return []
+    base = f"/api/v1/incidents/{incident.id}"
+    buttons = [
+        Button(label="Note", action=f"{base}/note", title="Write a note",
+               effect="Everybody who reads this incident sees it.", field="note", key="n"),
+    ]  # fmt: skip
+    if incident.is_open:
+        buttons += [
+            review_button(incident, "false_alarm", "False alarm", "Counts against the rule's precision."),
+            Button(label="Resolve", action=f"{base}/resolve", title="Resolve this incident",
+                   effect="Closes it. Nothing is done on the node or in Slurm."),
+        ]  # fmt: skip
+    else:
+        if incident.review is not None:
+            buttons += review_buttons(incident)
+        buttons.append(Button(label="Reopen", action=f"{base}/reopen", title="Reopen this incident",
+                              effect="healer looks at it again and may act."))  # fmt: skip
+    return buttons
+
+
+def node_buttons(row: NodeRow, cluster: str, role: Role) -> tuple[Button, ...]:
+    """Drain and resume by hand. Our own drain can be resumed; a person's or Slurm's cannot (law 5)."""
+    if not may_act(role):
+        return ()
+    body = {"cluster": cluster, "node": row.name}
+    if row.in_service:
+        return (
+            Button(
+                label="Drain",
+                action="/api/v1/playbooks/drain/runs",
+                title=f"Drain {row.name}",
+                effect=f"No new job starts on {row.name}; running jobs go on.",
+                body=body,
+                preview="/api/v1/playbooks/drain/runs",
+                preview_body={**body, "reason": "preview"},
+            ),
+        )
+    if row.kind is NodeKind.out_healer:
+        return (
+            Button(
+                label="Resume",
+                action="/api/v1/playbooks/resume/runs",
+                title=f"Return {row.name} to service",
+                effect=f"healer lifts its own drain on {row.name}; new jobs may start there at once.",
+                body=body,
+                preview="/api/v1/playbooks/resume/runs",
+                preview_body={**body, "reason": "preview"},
+                primary=True,
+            ),
+        )
+    return ()

@@ -1,0 +1,218 @@
+"""The fleet: what each node is to a person, and the body of `/fleet.json` that the canvas draws."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from healer.console.reads import OpenIncident, Standing
+from healer.model import Severity, SlurmNode, Verdict
+
+#: How Slurm's own drains begin (src/slurmctld and slurmd write these reasons; case differs by version).
+SLURM_REASONS = (
+    "kill task failed",
+    "not responding",
+    "node unexpectedly rebooted",
+    "prolog error",
+    "epilog error",
+    "low realmemory",
+    "low tmpdisk",
+    "low cpus",
+    "low socket",
+    "gres/gpu count",
+    "batch job complete failure",
+    "nodeaddr",
+    "reboot",
+    "powering down",
+)
+
+_VERDICT_RANK = {Verdict.healthy: 0, Verdict.watch: 1, Verdict.suspect: 2, Verdict.isolate: 3}
+
+
+class NodeKind(StrEnum):
+    """What a node is to the person on call. The order is the order of the table, worst first."""
+
+    bad_in_service = "bad_in_service"
+    out_healer = "out_healer"
+    out_slurm = "out_slurm"
+    out_person = "out_person"
+    unknown = "unknown"
+    planned = "planned"
+    busy = "busy"
+    idle = "idle"
+
+
+KIND_WORDS = {
+    NodeKind.bad_in_service: "known bad, in service",
+    NodeKind.out_healer: "out, by healer",
+    NodeKind.out_slurm: "out, by Slurm",
+    NodeKind.out_person: "out, by a person",
+    NodeKind.unknown: "unknown",
+    NodeKind.planned: "planned work",
+    NodeKind.busy: "in service, busy",
+    NodeKind.idle: "in service, idle",
+}
+
+#: The letter in the cell, so that colour is never the only sign.
+KIND_LETTERS = {
+    NodeKind.bad_in_service: "!",
+    NodeKind.out_healer: "H",
+    NodeKind.out_slurm: "S",
+    NodeKind.out_person: "P",
+    NodeKind.unknown: "?",
+    NodeKind.planned: "M",
+    NodeKind.busy: "",
+    NodeKind.idle: "",
+}
+
+_RANK = {kind: index for index, kind in enumerate(NodeKind)}
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as the map and the table show it. `where` is pod, rack and switch as far as known."""
+
+    name: str
+    kind: NodeKind
+    verdict: Verdict
+    state: str
+    reason: str
+    reason_user: str
+    gpus: int
+    gpu_model: str
+    driver: str
+    pod: str
+    rack: str
+    switch: str
+    bad_gpus: tuple[int, ...]
+    incidents: tuple[OpenIncident, ...]
+
+    @property
+    def word(self) -> str:
+        return KIND_WORDS[self.kind]
+
+    @property
+    def letter(self) -> str:
+        return KIND_LETTERS[self.kind]
+
+    @property
+    def where(self) -> str:
+        return " · ".join(part for part in (self.pod, self.rack, self.switch) if part)
+
+    @property
+    def in_service(self) -> bool:
+        return self.kind in (NodeKind.busy, NodeKind.idle, NodeKind.bad_in_service)
+
+    @property
+    def worst(self) -> Severity | None:
+        return min((incident.severity for incident in self.incidents), default=None)
+
+
+def kind_of(node: SlurmNode, *, held_by_us: bool, known_bad: bool) -> NodeKind:
+    """`held_by_us`: a slot is held for the node. Our own drain is known by its reason (`healer:`) too."""
+    if node.in_service:
+        if known_bad:
+            return NodeKind.bad_in_service
+        return NodeKind.busy if node.busy else NodeKind.idle
+    return NodeKind.planned if node.planned else _out_by(node, held_by_us=held_by_us)
+
+
+def _out_by(node: SlurmNode, *, held_by_us: bool) -> NodeKind:
+    reason = node.reason.strip().lower()
+    if reason.startswith("healer:") or (held_by_us and not reason):
+        return NodeKind.out_healer
+    if reason.startswith(SLURM_REASONS):
+        return NodeKind.out_slurm
+    if not reason:
+        return NodeKind.out_slurm if node.base in ("DOWN", "ERROR") else NodeKind.unknown
+    return NodeKind.out_person
+
+
+def node_rows(standing: Standing) -> list[NodeRow]:
+    """All GPU nodes, in Slurm's order. Empty before the first snapshot."""
+    if standing.snapshot is None:
+        return []
+    held = {slot.node for slot in standing.slots}
+    by_node: dict[str, list[OpenIncident]] = {}
+    for incident in standing.open_incidents:
+        for name in incident.nodes or ([incident.root.node] if incident.root.node else []):
+            by_node.setdefault(name, []).append(incident)
+    return [
+        _row(node, by_node.get(node.name, []), held_by_us=node.name in held)
+        for node in standing.snapshot.gpu_nodes
+    ]
+
+
+def _row(node: SlurmNode, incidents: list[OpenIncident], *, held_by_us: bool) -> NodeRow:
+    verdicts = [incident.nodes.get(node.name, Verdict.healthy) for incident in incidents]
+    bad_gpus = {
+        incident.root.gpu
+        for incident in incidents
+        if incident.root.node == node.name and incident.root.gpu is not None
+    }
+    return NodeRow(
+        name=node.name,
+        kind=kind_of(
+            node,
+            held_by_us=held_by_us,
+            known_bad=any(incident.known_bad_in_service for incident in incidents),
+        ),
+        verdict=max(verdicts, key=_VERDICT_RANK.__getitem__, default=Verdict.healthy),
+        state="+".join(node.state) or "UNKNOWN",
+        reason=node.reason,
+        reason_user=node.reason_user,
+        gpus=node.gpus,
+        gpu_model=node.gpu_model,
+        driver=node.driver,
+        pod=node.pod,
+        rack=node.rack,
+        switch=node.switch,
+        bad_gpus=tuple(sorted(bad_gpus)),
+        incidents=tuple(sorted(incidents, key=lambda incident: incident.severity)),
+    )
+
+
+def by_trouble(rows: Iterable[NodeRow]) -> list[NodeRow]:
+    """Worst first; nodes of one kind by verdict, then in Slurm's order."""
+    return sorted(rows, key=lambda row: (_RANK[row.kind], -_VERDICT_RANK[row.verdict]))
+
+
+def matches(row: NodeRow, text: str) -> bool:
+    """Whether a word of the search box is found in the node's name, place, state, reason or kind."""
+    parts = (row.name, row.where, row.state, row.reason, row.word, row.verdict, row.driver, row.gpu_model)
+    haystack = " ".join(parts).lower()
+    return all(word in haystack for word in text.lower().split())
+
+
+def fleet_body(standing: Standing, rows: list[NodeRow]) -> dict[str, Any]:
+    """The body of `/fleet.json`. Places are interned: `groups` rows are `[pod, rack, switch]`.
+
+    `nodes` rows: `[name, group, kind, verdict, state, gpus, bad gpus, worst severity or ""]`.
+    """
+    groups: dict[tuple[str, str, str], int] = {}
+    nodes: list[list[Any]] = []
+    for row in rows:
+        place = (row.pod, row.rack, row.switch)
+        group = groups.setdefault(place, len(groups))
+        worst = row.worst
+        nodes.append(
+            [
+                row.name, group, row.kind.value, row.verdict.value, row.state, row.gpus,
+                list(row.bad_gpus), worst.value if worst else "",
+            ]
+        )  # fmt: skip
+    return {
+        "cluster": standing.cluster,
+        "version": standing.snapshot_version,
+        "groups": [list(place) for place in groups],
+        "nodes": nodes,
+    }
+
+
+def legend(rows: list[NodeRow]) -> list[tuple[NodeKind, str, str, int]]:
+    """Kind, letter, words and number of nodes, for every kind that occurs and the two that always may."""
+    return [
+        (kind, KIND_LETTERS[kind], KIND_WORDS[kind], count)
+        for kind in NodeKind
+        if (count := sum(row.kind is kind for row in rows)) or kind in (NodeKind.busy, NodeKind.idle)
+    ]

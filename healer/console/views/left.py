@@ -1,0 +1,110 @@
+"""What is left for a person to do on an incident, most pressing first."""
+
+from datetime import datetime
+
+import msgspec
+
+from healer.console import words
+from healer.console.reads import IncidentDetail, RunDetail
+from healer.console.views.buttons import (
+    Button,
+    acknowledge_button,
+    may_act,
+    may_respond,
+    resume_button,
+    review_buttons,
+    run_buttons,
+)
+from healer.console.views.runs import asks, run_row, target
+from healer.model import ENDED_RUN_STATES, Role, RunState, SlurmNode
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is left for a person. `tone` is ask, warn, bad or plain."""
+
+    tone: str
+    text: str
+    detail: str = ""
+    buttons: tuple[Button, ...] = ()
+
+
+def left_for_you(detail: IncidentDetail, node: SlurmNode | None, role: Role, now: datetime) -> list[Left]:
+    incident = detail.incident
+    left: list[Left] = []
+    for one in detail.runs:
+        run = one.run
+        if run.shadow or run.state in ENDED_RUN_STATES:
+            continue
+        row = run_row(run, now)
+        if asks(run) or run.state is RunState.held:
+            left.append(
+                Left(
+                    tone="bad" if run.state is RunState.stuck else "ask" if asks(run) else "warn",
+                    text=f"{run.playbook} {target(run)}: {row.word}.",
+                    detail=row.why or _held_why(one),
+                    buttons=run_buttons(run, role),
+                )
+            )
+    if incident.known_bad_in_service and incident.is_open:
+        left.append(
+            Left(
+                tone="bad",
+                text=f"{incident.root.node} is known bad and still in service.",
+                detail="It may take new jobs. A guard keeps healer from draining it; decide by hand.",
+            )
+        )
+    if incident.owner and incident.is_open:
+        age = f" {words.ago(incident.owner_since, now)}" if incident.owner_since else ""
+        left.append(
+            Left(
+                tone="plain",
+                text=f"{incident.owner} drained {incident.root.node}{age} and owns it.",
+                detail="healer never lifts a person's drain. Ask them, or resume the node in Slurm.",
+            )
+        )
+    left += _return(detail, node, role)
+    if incident.is_open and not incident.acknowledged_by and may_respond(role):
+        left.append(
+            Left(
+                tone="plain",
+                text="Nobody has acknowledged this yet.",
+                buttons=(acknowledge_button(incident),),
+            )
+        )
+    if not incident.is_open and incident.review is None and may_respond(role):
+        left.append(
+            Left(
+                tone="plain",
+                text="Was this a true fault?",
+                detail=f"The answer counts for the precision of rule {incident.rule}.",
+                buttons=review_buttons(incident),
+            )
+        )
+    return left
+
+
+def _return(detail: IncidentDetail, node: SlurmNode | None, role: Role) -> list[Left]:
+    """Our own drain stands and no run works on it: the node waits for a person."""
+    incident = detail.incident
+    busy = any(one.run.state not in ENDED_RUN_STATES and not one.run.shadow for one in detail.runs)
+    if node is None or busy or not node.drain or not node.reason.startswith("healer:"):
+        return []
+    if f"inc:{incident.short_id}" not in node.reason:
+        return []
+    return [
+        Left(
+            tone="ask",
+            text=f"{node.name} stays drained until it is repaired.",
+            detail="Resume it when it is; healer then watches its first hours.",
+            buttons=(resume_button(incident, node.name),) if may_act(role) else (),
+        )
+    ]
+
+
+def _held_why(run: RunDetail) -> str:
+    for decision in reversed(run.decisions):
+        for answer in decision.answers:
+            if answer.guard is decision.guard:
+                return f"Guard {answer.guard.value}: {answer.why}"
+        return decision.why
+    return ""

@@ -1,0 +1,170 @@
+"""The strip on every page: how many nodes serve, what is out and by whom, what the guards have left."""
+
+from datetime import datetime
+
+import msgspec
+
+from healer.console import words
+from healer.console.reads import Standing
+from healer.console.views.buttons import Button
+from healer.console.views.fleet import NodeKind, NodeRow
+from healer.decisions.capacity import floor_limit, slots_limit
+from healer.model import BreakerState, Mode, Pause, Severity
+
+
+class Banner(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that everybody must know on every page. `tone` is bad or warn."""
+
+    tone: str
+    title: str
+    text: str
+    pause: Pause | None = None
+    breaker: bool = False
+
+
+class Strip(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: int
+    in_service: int
+    floor: int
+    floor_share: float
+    out_healer: int
+    out_person: int
+    out_slurm: int
+    planned: int
+    unknown: int
+    known_bad: int
+    open_by_severity: tuple[tuple[str, int], ...]
+    open_total: int
+    slots_used: int
+    slots_limit: int
+    slots_past_caps: int
+    asking: int
+    mode: Mode
+    snapshot_at: datetime | None
+    stale: bool
+    banners: tuple[Banner, ...]
+
+    @property
+    def below_floor(self) -> bool:
+        """Planned work counts as in service here, as the guard counts it."""
+        return self.nodes > 0 and self.in_service + self.planned < self.floor
+
+
+def strip(standing: Standing, rows: list[NodeRow], now: datetime) -> Strip:
+    count = dict.fromkeys(NodeKind, 0)
+    for row in rows:
+        count[row.kind] += 1
+    severities = [incident.severity for incident in standing.open_incidents]
+    return Strip(
+        nodes=len(rows),
+        in_service=count[NodeKind.busy] + count[NodeKind.idle] + count[NodeKind.bad_in_service],
+        floor=floor_limit(standing.guards, len(rows)),
+        floor_share=standing.guards.min_service_share,
+        out_healer=count[NodeKind.out_healer],
+        out_person=count[NodeKind.out_person],
+        out_slurm=count[NodeKind.out_slurm],
+        planned=count[NodeKind.planned],
+        unknown=count[NodeKind.unknown],
+        known_bad=count[NodeKind.bad_in_service],
+        open_by_severity=tuple((severity.value, severities.count(severity)) for severity in Severity),
+        open_total=len(severities),
+        slots_used=sum(not slot.unusable for slot in standing.slots),
+        slots_limit=slots_limit(standing.guards, len(rows)),
+        slots_past_caps=sum(slot.unusable for slot in standing.slots),
+        asking=len(standing.asking),
+        mode=standing.default_mode,
+        snapshot_at=standing.snapshot.taken_at if standing.snapshot else None,
+        stale=_stale(standing, now),
+        banners=tuple(_banners(standing, now)),
+    )
+
+
+def _stale(standing: Standing, now: datetime) -> bool:
+    if standing.snapshot is None:
+        return True
+    return (now - standing.snapshot.taken_at).total_seconds() > standing.guards.stale_s
+
+
+def pause_scope(pause: Pause) -> str:
+    """`everything`, `cluster pod1`, `node gpu0017`, `rule gpu-lost`."""
+    return "everything" if pause.scope == "all" else f"{pause.scope} {pause.name}"
+
+
+def _banners(standing: Standing, now: datetime) -> list[Banner]:
+    found: list[Banner] = []
+    for pause in standing.pauses:
+        until = f", until {words.utc(pause.until)}" if pause.until else ", until somebody ends it"
+        found.append(
+            Banner(
+                tone="warn",
+                title=f"Paused: {pause_scope(pause)}",
+                text=f"by {pause.by} {words.ago(pause.since, now)}{until}. Reason: {pause.reason}",
+                pause=pause,
+            )
+        )
+    breaker = standing.breaker
+    if breaker.state is not BreakerState.closed:
+        half = breaker.state is BreakerState.half_open
+        since = f" since {words.utc(breaker.since)}" if breaker.since else ""
+        roots = words.plural(len(breaker.roots), "root") if breaker.roots else ""
+        text = ". ".join(part for part in (breaker.why.rstrip("."), roots) if part)
+        found.append(
+            Banner(
+                tone="bad",
+                title=f"Breaker {'half-open' if half else 'open'}{since}",
+                text=f"{text}. healer takes no node out; it still detects, pages and returns nodes."
+                if not half
+                else f"{text}. One canary may run; all else waits for its end.",
+                breaker=True,
+            )
+        )
+    if standing.snapshot is None:
+        error = f" {standing.snapshot_error}" if standing.snapshot_error else ""
+        found.append(
+            Banner(tone="bad", title="No picture of Slurm yet", text=f"healer holds every action.{error}")
+        )
+    elif _stale(standing, now):
+        error = f" {standing.snapshot_error}" if standing.snapshot_error else ""
+        seen = words.ago(standing.snapshot.taken_at, now)
+        found.append(
+            Banner(
+                tone="bad",
+                title=f"Slurm was last seen {seen}",
+                text=f"healer holds every action until it sees Slurm again.{error}",
+            )
+        )
+    if standing.rules_error:
+        found.append(
+            Banner(tone="warn", title="Changed rules were not taken", text=f"{standing.rules_error}")
+        )
+    return found
+
+
+def pause_button(cluster: str) -> Button:
+    return Button(
+        label="Pause",
+        action="/api/v1/pauses",
+        title=f"Pause healer on {cluster}",
+        effect="Within a second healer starts no step that takes capacity away. It still detects and pages.",
+        body={"scope": "cluster", "name": cluster, "cluster": cluster},
+    )
+
+
+def end_pause_button(pause: Pause) -> Button:
+    return Button(
+        label="End",
+        action=f"/api/v1/pauses/{pause.id}",
+        method="DELETE",
+        title=f"End the pause of {pause_scope(pause)}",
+        effect="healer acts again at once; what waited is judged anew.",
+    )
+
+
+def reset_breaker_button(cluster: str) -> Button:
+    return Button(
+        label="Reset",
+        action="/api/v1/breaker/reset",
+        title="Reset the breaker",
+        effect="Half-open: one canary may run. The breaker closes when it works and opens again when not.",
+        body={"cluster": cluster},
+    )

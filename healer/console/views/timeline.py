@@ -1,0 +1,172 @@
+"""One incident's history in one list: evidence, findings, decisions, steps, people, messages."""
+
+from datetime import UTC, date, datetime
+
+import msgspec
+
+from healer.console import words
+from healer.console.reads import IncidentDetail
+from healer.console.views.runs import EVENT_WORDS, GuardRow, guard_rows, guards_summary, target
+from healer.model import AuditRecord, Decision, Outcome, StepEvent
+
+#: Audit verbs that the timeline already shows from better sources (decisions, run logs, notes, messages).
+_SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "message.", "finding.", "evidence.")
+
+_OUTCOME_WORDS = {
+    Outcome.act: "healer acts",
+    Outcome.held: "held",
+    Outcome.refused: "refused",
+    Outcome.nothing: "nothing is done",
+}
+
+_BAD_EVENTS = (StepEvent.failed, StepEvent.held)
+
+
+class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is evidence, finding, decision, step, person, healer or message; `line` is printed in mono."""
+
+    at: datetime
+    kind: str
+    tone: str
+    text: str
+    clock: str = ""
+    offset: str = ""
+    day: str = ""
+    line: str = ""
+    detail: str = ""
+    summary: str = ""
+    guards: tuple[GuardRow, ...] = ()
+    open: bool = False
+
+
+def timeline(detail: IncidentDetail) -> list[TimelineRow]:
+    """Oldest first; rows of the same millisecond keep the order evidence, finding, decision, step, others."""
+    rows = [*_seen(detail), *_decided(detail), *_done(detail), *_said(detail)]
+    rows.sort(key=lambda row: row.at)
+    start = detail.incident.opened
+    shown: list[TimelineRow] = []
+    today: date | None = None
+    for row in rows:
+        this_day = row.at.astimezone(UTC).date()
+        shown.append(
+            msgspec.structs.replace(
+                row,
+                clock=words.clock_ms(row.at),
+                offset=words.offset(row.at, start),
+                day=words.day(row.at) if this_day != today else "",
+            )
+        )
+        today = this_day
+    return shown
+
+
+def _seen(detail: IncidentDetail) -> list[TimelineRow]:
+    rows: list[TimelineRow] = []
+    for evidence in detail.incident.evidence:
+        late = ""
+        if evidence.arrived_at is not None:
+            late_s = (evidence.arrived_at - evidence.at).total_seconds()
+            late = f"arrived {words.span(late_s)} later" if late_s >= 0.001 else ""
+        rows.append(
+            TimelineRow(
+                at=evidence.at,
+                kind="evidence",
+                tone="plain",
+                text=f"{evidence.component}: {evidence.text}",
+                line=evidence.line,
+                detail=late,
+            )
+        )
+    for finding in detail.findings:
+        sure = "surely unusable" if finding.unusable else f"confidence {finding.confidence:.0%}"
+        lines = words.plural(len(finding.evidence), "piece") + " of evidence"
+        rows.append(
+            TimelineRow(
+                at=finding.arrived_at,
+                kind="finding",
+                tone="plain",
+                text=f"{finding.fault} on {finding.component}: {finding.text}",
+                detail=f"rule {finding.rule}, {finding.fault_class.value}, {sure}, {lines}",
+            )
+        )
+    return rows
+
+
+def _decided(detail: IncidentDetail) -> list[TimelineRow]:
+    decisions: list[Decision] = list(detail.decisions)
+    known = {(decision.at, decision.run, decision.why) for decision in decisions}
+    for run in detail.runs:
+        decisions += [one for one in run.decisions if (one.at, one.run, one.why) not in known]
+    rows: list[TimelineRow] = []
+    for decision in decisions:
+        kept = decision.outcome in (Outcome.held, Outcome.refused)
+        verb = decision.proposal.verb.value if decision.proposal else decision.playbook or ""
+        where = (decision.proposal.node or decision.proposal.job or "") if decision.proposal else ""
+        head = " ".join(part for part in (verb, where) if part)
+        rows.append(
+            TimelineRow(
+                at=decision.at,
+                kind="decision",
+                tone="warn" if kept else "plain",
+                text=f"{head}: {_OUTCOME_WORDS[decision.outcome]}"
+                if head
+                else _OUTCOME_WORDS[decision.outcome],
+                detail=decision.why,
+                summary=guards_summary(decision),
+                guards=tuple(guard_rows(decision.answers)),
+                open=kept,
+            )
+        )
+    return rows
+
+
+def _done(detail: IncidentDetail) -> list[TimelineRow]:
+    rows: list[TimelineRow] = []
+    for run in detail.runs:
+        shadow = " (shadow: nothing is touched)" if run.run.shadow else ""
+        for entry in run.log:
+            attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
+            rows.append(
+                TimelineRow(
+                    at=entry.at,
+                    kind="step",
+                    tone="bad" if entry.event in _BAD_EVENTS else "plain",
+                    text=f"{run.run.playbook} {target(run.run)}, {entry.step}: "
+                    f"{EVENT_WORDS[entry.event]}{attempt}{shadow}",
+                    detail=entry.text,
+                )
+            )
+    return rows
+
+
+def _said(detail: IncidentDetail) -> list[TimelineRow]:
+    rows = [
+        TimelineRow(at=note.at, kind="person", tone="person", text=f"{note.by} wrote", detail=note.text)
+        for note in detail.notes
+    ]
+    rows += [_record(one) for one in detail.records if not one.verb.startswith(_SHOWN_ELSEWHERE)]
+    for sent in detail.messages:
+        how = {"sent": "sent", "due": "waits for delivery", "listed": "in healer's own list (no sink is set)"}
+        state = how.get(sent.state, sent.state)
+        rows.append(
+            TimelineRow(
+                at=sent.at,
+                kind="message",
+                tone="bad" if sent.error else "plain",
+                text=f"{'page' if sent.message.page else sent.kind}: {sent.message.title}",
+                detail=". ".join(part for part in (state, sent.reference, sent.error) if part),
+            )
+        )
+    return rows
+
+
+def _record(record: AuditRecord) -> TimelineRow:
+    ours = record.actor == "healer"
+    reason = record.data.get("reason") or record.data.get("why") or ""
+    return TimelineRow(
+        at=record.at,
+        kind="healer" if ours else "person",
+        tone="plain" if ours else "person",
+        text=f"{record.actor}: {record.verb.replace('.', ' ').replace('_', ' ')}",
+        detail=str(reason),
+    )

@@ -1,0 +1,90 @@
+"""Numbers and times in the words that people read. Pure: `now` comes by parameter."""
+
+from datetime import UTC, datetime, timedelta
+
+_SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def span(seconds: float) -> str:
+    """A length of time in at most two units: `850 ms`, `4 s`, `12 min`, `3 h 20 min`, `5 d 2 h`."""
+    if seconds < 0:
+        return "0 s"
+    if seconds < 1:
+        return f"{round(seconds * 1000)} ms"
+    if seconds < 10 and seconds != int(seconds):
+        return f"{seconds:.2f} s"
+    whole = int(seconds)
+    for index, (size, unit) in enumerate(_SPANS):
+        if whole >= size:
+            count, rest = divmod(whole, size)
+            text = f"{count} {unit}"
+            # A second unit only where it tells something: hours with minutes, days with hours.
+            if index + 1 < len(_SPANS) and unit in ("d", "h"):
+                small, small_unit = _SPANS[index + 1]
+                if rest // small:
+                    text += f" {rest // small} {small_unit}"
+            return text
+    return "0 s"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """`4 min ago`, `in 12 min`, `just now`. The console's script refreshes it by the same steps."""
+    seconds = (now - moment).total_seconds()
+    if abs(seconds) < 1:
+        return "just now"
+    text = span(float(int(abs(seconds))))
+    return f"{text} ago" if seconds > 0 else f"in {text}"
+
+
+def utc(moment: datetime) -> str:
+    """`2026-11-20 03:12:04 UTC`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def clock_ms(moment: datetime) -> str:
+    """`03:12:04.123`, UTC."""
+    moment = moment.astimezone(UTC)
+    return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+
+
+def day(moment: datetime) -> str:
+    """`Fri 20 Nov 2026`, UTC."""
+    return moment.astimezone(UTC).strftime("%a %-d %b %Y")
+
+
+def iso(moment: datetime) -> str:
+    """For the `datetime` attribute of `<time>`: milliseconds, Z."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def offset(moment: datetime, start: datetime) -> str:
+    """Distance from the start of an incident: `+0.032 s`, `−1.200 s`, `+4 min 2 s`, `+3 h 20 min`."""
+    delta = moment - start
+    sign, delta = ("−", -delta) if delta < timedelta(0) else ("+", delta)
+    seconds = delta.total_seconds()
+    if seconds < 60:
+        return f"{sign}{seconds:.3f} s"
+    if seconds < 3600:
+        return f"{sign}{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{sign}{span(seconds)}"
+
+
+def number(value: float | None) -> str:
+    """`1,250`, `0.05`, and an empty string for None."""
+    if value is None:
+        return ""
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:.3g}"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 node`, `4 nodes`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def names(items: tuple[str, ...] | list[str], show: int = 3) -> str:
+    """`gpu1, gpu2, gpu3 and 61 more`."""
+    if len(items) <= show:
+        return ", ".join(items)
+    return f"{', '.join(items[:show])} and {len(items) - show:,} more"

@@ -1,0 +1,317 @@
+"""A site for the console without a database: reads from a sample, an API that remembers what was pressed.
+
+Run `python -m tests.support.console_site --nodes 1250 --port 8099` to look at the pages by hand.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from healer.console.reads import (
+    AuditQuery,
+    BadCursor,
+    ChainState,
+    IncidentDetail,
+    IncidentQuery,
+    NewSession,
+    OpenIncident,
+    Page,
+    RunDetail,
+    RunQuery,
+    Session,
+    Standing,
+)
+from healer.console.routes import router
+from healer.console.views.runs import asks
+from healer.model import (
+    AuditRecord,
+    Breaker,
+    Checkpoint,
+    GuardSettings,
+    Incident,
+    Mode,
+    Role,
+    Run,
+    RunState,
+    Slot,
+    SlurmSnapshot,
+)
+from tests.support import console_sample as sample_data
+from tests.support.console_sample import CLUSTER, NOW, Sample
+
+CSRF = "csrf-of-the-test"
+
+
+def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sample:
+    fleet = sample_data.nodes_of(nodes)
+    jobs = sample_data.jobs_of(fleet)
+    if not empty:
+        lost = sample_data.digest(CLUSTER, "gpu-lost", sample_data.node_name(17), 1)[:8]
+        stuck = sample_data.digest(CLUSTER, "gpu-fatal", sample_data.node_name(20), 5)[:8]
+        set_state = sample_data.set_state
+        set_state(
+            fleet, 17, ("MIXED", "DRAIN"), f"healer:gpu-lost inc:{lost} GPU has fallen off the bus", "slurm"
+        )
+        set_state(
+            fleet, 20, ("IDLE", "DRAIN"), f"healer:gpu-fatal inc:{stuck} Uncontained ECC error", "slurm"
+        )
+        set_state(fleet, 26, ("IDLE", "DRAIN"), "swap riser, back on Friday", "jonas")
+        set_state(fleet, 30, ("IDLE", "DRAIN"), "Kill task failed", "root")
+        set_state(fleet, 31, ("IDLE", "MAINTENANCE", "RESERVED"), "", "")
+        set_state(fleet, 9, ("ALLOCATED",), "", "")
+    stories = [] if empty else sample_data.stories(tuple(list(jobs)[:1]))
+    details = {story.incident.id: story.detail() for story in stories}
+    for old in sample_data.history(past):
+        details[old.incident.id] = old
+    runs = {run.run.id: run for detail in details.values() for run in detail.runs}
+    records = [record for detail in details.values() for record in detail.records]
+    records.sort(key=lambda record: record.at)
+    sealed = [
+        msgspec.structs.replace(
+            record, id=seq, seq=seq if seq < len(records) - 1 else None, hash=sample_data.digest("chain", seq)
+        )
+        for seq, record in enumerate(records, start=1)
+    ]
+    slots = tuple(
+        Slot(cluster=CLUSTER, node=run.run.node or "", incident=run.run.incident, run=run.run.id, granted_at=NOW,
+             unusable=index == 0)
+        for index, run in enumerate(runs.values())
+        if run.run.state in (RunState.running, RunState.stuck) and not run.run.shadow
+    )  # fmt: skip
+    standing = Standing(
+        cluster=CLUSTER,
+        breaker=Breaker(cluster=CLUSTER),
+        guards=GuardSettings(),
+        default_mode=Mode.auto,
+        snapshot=SlurmSnapshot(
+            cluster=CLUSTER, taken_at=NOW - timedelta(seconds=1.8), nodes=fleet, jobs=jobs
+        ),
+        snapshot_version=1,
+        slots=slots,
+        granted_last_hour=len(slots),
+        detector_at=NOW,
+    )
+    return Sample(standing=standing, details=details, runs=runs, records=sealed)
+
+
+class SampleReads:
+    """`ConsoleReads` over a sample in memory."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
+
+    def clusters(self) -> list[str]:
+        return [CLUSTER]
+
+    def standing(self, cluster: str) -> Standing | None:
+        if cluster != CLUSTER:
+            return None
+        incidents = [detail.incident for detail in self.sample.details.values() if detail.incident.is_open]
+        asking = [run.run for run in self.sample.runs.values() if asks(run.run)]
+        return msgspec.structs.replace(
+            self.sample.standing,
+            open_incidents=tuple(
+                OpenIncident(
+                    id=one.id, severity=one.severity, state=one.state, rule=one.rule, title=one.title, root=one.root,
+                    opened=one.opened, nodes=one.nodes, known_bad_in_service=one.known_bad_in_service,
+                    owner=one.owner, acknowledged_by=one.acknowledged_by,
+                )
+                for one in incidents
+            ),
+            asking=tuple(asking),
+        )  # fmt: skip
+
+    def incidents(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
+        rows = sorted(
+            (detail.incident for detail in self.sample.details.values()), key=lambda one: one.opened
+        )
+        return _page([one for one in reversed(rows) if _fits(one, query)], limit, cursor)
+
+    def incident(self, incident: str) -> IncidentDetail | None:
+        found = [detail for key, detail in self.sample.details.items() if key.startswith(incident)]
+        return found[0] if len(found) == 1 and len(incident) >= 8 else None
+
+    def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
+        rows = [detail.run for detail in self.sample.runs.values()]
+        rows = [run for run in rows if query.state in (None, run.state) and query.node in (None, run.node)]
+        return _page(sorted(rows, key=lambda run: run.created_at, reverse=True), limit, cursor)
+
+    def run(self, run: str) -> RunDetail | None:
+        return self.sample.runs.get(run)
+
+    def audit(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
+        rows = [
+            record
+            for record in reversed(self.sample.records)
+            if record.verb.startswith(query.verb)
+            and record.subject.startswith(query.subject)
+            and query.actor in ("", record.actor)
+        ]
+        return _page(rows, limit, cursor)
+
+    def chain(self, cluster: str) -> ChainState:
+        sealed = [record for record in self.sample.records if record.seq is not None]
+        last = sealed[-1] if sealed else None
+        return ChainState(
+            cluster=cluster,
+            seq=(last.seq or 0) if last else 0,
+            hash=(last.hash or "") if last else "",
+            unsealed=len(self.sample.records) - len(sealed),
+            checkpoint=Checkpoint(cluster=cluster, seq=last.seq or 0, hash=last.hash or "", at=NOW, key="k1",
+                                  signature="") if last else None,
+        )  # fmt: skip
+
+
+def _fits(incident: Incident, query: IncidentQuery) -> bool:
+    nodes = {*incident.nodes, incident.root.node}
+    text = f"{incident.id} {incident.title} {incident.rule} {incident.fault} {' '.join(filter(None, nodes))}".lower()
+    return (
+        query.open in (None, incident.is_open)
+        and query.state in (None, incident.state)
+        and query.severity in (None, incident.severity)
+        and (query.node is None or query.node in nodes)
+        and query.text.lower() in f"{text} {' '.join(incident.jobs_hit)}"
+    )
+
+
+def _page(rows: list[Any], limit: int, cursor: str | None) -> Page[Any]:
+    try:
+        start = int(cursor or 0)
+    except ValueError as error:
+        raise BadCursor(cursor) from error
+    more = start + limit < len(rows)
+    return Page(
+        items=tuple(rows[start : start + limit]),
+        next_cursor=str(start + limit) if more else None,
+        total=len(rows),
+    )
+
+
+class Site:
+    """The application and what was pressed in it. `say` sends an event to every open page."""
+
+    def __init__(
+        self, sample: Sample, *, role: Role = Role.admin, clock: Callable[[], datetime] | None = None
+    ):
+        self.sample = sample
+        self.role = role
+        self.pressed: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.refuse: dict[str, Any] | None = None
+        self.tokens = {"good"}
+        self.ended: list[str] = []
+        self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
+        self.app = FastAPI()
+        self.app.include_router(
+            router(
+                SampleReads(sample), self._session, clock=clock or (lambda: NOW), sign_in=self._sign_in,
+                sign_out=self.ended.append,
+            )
+        )  # fmt: skip
+        self.app.get("/api/v1/events/stream")(self._stream)
+        self.app.get("/api/v1/audit/verify")(lambda: {"ok": True, "broken": []})
+        self.app.post("/api/v1/{path:path}")(self._press)
+        self.app.delete("/api/v1/{path:path}")(self._press)
+
+    def _session(self, cookie: str) -> Session | None:
+        return Session(name="mara", role=self.role, csrf=CSRF) if cookie == "cookie-good" else None
+
+    def _sign_in(self, token: str) -> NewSession | None:
+        if token not in self.tokens:
+            return None
+        self.tokens.discard(token)
+        return NewSession(cookie="cookie-good", max_age_s=3600)
+
+    async def _press(self, path: str, request: Request) -> JSONResponse:
+        body = json.loads(await request.body() or b"{}")
+        dry = request.query_params.get("dry_run") == "true"
+        self.pressed.append(
+            (f"{request.method} {request.url.path}{'?dry_run' if dry else ''}", body, dict(request.headers))
+        )
+        if request.headers.get("x-healer-csrf") != CSRF:
+            return JSONResponse({"title": "CSRF", "status": 403, "code": "csrf"}, 403)
+        if dry:
+            return JSONResponse(DRY_RUN)
+        if self.refuse is not None:
+            return JSONResponse(self.refuse, 409, media_type="application/problem+json")
+        return JSONResponse({"id": "run-1", "state": "running"}, 202)
+
+    def say(self, event: str, data: dict[str, Any]) -> None:
+        for loop, queue in list(self._listeners):
+            loop.call_soon_threadsafe(queue.put_nowait, f"event: {event}\ndata: {json.dumps(data)}\n\n")
+
+    async def _stream(self, request: Request) -> StreamingResponse:
+        async def body() -> AsyncIterator[str]:
+            me = (asyncio.get_running_loop(), asyncio.Queue[str]())
+            self._listeners.add(me)
+            try:
+                yield ": hello\n\n"
+                while True:
+                    yield await me[1].get()
+            finally:
+                self._listeners.discard(me)
+
+        return StreamingResponse(
+            body(), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+
+DRY_RUN: dict[str, Any] = {
+    "playbook": "drain-reboot-verify",
+    "outcome": "act",
+    "plan": [
+        {"id": "drain", "title": "Drain the node", "do": "drain"},
+        {"id": "list-jobs", "title": "List the jobs hit", "check": "jobs_hit"},
+        {"id": "requeue", "title": "Requeue each job hit", "do": "requeue"},
+        {"id": "wait-drained", "title": "Wait until no job is on the node", "wait": "drained"},
+        {"id": "reboot", "title": "Reboot through Slurm", "do": "reboot"},
+        {"id": "verify", "title": "Prove it: dcgmi diag -r 2", "do": "diagnose"},
+    ],
+    "answers": [
+        {"guard": "breaker", "kind": "allow", "why": "Breaker is closed.", "used": 1, "limit": 5},
+        {
+            "guard": "slots",
+            "kind": "allow",
+            "why": "2 slots held, 10 allowed at once.",
+            "used": 2,
+            "limit": 10,
+        },
+        {
+            "guard": "floor",
+            "kind": "allow",
+            "why": "29 nodes would stay in service; 28 must.",
+            "used": 29,
+            "limit": 28,
+        },
+    ],
+    "jobs_hit": ["4711"],
+}
+
+
+def main() -> None:
+    import argparse
+
+    import uvicorn
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=32)
+    parser.add_argument("--port", type=int, default=8099)
+    parser.add_argument("--past", type=int, default=0)
+    parser.add_argument("--empty", action="store_true")
+    parser.add_argument("--storm", action="store_true")
+    parser.add_argument("--role", default="admin")
+    options = parser.parse_args()
+    sample = make_sample(options.nodes, past=options.past, empty=options.empty)
+    if options.storm:
+        sample_data.storm(sample)
+    site = Site(sample, role=Role(options.role))
+    uvicorn.run(site.app, host="127.0.0.1", port=options.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+// What every page does: stay live, keys, and the one dialog through which anything is done.
+"use strict";
+const $ = (id) => document.getElementById(id);
+const csrf = document.querySelector('meta[name="healer-csrf"]').content;
+const say = (text) => { $("say").textContent = text; };
+const el = (tag, text, name) => { const e = document.createElement(tag); if (text) e.textContent = text; if (name) e.className = name; return e; };
+
+// --- times: the same steps as healer/console/words.py -------------------------------------------------
+const SPANS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+let skew = 0; // our clock against the server's, so that "ago" is right on a machine whose clock is not
+function span(seconds) {
+  for (let i = 0; i < 4; i++) {
+    const [size, unit] = SPANS[i];
+    if (seconds >= size) {
+      const rest = Math.floor((seconds % size) / (SPANS[i + 1] || [1])[0]);
+      return Math.floor(seconds / size) + " " + unit + (i < 2 && rest ? ` ${rest} ${SPANS[i + 1][1]}` : "");
+    }
+  }
+  return "0 s";
+}
+function ago(moment) {
+  const seconds = (Date.now() + skew - moment) / 1000, far = Math.floor(Math.abs(seconds));
+  return far < 1 ? "just now" : seconds > 0 ? span(far) + " ago" : "in " + span(far);
+}
+function freshen() {
+  for (const time of document.querySelectorAll("time[data-ago]")) {
+    const text = ago(Date.parse(time.dateTime));
+    if (time.textContent !== text) time.textContent = text;
+  }
+}
+setInterval(freshen, 5000);
+
+// --- live: an event makes the page fetch itself anew and swap the regions that are about it -----------
+const wanted = new Set();
+let timer = null, busy = false;
+function about(region, name) {
+  return (region.dataset.live || "").split(" ").some((word) => word === name || word.startsWith(name + ":") && name.includes(":") || name.startsWith(word + ":") || name === "all");
+}
+function refresh(name) {
+  wanted.add(name);
+  document.dispatchEvent(new CustomEvent("healer:" + name.split(":")[0]));
+  if (!timer) timer = setTimeout(swap, 200);
+}
+async function swap() {
+  timer = null;
+  if (busy) { timer = setTimeout(swap, 300); return; }
+  const names = [...wanted];
+  wanted.clear();
+  const regions = [...document.querySelectorAll("[data-live]")].filter((region) => names.some((name) => about(region, name)));
+  if (!regions.length || document.hidden && (names.forEach((name) => wanted.add(name)), true)) return;
+  busy = true;
+  try {
+    const answer = await fetch(location.href, { headers: { "X-Partial": "1" } });
+    if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
+    if (!answer.ok) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const region of regions) exchange(region, page.getElementById(region.id));
+    freshen();
+  } catch { names.forEach((name) => wanted.add(name)); } finally { busy = false; }
+}
+const strip = (html) => html.replace(/(<time[^>]*data-ago[^>]*>)[^<]*/g, "$1");
+function exchange(old, fresh) {
+  if (!fresh || strip(old.innerHTML) === strip(fresh.innerHTML)) return;
+  const focus = old.contains(document.activeElement) ? trace(document.activeElement) : null;
+  const at = old.querySelector("tr.at")?.dataset.row;
+  for (const one of old.querySelectorAll("details[data-keep]")) {
+    const twin = fresh.querySelector(`details[data-keep="${one.dataset.keep}"]`);
+    if (twin) twin.open = one.open;
+  }
+  const known = new Set([...old.querySelectorAll("[data-row]")].map((row) => row.dataset.row));
+  old.innerHTML = fresh.innerHTML;
+  for (const row of old.querySelectorAll("[data-row]")) {
+    if (known.size && !known.has(row.dataset.row)) row.classList.add("changed");
+    if (row.dataset.row === at) row.classList.add("at");
+  }
+  if (focus) old.querySelector(focus)?.focus({ preventScroll: true });
+}
+// An address of the focused element that survives the exchange.
+function trace(node) {
+  if (node.id) return "#" + node.id;
+  for (const key of ["data-act", "href"]) if (node.getAttribute(key)) return `[${key}="${CSS.escape(node.getAttribute(key))}"]`;
+  return node.tagName === "SUMMARY" && node.parentNode.dataset.keep ? `details[data-keep="${node.parentNode.dataset.keep}"] summary` : "main";
+}
+function mark(state) {
+  const was = $("live").dataset.state;
+  $("live").dataset.state = state;
+  $("live").textContent = state;
+  if (was === "reconnecting" && state === "live") refresh("all");
+}
+function listen() {
+  const source = new EventSource("/api/v1/events/stream");
+  source.onopen = () => mark("live");
+  source.onerror = () => {
+    mark("reconnecting");
+    // A stream that was refused for good stays closed: try again by hand.
+    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
+  };
+  for (const name of ["incident", "run", "fleet", "breaker", "pause", "audit"]) {
+    source.addEventListener(name, (event) => {
+      let id = "";
+      try { const data = JSON.parse(event.data); id = data.incident || data.id || ""; } catch { /* the name is enough */ }
+      refresh(id && name !== "fleet" ? `${name}:${id}` : name);
+    });
+  }
+  source.addEventListener("reset", () => refresh("all"));
+}
+document.addEventListener("visibilitychange", () => { if (!document.hidden && wanted.size) swap(); });
+
+// --- the dialog -----------------------------------------------------------------------------------------
+let press = null; // the button's data while its dialog is open
+const LABELS = { reason: "Reason", note: "Note", cause: "Cause (optional)" };
+async function send(method, url, body, key) {
+  const headers = { "Content-Type": "application/json", "X-Healer-CSRF": csrf };
+  if (key) headers["Idempotency-Key"] = key;
+  const answer = await fetch(url, { method, headers, body: JSON.stringify(body) });
+  const text = await answer.text();
+  let data = {};
+  try { data = JSON.parse(text); } catch { /* not ours: the status says enough */ }
+  return { ok: answer.ok, status: answer.status, data };
+}
+function open(button) {
+  const data = button.dataset;
+  press = { data, key: crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now() };
+  $("act-title").textContent = data.title;
+  $("act-effect").textContent = data.effect;
+  $("act-go").textContent = button.firstChild.textContent;
+  $("act-go").disabled = false;
+  $("act-text").value = "";
+  $("act-text").hidden = $("act-label").hidden = !data.field;
+  $("act-text").required = data.field === "reason" || data.field === "note";
+  $("act-label").textContent = LABELS[data.field] || "";
+  $("act-problem").hidden = true;
+  $("act-preview").replaceChildren();
+  $("act").showModal();
+  (data.field ? $("act-text") : $("act-go")).focus();
+  if (data.preview) preview(press);
+}
+async function preview(mine) {
+  $("act-preview").textContent = "Asking the guards…";
+  let answer;
+  try { answer = await send("POST", mine.data.preview + "?dry_run=true", JSON.parse(mine.data.previewBody)); } catch { answer = { ok: false, data: { detail: "No answer." } }; }
+  if (press !== mine) return;
+  $("act-preview").replaceChildren(...(answer.ok ? plan(answer.data) : [problem(answer)]));
+}
+function plan(data) {
+  const parts = [], add = (title, part) => parts.push(el("h3", title), part);
+  const steps = data.playbook?.steps || data.plan || [];
+  if (steps.length) {
+    const list = el("ol");
+    for (const step of steps) list.append(el("li", step.title || step.do || step.check || step.wait || step.id));
+    add("What will be done", list);
+  }
+  const jobs = (data.jobs_hit || []).map((job) => typeof job === "string" ? job : `${job.id}${job.user ? " of " + job.user : ""}`);
+  add("Jobs hit", el("p", jobs.length ? jobs.join(", ") : "none"));
+  const answers = data.answers || [], against = answers.filter((answer) => answer.kind !== "allow");
+  if (answers.length) {
+    const list = el("ul");
+    for (const answer of against) list.append(el("li", `${answer.guard} ${answer.kind}s: ${answer.why}`, "problem"));
+    if (!against.length) list.append(el("li", `${answers.length} guards asked, all allow.`));
+    for (const answer of answers) if (answer.kind === "allow" && answer.limit != null) list.append(el("li", `${answer.guard}: ${answer.why}`));
+    add("Guards now", list);
+  } else if (data.why) add("Guards now", el("p", data.why));
+  return parts;
+}
+function problem(answer) {
+  const data = answer.data, box = el("div");
+  if (data.code === "guard_refused") {
+    box.append(el("b", `Guard ${data.guard} refuses. `), el("span", data.detail || data.title || ""));
+    const figures = [];
+    if (data.used != null) figures.push(`used ${data.used} of ${data.limit}`);
+    if (data.frees_at) figures.push(`frees ${ago(Date.parse(data.frees_at))}`);
+    if (figures.length) box.append(el("br"), el("small", figures.join("; ")));
+  } else {
+    box.append(el("b", data.title && data.detail ? data.title + ". " : ""), el("span", data.detail || data.title || `The server answered ${answer.status || "nothing"}.`));
+    for (const error of data.errors || []) box.append(el("br"), el("small", [error.field, error.detail || error.why].filter(Boolean).join(": ")));
+  }
+  return box;
+}
+async function go(event) {
+  event.preventDefault();
+  const mine = press, text = $("act-text").value.trim();
+  const fail = (node) => { $("act-problem").replaceChildren(node); $("act-problem").hidden = false; $("act-go").disabled = false; };
+  if ($("act-text").required && !text) { $("act-text").focus(); return fail(el("span", `${LABELS[mine.data.field]} is missing: it stands in the audit.`)); }
+  const body = JSON.parse(mine.data.body);
+  if (mine.data.field && text) body[mine.data.field] = text;
+  $("act-go").disabled = true;
+  let answer;
+  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", "No answer from healer. Press again: the same press is never done twice.")); }
+  if (press !== mine) return;
+  // A finished answer ends this press; the next one is another request.
+  mine.key = crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now();
+  if (!answer.ok) return fail(problem(answer));
+  $("act").close();
+  say(answer.data.state === "held" ? "A guard holds it; it goes on by itself." : "Done.");
+  refresh("all");
+}
+$("act-go").addEventListener("click", go);
+$("act-close").addEventListener("click", () => $("act").close());
+$("act").addEventListener("close", () => { press = null; });
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-act], [data-verify], [data-help]");
+  if (!button) { const menu = document.querySelector(".menu[open]"); if (menu && !menu.contains(event.target)) menu.open = false; return; }
+  if (button.dataset.act) return open(button);
+  if ("help" in button.dataset) return $("help").showModal();
+  $("verified").textContent = "Verifying…";
+  try {
+    const data = await (await fetch(button.dataset.verify)).json();
+    $("verified").textContent = data.ok ? "The chain holds." : `Broken: ${(data.broken || []).slice(0, 3).map((one) => `record ${one.seq}: ${one.what}`).join("; ") || data.detail || "no answer"}`;
+  } catch { $("verified").textContent = "No answer."; }
+});
+for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.submit());
+
+// --- keys -----------------------------------------------------------------------------------------------
+let pending = "";
+const PAGES = { f: "/", i: "/incidents", r: "/runs", a: "/audit" };
+function move(step) {
+  const rows = [...document.querySelectorAll("[data-rows] tbody tr")];
+  if (!rows.length) return;
+  const now = rows.findIndex((row) => row.classList.contains("at"));
+  rows[now]?.classList.remove("at");
+  const row = rows[Math.min(Math.max(now + step, 0), rows.length - 1)];
+  row.classList.add("at");
+  row.scrollIntoView({ block: "nearest" });
+  row.querySelector("a")?.focus({ preventScroll: true });
+}
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.target.closest("input, textarea, select")) { if (event.key === "Escape") event.target.blur(); return; }
+  const key = event.key, first = pending;
+  pending = "";
+  if (first === "g" && PAGES[key]) { location.assign(PAGES[key] + document.querySelector("#nav a").search); }
+  else if (key === "g") { pending = "g"; setTimeout(() => { pending = ""; }, 1200); }
+  else if (key === "j") move(1);
+  else if (key === "k") move(-1);
+  else if (key === "/") $("q")?.focus();
+  else if (key === "?") $("help").showModal();
+  else if (key === "Escape") { const menu = document.querySelector(".menu[open]"); if (menu) menu.open = false; }
+  else {
+    const button = /^[a-z]$/.test(key) && document.querySelector(`main [data-key="${key}"]`);
+    if (!button) return;
+    open(button);
+  }
+  event.preventDefault();
+});
+
+const served = document.querySelector("meta[name=healer-now]");
+if (served) skew = Date.parse(served.content) - Date.now();
+listen();

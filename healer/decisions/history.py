@@ -61,6 +61,9 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     """Law 10: the same remedy is not tried twice on a node within the hours; the ladder goes up instead."""
     if proposal.node is None or proposal.remedy is Remedy.none:
         return allow(Guard.repeat, "No remedy is repeated.")
+    if proposal.ride and proposal.verb is Verb.drain:
+        # Every remedy begins with a drain; which one comes after it was chosen when the run began.
+        return allow(Guard.repeat, "The remedy was chosen when the run began.")
     node = node_of(proposal, facts)
     span = max(settings.repeat for settings in settings_of_node(rules, facts.cluster, node))
     tried = [

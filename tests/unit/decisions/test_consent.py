@@ -1,0 +1,133 @@
+"""Consent of the job, mode of the rule, approval of a person."""
+
+import pytest
+
+from healer.decisions import judge
+from healer.decisions.consent import OPT_IN
+from healer.model import AnswerKind, Guard, Mode, Outcome, Verb
+from tests.support.gate import NOW, answer, drain, facts, job, name, node, propose, requeue, rules
+
+DRAINED = node(1, state=("IDLE", "DRAIN"), reason="healer:gpu-lost inc:00000001 x")
+REST = [node(n) for n in range(2, 33)]
+
+
+class TestRequeue:
+    @pytest.mark.parametrize("fields", [{"requeue": False}, {"batch": False}])
+    def test_slurms_own_no_binds_everybody(self, fields):
+        known = facts(jobs=[job(**fields)])
+        for proposal in (requeue(), requeue(unusable=True), requeue(by="alice")):
+            result = judge(proposal, known, rules(), NOW)
+            assert (result.outcome, result.guard) == (Outcome.refused, Guard.consent)
+
+    @pytest.mark.parametrize(
+        ("fields", "kind"),
+        [
+            ({"fatal": True}, "allow"),
+            ({"fatal": False, "unusable": True}, "allow"),
+            ({"fatal": False}, "refuse"),
+            ({"fatal": False, "by": "alice"}, "allow"),
+        ],
+    )
+    def test_a_dead_node_a_fatal_gpu_or_a_person(self, fields, kind):
+        assert answer(Guard.consent, requeue(**fields), facts(jobs=[job()])).kind == kind
+
+    def test_the_jobs_comment_agrees_to_more(self):
+        assert (
+            answer(Guard.consent, requeue(fatal=False), facts(jobs=[job(comment=f"x {OPT_IN}")])).kind
+            == "allow"
+        )
+        assert (
+            answer(Guard.consent, requeue(fatal=False), facts(jobs=[job(comment=f"no-{OPT_IN}")])).kind
+            == "refuse"
+        )
+
+    def test_a_revival_needs_the_comment_even_after_a_fatal_fault(self):
+        proposal = propose(Verb.revive, job="4711", fatal=True, unusable=True)
+        assert answer(Guard.consent, proposal, facts(jobs=[job(state="FAILED")])).kind == "refuse"
+        assert (
+            answer(Guard.consent, proposal, facts(jobs=[job(state="FAILED", comment=OPT_IN)])).kind == "allow"
+        )
+
+    def test_an_unknown_job_is_held(self):
+        assert answer(Guard.consent, requeue("99"), facts()).kind is AnswerKind.hold
+
+    def test_a_requeue_needs_no_slot(self):
+        result = judge(requeue(), facts(jobs=[job()]), rules(), NOW)
+        assert result.outcome is Outcome.act
+        assert Guard.slots not in {one.guard for one in result.answers}
+
+
+class TestEmptyNode:
+    @pytest.mark.parametrize("verb", [Verb.reset_gpu, Verb.reboot])
+    def test_a_reset_waits_for_a_drained_and_empty_node(self, verb):
+        assert answer(Guard.consent, propose(verb), facts([DRAINED, *REST])).kind is AnswerKind.allow
+        busy = facts([DRAINED, *REST], jobs=[job("1"), job("2"), job("3"), job("4")])
+        said = answer(Guard.consent, propose(verb, by="alice"), busy)
+        assert said.kind is AnswerKind.hold and "Jobs 1, 2, 3 and 1 more" in said.why
+        assert answer(Guard.consent, propose(verb), facts()).kind is AnswerKind.hold
+
+    def test_work_that_slurm_shows_without_a_job(self):
+        completing = node(1, state=("IDLE", "DRAIN", "COMPLETING"), reason="healer:x")
+        assert answer(Guard.consent, propose(Verb.reboot), facts([completing, *REST])).kind is AnswerKind.hold
+
+
+class TestMode:
+    @pytest.mark.parametrize(
+        ("mode", "outcome", "guard"),
+        [
+            (Mode.off, Outcome.refused, Guard.mode),
+            (Mode.shadow, Outcome.held, Guard.mode),
+            (Mode.suggest, Outcome.held, Guard.mode),
+            (Mode.approve, Outcome.held, Guard.approval),
+            (Mode.auto, Outcome.act, None),
+        ],
+    )
+    def test_how_far_each_mode_goes_alone(self, mode, outcome, guard):
+        result = judge(drain(mode=mode), facts(), rules(), NOW)
+        assert (result.outcome, result.guard) == (outcome, guard)
+
+    @pytest.mark.parametrize(
+        ("mode", "outcome"),
+        [
+            (Mode.off, Outcome.refused),
+            (Mode.shadow, Outcome.held),
+            (Mode.suggest, Outcome.act),
+            (Mode.approve, Outcome.act),
+        ],
+    )
+    def test_with_a_persons_approval(self, mode, outcome):
+        assert judge(drain(mode=mode, approved_by="alice"), facts(), rules(), NOW).outcome is outcome
+
+    def test_a_mode_set_while_running_wins(self):
+        known = facts(modes={"gpu-lost": Mode.shadow})
+        assert judge(drain(mode=Mode.auto), known, rules(), NOW).guard is Guard.mode
+
+    def test_a_person_and_a_run_under_way_are_past_it(self):
+        for fields in ({"by": "alice"}, {"ride": True}):
+            assert judge(drain(mode=Mode.shadow, **fields), facts(), rules(), NOW).outcome is Outcome.act
+
+    def test_any_other_guard_is_named_first(self):
+        known = facts([node(1, state=("IDLE", "DRAIN"), reason="PSU", reason_user="alice"), *REST])
+        assert judge(drain(mode=Mode.off), known, rules(), NOW).guard is Guard.ownership
+
+
+class TestIrreversible:
+    def judged(self, verb, known, **fields):
+        return answer(Guard.approval, propose(verb, job="4711", **fields), known).kind
+
+    @pytest.mark.parametrize("verb", [Verb.power_cycle, Verb.down, Verb.cancel])
+    def test_needs_two_people_on_a_node_in_use(self, verb):
+        known = facts(jobs=[job()])
+        assert self.judged(verb, known, mode=Mode.auto, ride=True, unusable=True) == "hold"
+        assert self.judged(verb, known, by="alice") == "hold"
+        assert self.judged(verb, known, by="alice", approved_by="alice") == "hold"
+        assert self.judged(verb, known, by="alice", approved_by="bob") == "allow"
+
+    def test_one_person_approves_what_healer_asks(self):
+        assert self.judged(Verb.power_cycle, facts(), approved_by="bob") == "allow"
+
+    def test_one_person_is_enough_on_a_drained_and_empty_node(self):
+        assert self.judged(Verb.power_cycle, facts([DRAINED, *REST]), by="alice") == "allow"
+        assert self.judged(Verb.power_cycle, facts([DRAINED, *REST])) == "hold"
+        busy = facts([DRAINED, *REST], jobs=[job(nodes=(name(1),))])
+        assert self.judged(Verb.power_cycle, busy, by="alice") == "hold"

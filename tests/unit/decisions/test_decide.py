@@ -1,0 +1,203 @@
+"""From an incident to a decision and its severity."""
+
+import msgspec
+import pytest
+
+from healer.decisions import decide, severity_of
+from healer.model import (
+    Component,
+    Decision,
+    FaultClass,
+    Guard,
+    GuardSettings,
+    IncidentState,
+    Maintenance,
+    Mode,
+    Outcome,
+    Playbook,
+    Remedy,
+    RemedyUse,
+    Run,
+    RunState,
+    Severity,
+    Step,
+    Verb,
+)
+from tests.support.gate import (
+    CLUSTER,
+    GPU_LOST,
+    NOW,
+    TOLD,
+    ago,
+    facts,
+    incident,
+    job,
+    name,
+    node,
+    rules,
+    slot,
+)
+
+OURS = "healer:gpu-lost inc:00000001 GPU 3 fell off the bus"
+
+
+def decided(known=None, site=None, about=None, rule=GPU_LOST, active=None) -> Decision | None:
+    return decide(about or incident(), rule, known or facts(), site or rules(), NOW, active)
+
+
+def made(known=None, site=None, about=None, rule=GPU_LOST, active=None) -> Decision:
+    decision = decided(known, site, about, rule, active)
+    assert decision is not None
+    return decision
+
+
+def fleet(first):
+    return [first, *(node(n) for n in range(2, 33))]
+
+
+def run(state: RunState, **fields) -> Run:
+    given = {"id": "r1", "cluster": CLUSTER, "playbook": "gpu-fatal", "state": state, "by": "healer"}
+    return Run(**(given | {"reason": "x", "created_at": NOW, "node": name(1)} | fields))
+
+
+class TestNothingToDecide:
+    def test_while_it_settles(self):
+        assert decided(about=incident(settle_until=NOW)) is not None
+        assert decided(about=incident(settle_until=ago(seconds=-1))) is None
+
+    def test_when_it_is_resolved(self):
+        assert decided(about=incident(state=IncidentState.resolved)) is None
+
+    @pytest.mark.parametrize("state", [RunState.running, RunState.waiting, RunState.stuck])
+    def test_while_a_run_is_under_way(self, state):
+        assert decided(active=run(state)) is None
+
+
+class TestNothingToDo:
+    def test_no_playbook(self):
+        decision = made(rule=TOLD)
+        assert (decision.outcome, decision.playbook) == (Outcome.nothing, None)
+        assert "told" in decision.why
+
+    def test_no_node(self):
+        about = incident(root=Component(cluster=CLUSTER, switch="leaf01"))
+        assert made(about=about).outcome is Outcome.nothing
+
+    def test_our_drain_stands(self):
+        known = facts(fleet(node(1, state=("IDLE", "DRAIN"), reason=OURS)))
+        decision = made(known)
+        assert decision.outcome is Outcome.nothing and "inc:00000001" in decision.why
+
+    def test_our_drain_is_under_way(self):
+        assert made(facts(slots=(slot(1, incident="another"),))).outcome is Outcome.nothing
+
+
+class TestProposal:
+    def test_acts_with_every_answer_kept(self):
+        decision = made(about=incident(unusable=True))
+        assert (decision.outcome, decision.guard, decision.playbook) == (Outcome.act, None, "gpu-fatal")
+        assert {one.guard for one in decision.answers} >= {Guard.floor, Guard.slots, Guard.approval}
+        proposal = decision.proposal
+        assert proposal is not None
+        assert (proposal.verb, proposal.node, proposal.rule) == (Verb.drain, name(1), "gpu-lost")
+        assert proposal.unusable and proposal.fatal
+        assert decision.facts["gpu_nodes"] == 32
+
+    def test_a_persons_drain_is_refused_with_the_owner(self):
+        known = facts(fleet(node(1, state=("IDLE", "DRAIN"), reason="PSU swap", reason_user="alice")))
+        decision = made(known)
+        assert (decision.outcome, decision.guard) == (Outcome.refused, Guard.ownership)
+        assert "alice" in decision.why
+
+    def test_a_person_who_replaced_our_reason_owns_it_now(self):
+        shown = node(1, state=("IDLE", "DRAIN"), reason="mine now", reason_user="alice")
+        assert made(facts(fleet(shown), slots=(slot(1),))).guard is Guard.ownership
+
+    def test_mode_of_the_site_of_the_rule_and_set_while_running(self):
+        assert made(site=rules(default_mode=Mode.shadow)).guard is Guard.mode
+        own = msgspec.structs.replace(GPU_LOST, mode=Mode.approve)
+        assert made(rule=own).guard is Guard.approval
+        assert made(facts(modes={"gpu-lost": Mode.auto}), rule=own).outcome is Outcome.act
+
+    def test_an_approved_run_goes_on(self):
+        own = msgspec.structs.replace(GPU_LOST, mode=Mode.approve)
+        waiting = run(RunState.waiting_approval)
+        assert made(rule=own, active=waiting).guard is Guard.approval
+        approved = msgspec.structs.replace(waiting, approved_by="alice")
+        decision = made(rule=own, active=approved)
+        assert (decision.outcome, decision.run) == (Outcome.act, "r1")
+
+    def test_a_playbook_for_jobs_asks_about_the_job(self):
+        steps = (Step(id="requeue", do=Verb.requeue),)
+        site = rules(playbooks={"gpu-fatal": Playbook(name="x", title="x", target="job", steps=steps)})
+        decision = made(facts(jobs=[job()]), site, incident(jobs_hit=("4711",)))
+        assert decision.proposal is not None
+        assert (decision.proposal.verb, decision.proposal.job) == (Verb.requeue, "4711")
+        assert made(site=site).outcome is Outcome.nothing
+
+    def test_the_first_removing_step_is_asked_about(self):
+        steps = (Step(id="t", do=Verb.ticket), Step(id="w", wait="idle"), Step(id="d", do=Verb.drain))
+        site = rules(playbooks={"gpu-fatal": Playbook(name="x", title="x", target="node", steps=steps)})
+        decision = made(site=site)
+        assert decision.proposal is not None and decision.proposal.verb is Verb.drain
+
+
+class TestLadder:
+    def remedy(self, *tried: Remedy, hours: float = 2) -> Remedy:
+        uses = tuple(RemedyUse(node=name(1), remedy=one, rule="x", at=ago(hours=hours)) for one in tried)
+        decision = made(facts(remedies=uses))
+        assert decision.proposal is not None and decision.outcome is Outcome.act
+        return decision.proposal.remedy
+
+    def test_starts_at_the_rules_own(self):
+        assert self.remedy() is Remedy.drain_then_reset
+
+    def test_goes_up_when_it_was_tried_of_late(self):
+        assert self.remedy(Remedy.drain_then_reset) is Remedy.reboot_node
+        assert self.remedy(Remedy.drain_then_reset, Remedy.reboot_node) is Remedy.power_cycle
+        assert self.remedy(Remedy.drain_then_reset, hours=7) is Remedy.drain_then_reset
+
+    def test_ends_at_the_top_with_a_hold(self):
+        tried = [Remedy.drain_then_reset, Remedy.reboot_node, Remedy.power_cycle, Remedy.replace]
+        uses = tuple(RemedyUse(node=name(1), remedy=one, rule="x", at=ago(hours=1)) for one in tried)
+        assert made(facts(remedies=uses)).guard is Guard.repeat
+
+
+class TestSeverity:
+    def of(self, known=None, site=None, **fields) -> Severity:
+        about, known = incident(**fields), known or facts()
+        return severity_of(about, made(known, site, about), known)
+
+    def test_acted_on_it_is_the_rules_own_p1_at_most(self):
+        assert self.of() is Severity.P1
+        assert self.of(severity=Severity.P0) is Severity.P1
+        assert self.of(severity=Severity.P2) is Severity.P2
+
+    @pytest.mark.parametrize("mode", [Mode.off, Mode.shadow, Mode.suggest, Mode.approve])
+    def test_a_dead_gpu_in_service_that_nobody_takes_out(self, mode):
+        assert self.of(site=rules(default_mode=mode)) is Severity.P0
+
+    def test_held_by_a_cap(self):
+        assert self.of(facts(slots=(slot(9),))) is Severity.P0
+
+    def test_a_warning_is_never_p0(self):
+        site = rules(default_mode=Mode.shadow)
+        assert self.of(site=site, fault_class=FaultClass.degraded, severity=Severity.P2) is Severity.P2
+        assert self.of(site=site, fault_class=FaultClass.degraded, unusable=True) is Severity.P0
+
+    def test_a_node_that_a_person_holds_has_its_owner(self):
+        shown = node(1, state=("IDLE", "DRAIN"), reason="PSU swap", reason_user="alice")
+        assert self.of(facts(fleet(shown)), jobs_hit=("4711",)) is Severity.P1
+
+    def test_planned_work_is_no_fault(self):
+        window = Maintenance(nodes=("gpu0001",), why="x")
+        assert self.of(site=rules(GuardSettings(maintenance=(window,)))) is Severity.P1
+
+    def test_out_of_service_but_jobs_were_hit(self):
+        shown = node(1, state=("DOWN", "NOT_RESPONDING"), reason="Not responding")
+        site = rules(default_mode=Mode.shadow)
+        assert self.of(facts(fleet(shown)), site) is Severity.P1
+        assert self.of(facts(fleet(shown)), site, jobs_hit=("4711",)) is Severity.P0
+
+    def test_without_a_decision(self):
+        assert severity_of(incident(severity=Severity.P3), None, None) is Severity.P3

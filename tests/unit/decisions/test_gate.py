@@ -1,0 +1,114 @@
+"""The gate as a whole."""
+
+import pytest
+
+from healer.decisions import ASKED, GUARDS, after, judge, takes_canary
+from healer.model import (
+    REMOVING_VERBS,
+    SLOT_GUARDS,
+    Breaker,
+    BreakerState,
+    Guard,
+    Mode,
+    Outcome,
+    Verb,
+)
+from healer.model.reasons import is_ours, slurm_kind
+from tests.support.gate import CLUSTER, NOW, drain, facts, job, name, node, propose, requeue, rules, slot
+
+
+def test_every_verb_has_its_guards_and_every_guard_of_the_contract_its_function():
+    assert set(ASKED) == set(Verb)
+    assert [guard for guard, _ in GUARDS][-2:] == [Guard.mode, Guard.approval]
+    # No reservation is read yet: nobody answers for it.
+    assert {guard for guard, _ in GUARDS} == set(Guard) - {Guard.reserved}
+
+
+def test_whatever_takes_a_node_asks_for_capacity_and_what_gives_back_does_not():
+    jobs = {Verb.requeue, Verb.cancel}
+    assert {verb for verb, asked in ASKED.items() if asked >= SLOT_GUARDS} == REMOVING_VERBS - jobs
+    for verb in (Verb.resume, Verb.undrain):
+        assert ASKED[verb] == {Guard.pause, Guard.stale, Guard.ownership}
+
+
+@pytest.mark.parametrize("verb", list(Verb))
+def test_no_guard_raises_on_missing_data(verb):
+    empty = propose(verb, node=None, job=None)
+    for known in (facts(), facts(snapshot=None), facts([])):
+        for proposal in (empty, propose(verb, 99, job="99")):
+            result = judge(proposal, known, rules(), NOW)
+            if verb in REMOVING_VERBS:
+                assert result.outcome is not Outcome.act
+
+
+def test_a_refusal_weighs_more_than_a_hold():
+    known = facts([node(1, state=("DOWN",), reason="PSU", reason_user="alice")], slots=(slot(9),))
+    result = judge(drain(), known, rules(), NOW)
+    assert (result.outcome, result.guard) == (Outcome.refused, Guard.ownership)
+    assert result.answer is not None and result.answer.why == result.why
+
+
+class TestAfter:
+    def test_a_granted_drain_is_seen_by_the_next(self):
+        known = after(facts(), drain(), "r1", NOW)
+        assert (known.slots[0].node, known.slots[0].run, known.granted) == (name(1), "r1", (NOW,))
+        assert known.running == {name(1): "r1"}
+        assert judge(drain(2), known, rules(), NOW).outcome is Outcome.held
+
+    def test_law_2_uses_no_slot_but_the_floor_sees_it(self):
+        known = facts()
+        for number in (1, 2, 3):
+            assert judge(drain(number, unusable=True), known, rules(), NOW).outcome is Outcome.act
+            known = after(known, drain(number, unusable=True), f"r{number}", NOW)
+        assert known.granted == ()
+        assert judge(drain(4, unusable=True), known, rules(), NOW).guard is Guard.floor
+
+    def test_the_same_node_again_takes_nothing_more(self):
+        once = after(facts(), drain(), "r1", NOW)
+        assert after(once, propose(Verb.reset_gpu), "r1", NOW).slots == once.slots
+
+    def test_a_requeue_counts_once_per_life_of_the_job(self):
+        known = after(facts(jobs=[job()]), requeue(restarts=0), "r1", NOW)
+        again = after(known, requeue(restarts=0), "r2", NOW)
+        assert again.requeues == known.requeues and len(known.requeues) == 1
+        assert known.slots == ()
+        assert len(after(again, requeue(restarts=1), "r3", NOW).requeues) == 2
+
+    def test_the_first_one_through_a_half_open_breaker_is_its_canary(self):
+        half = facts(1250, breaker=Breaker(cluster=CLUSTER, state=BreakerState.half_open))
+        assert takes_canary(half, drain()) and not takes_canary(half, drain(by="alice"))
+        assert not takes_canary(half, propose(Verb.resume))
+        known = after(half, drain(), "r1", NOW)
+        assert known.breaker.canary == "r1"
+        assert judge(drain(300), known, rules(), NOW).guard is Guard.breaker
+        assert judge(drain(run="r1", ride=True), known, rules(), NOW).outcome is Outcome.act
+
+    def test_a_return_takes_nothing(self):
+        assert after(facts(), propose(Verb.resume), "r1", NOW) == facts()
+
+
+def test_the_same_question_has_the_same_answer():
+    known = facts(640, slots=(slot(2),))
+    one, two = (judge(drain(mode=Mode.approve), known, rules(), NOW) for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("Kill task failed (JobId=4711 StepId=0)", "kill-task-failed"),
+        ("gres/gpu count reported lower than configured (7 < 8)", "gres-count"),
+        ("Node unexpectedly rebooted : reboot issued", "rebooted"),
+        ("Low RealMemory (reported:1 < 100.00% of configured:2)", "low-resources"),
+        ("alice: PSU : reboot issued", None),
+        ("see Kill task failed", None),
+        ("healer:gpu-lost inc:0000abcd Not responding", None),
+        ("", None),
+    ],
+)
+def test_slurms_own_reasons(reason, kind):
+    assert slurm_kind(reason) == kind
+
+
+def test_our_reasons_begin_with_our_name():
+    assert is_ours("healer:gpu-lost inc:0000abcd x") and not is_ours("NHC: healer:") and not is_ours("")

@@ -65,6 +65,8 @@ def _snapshot(engine: sa.Engine) -> Iterator[sa.Connection]:
         conn = plain.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         # All of it will be read: plan for the whole, not for the first rows.
         conn.execute(sa.text("SET LOCAL cursor_tuple_fraction = 1"))
+        # An audit of years takes longer than any request may.
+        conn.execute(sa.text("SET LOCAL statement_timeout = 0"))
         yield conn
         conn.rollback()
 
@@ -107,7 +109,7 @@ def _removed(item: Checkpoint) -> Broken:
 
 
 class PostgresAuditTrail:
-    """The audit of one installation: its database, held against the keys and checkpoints of its data directory.
+    """The audit of one installation: its database against the keys and checkpoints of its data directory.
 
     Where the directory has never had a key (a part that runs on another machine), any key may sign.
     """

@@ -1,0 +1,61 @@
+"""A real HTTP server on 127.0.0.1 that takes webhooks and answers as it is told."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Sink:
+    """`asked` holds (headers, body) of each request; `answers` the next answers: (status, headers, body).
+
+    With no answer left it says 204. The answer None keeps silent until the sink is closed.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, str], bytes]] = []
+        self.answers: deque[tuple[int, dict[str, str], bytes] | None] = deque()
+        self.closing = threading.Event()
+        self.url = ""
+
+    def ids(self) -> list[str]:
+        return [headers["webhook-id"] for headers, _ in self.asked]
+
+
+@contextmanager
+def serve_sink() -> Iterator[Sink]:
+    sink = Sink()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            sink.asked.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            answer = sink.answers.popleft() if sink.answers else (204, {}, b"")
+            if answer is None:
+                sink.closing.wait(30)
+                self.close_connection = True
+                return
+            status, headers, content = answer
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    sink.url = f"http://127.0.0.1:{server.server_port}/hooks/not-to-be-told"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield sink
+    finally:
+        sink.closing.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

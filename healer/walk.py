@@ -16,11 +16,8 @@ from healer.decisions import (
     canary_ended,
     canary_withdrawn,
     decide,
-    decision_key,
-    known_bad_in_service,
     next_breaker,
     severity_of,
-    slot_for,
     storm_roots,
     takes_canary,
 )
@@ -48,6 +45,7 @@ from healer.model import (
     Run,
     RunState,
     Severity,
+    Slot,
 )
 from healer.observations import Picture
 from healer.ports import Ledger, WalkTx
@@ -164,7 +162,7 @@ class _Pass:
         for command in commands:
             if command.kind is CommandKind.run_changed:
                 breaker = _canary(breaker, command, self.now)
-        roots = storm_roots(self.work.by_id.values(), self.rules, facts.snapshot, self.now)
+        roots = storm_roots(self.work.by_id.values(), facts, self.rules, self.now)
         nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
         breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, self.rules, self.now)
         if breaker != facts.breaker:
@@ -196,13 +194,13 @@ class _Pass:
         run = self._run_for(incident, rule, decision, active)
         facts = self._set_going(run, active, decision, facts)
         decision = msgspec.structs.replace(decision, run=run.id if run else decision.run)
-        key = decision_key(decision)
+        key = _decision_key(decision)
         if key != incident.decision_key:
             self.tx.add_decision(decision)
             data = {"why": decision.why, "guard": decision.guard, "run": decision.run}
             self._audit(f"decision.{decision.outcome}", f"incident/{incident.id}", data, incident)
         acting = run is not None and run.state is RunState.running and not run.shadow
-        severity = severity_of(incident, decision, len(incident.jobs_hit))
+        severity = severity_of(incident, decision, facts)
         changed = msgspec.structs.replace(
             incident,
             run=run.id if run else None,
@@ -210,7 +208,7 @@ class _Pass:
             held_by=None if acting else decision.guard,
             decision_key=key,
             state=IncidentState.mitigating if acting else incident.state,
-            known_bad_in_service=known_bad_in_service(incident, decision),
+            known_bad_in_service=_known_bad(incident, decision, facts),
             severity=severity,
             p0_since=(incident.p0_since or self.now) if severity is Severity.P0 else None,
         )
@@ -263,7 +261,15 @@ class _Pass:
         self.started.append(run.id)
         if run.shadow or decision.proposal is None or run.node is None:
             return facts
-        self.tx.grant_slot(slot_for(decision.proposal, run.id, self.now))
+        slot = Slot(
+            cluster=run.cluster,
+            node=run.node,
+            incident=run.incident,
+            run=run.id,
+            granted_at=self.now,
+            unusable=decision.proposal.unusable,
+        )
+        self.tx.grant_slot(slot)
         canary = takes_canary(facts, decision.proposal)
         facts = after(facts, decision.proposal, run.id, self.now)
         if canary:
@@ -346,3 +352,19 @@ def _state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
 def _remedy(decision: Decision) -> str:
     """The remedy that this run tries: counted by `repeat`, so that the next one goes up the ladder."""
     return str(decision.proposal.remedy if decision.proposal else Remedy.none)
+
+
+def _decision_key(decision: Decision) -> str:
+    """The same for decisions that say the same; figures that move with the clock make no new decision."""
+    said: list[str] = [decision.outcome, str(decision.guard), str(decision.run)]
+    said += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
+    if decision.outcome is Outcome.nothing:
+        said.append(decision.why)
+    return sha256("|".join(said).encode()).hexdigest()[:16]
+
+
+def _known_bad(incident: Incident, decision: Decision, facts: GateFacts) -> bool:
+    """Law 2: surely unusable, and it must still stay in service."""
+    node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
+    kept = decision.outcome in {Outcome.held, Outcome.refused}
+    return incident.unusable and kept and node is not None and node.in_service

@@ -1,0 +1,26 @@
+"""What is dropped by age. Incidents, runs, decisions and the audit are kept."""
+
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+
+from healer.adapters.postgres.tables import idempotency, inbox, sessions
+
+HEARTBEATS = timedelta(hours=1)
+#: As long as an identity must be known: an old dmesg that is sent again within it is a duplicate.
+EVENTS = timedelta(days=90)
+KEYS = timedelta(hours=24)
+SESSIONS = timedelta(days=7)
+
+
+def tidy(engine: sa.Engine, now: datetime) -> None:
+    with engine.begin() as conn:
+        walked = inbox.c.consumed_at.is_not(None)
+        conn.execute(
+            sa.delete(inbox).where(
+                walked, inbox.c.kind == "heartbeat", inbox.c.arrived_at < now - HEARTBEATS
+            )
+        )
+        conn.execute(sa.delete(inbox).where(walked, inbox.c.arrived_at < now - EVENTS))
+        conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEYS))
+        conn.execute(sa.delete(sessions).where(sessions.c.expires_at < now - SESSIONS))

@@ -1,0 +1,475 @@
+"""What people do to runs: each one transaction that passes the gate and writes its audit record."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from healer.adapters.postgres import audit, gate, inbox
+from healer.adapters.postgres.claims import write_entry
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.ledger import create_run, set_run_state
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import incidents, run_log, runs
+from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
+from healer.api.views import Limit, Preview
+from healer.decisions import JudgeResult, judge, limits, reset
+from healer.incidents.jobs import hit_among
+from healer.model import (
+    ENDED_RUN_STATES,
+    IRREVERSIBLE_VERBS,
+    REMOVING_VERBS,
+    AuditRecord,
+    Breaker,
+    Command,
+    CommandKind,
+    Component,
+    Decision,
+    GateFacts,
+    Incident,
+    LogEntry,
+    Outcome,
+    Playbook,
+    Proposal,
+    Remedy,
+    Ruleset,
+    Run,
+    RunState,
+    Slot,
+    StepEvent,
+    Verb,
+)
+from healer.ports import Clock, Poke, Scheduler, SchedulerError
+
+_STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
+
+
+class PostgresRunCommands:
+    """`healer.api.services.RunCommands`."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        snapshots: PostgresSnapshots,
+        scheduler: Scheduler,
+        rules: Callable[[], Ruleset],
+        clock: Clock,
+        poke: Poke,
+    ) -> None:
+        self._engine, self._snapshots, self._scheduler = engine, snapshots, scheduler
+        self._rules, self._clock, self._poke = rules, clock, poke
+
+    # --- asking ---
+
+    def preview(self, request: RunRequest) -> Preview:
+        rules, now = self._rules(), self._clock.now()
+        playbook = _playbook(rules, request)
+        with translated(), self._engine.connect() as conn:
+            facts = gate.read_facts(conn, request.cluster, self._snapshots, now)
+            incident = _incident_of(conn, request, facts)
+        node = job = None
+        jobs = []
+        try:
+            if request.node:
+                node = self._scheduler.node(request.node)
+                where = incident.root if incident else None
+                where = where or Component(cluster=request.cluster, node=request.node)
+                jobs, _ = hit_among(self._scheduler.jobs_on(request.node), where)
+            if request.job:
+                job = self._scheduler.job(request.job)
+                jobs = [job] if job else []
+        except SchedulerError as error:
+            raise Conflict(f"Slurm: {error}") from error
+        verdict = judge(
+            _proposal(request, playbook, incident, job.restarts if job else None), facts, rules, now
+        )
+        return Preview(
+            playbook=playbook,
+            cluster=request.cluster,
+            node=request.node,
+            job=request.job,
+            outcome=verdict.outcome,
+            why=verdict.why,
+            answers=list(verdict.answers),
+            jobs_hit=jobs,
+            limits=[
+                Limit(guard=one.guard, place=one.name, used=one.used, limit=one.limit)
+                for one in limits(facts, rules, now)
+            ],
+            slurm=node,
+        )
+
+    def start(self, request: RunRequest) -> Run:
+        rules, now = self._rules(), self._clock.now()
+        playbook = _playbook(rules, request)
+        restarts = self._restarts(request)
+        refused: JudgeResult | None = None
+        with translated(), self._engine.begin() as conn:
+            known = conn.execute(sa.select(runs.c.doc).where(runs.c.id == request.id)).scalar()
+            if known is not None:
+                return msgspec.convert(known, Run)
+            facts = gate.lock_gate(conn, request.cluster, self._snapshots, now)
+            incident = _incident_of(conn, request, facts)
+            proposal = _proposal(request, playbook, incident, restarts)
+            verdict = judge(proposal, facts, rules, now)
+            gate.add_decision(conn, _decision(proposal, verdict, now, request.id))
+            if verdict.outcome is Outcome.refused:
+                refused = verdict
+                self._audit(conn, request, "run.refused", {"guard": verdict.guard, "why": verdict.why})
+            else:
+                run = self._create(conn, request, playbook, incident, verdict, restarts)
+        if refused is not None:
+            assert refused.answer is not None
+            raise GuardRefused(refused.answer)
+        if run.state is RunState.running:
+            self._poke([run.id])
+        return run
+
+    def _create(
+        self,
+        conn: sa.Connection,
+        request: RunRequest,
+        playbook: Playbook,
+        incident: Incident | None,
+        verdict: JudgeResult,
+        restarts: int | None,
+    ) -> Run:
+        now = self._clock.now()
+        state = RunState.running if verdict.outcome is Outcome.act else RunState.held
+        run = Run(
+            id=request.id,
+            cluster=request.cluster,
+            playbook=playbook.name,
+            state=state,
+            by=request.by,
+            reason=request.reason,
+            created_at=now,
+            node=request.node,
+            job=request.job,
+            incident=incident.id if incident else None,
+            rule=incident.rule if incident else playbook.name,
+            input={"reason_text": f"{request.by}: {request.reason}", "restarts": restarts},
+            question=verdict.why if state is RunState.held else None,
+        )
+        if state is RunState.running:
+            self._take_over(conn, run)
+            self._grant(conn, run, playbook, incident)
+        try:
+            with conn.begin_nested():
+                create_run(conn, run)
+        except IntegrityError as error:
+            raise Conflict(f"another run is working on {request.node}: wait for it or cancel it") from error
+        self._audit(conn, request, "run.started" if state is RunState.running else "run.held", {})
+        return run
+
+    def _take_over(self, conn: sa.Connection, run: Run) -> None:
+        """A person's run takes over one that only waits on the same node."""
+        rows = conn.execute(
+            sa.select(runs.c.id, runs.c.doc).where(
+                runs.c.cluster == run.cluster,
+                runs.c.node == run.node,
+                runs.c.node.is_not(None),
+                runs.c.state.in_(["waiting", "held", "stuck", "proposed", "waiting_approval"]),
+            )
+        ).all()
+        for name, doc in rows:
+            other = msgspec.convert(doc, Run)
+            why = f"taken over by {run.by} with {run.playbook} ({run.id})"
+            set_run_state(conn, name, RunState.done, why=why, at=run.created_at)
+            entry = LogEntry(
+                run=name,
+                at=run.created_at,
+                epoch=other.epoch + 1,
+                step="taken-over",
+                event=StepEvent.skipped,
+                text=why,
+            )
+            write_entry(conn, entry)
+
+    def _grant(
+        self,
+        conn: sa.Connection,
+        run: Run,
+        playbook: Playbook,
+        incident: Incident | None,
+    ) -> None:
+        verb = _verb(playbook)
+        if verb in REMOVING_VERBS and run.node:
+            slot = Slot(
+                cluster=run.cluster,
+                node=run.node,
+                incident=run.incident,
+                run=run.id,
+                granted_at=run.created_at,
+                unusable=incident.unusable if incident else False,
+            )
+            gate.grant_slot(conn, slot)
+
+    def _restarts(self, request: RunRequest) -> int | None:
+        if request.job is None:
+            return None
+        try:
+            job = self._scheduler.job(request.job)
+        except SchedulerError as error:
+            raise Conflict(f"Slurm: {error}") from error
+        if job is None:
+            raise NotFound(f"Slurm knows no job {request.job}")
+        return job.restarts
+
+    # --- answering ---
+
+    def approve(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        rules, now = self._rules(), self._clock.now()
+        refused: JudgeResult | None = None
+        with translated(), self._engine.begin() as conn:
+            known = _run(conn, run)
+            if known.approved_by == by and known.state not in _STATES_TO_APPROVE:
+                return known
+            if known.state not in _STATES_TO_APPROVE:
+                raise Conflict(f"run {run} is {known.state}: there is nothing to approve")
+            playbook = rules.playbooks[known.playbook]
+            if known.by == by and any(step.do in IRREVERSIBLE_VERBS for step in playbook.steps):
+                raise Forbidden(
+                    "a step that cannot be undone needs a second person: you asked for it yourself"
+                )
+            facts = gate.lock_gate(conn, known.cluster, self._snapshots, now)
+            incident = _incident(conn, known.incident)
+            proposal = msgspec.structs.replace(_proposal_of(known, playbook, incident), approved_by=by)
+            verdict = judge(proposal, facts, rules, now)
+            gate.add_decision(conn, _decision(proposal, verdict, now, run))
+            if verdict.outcome is Outcome.refused:
+                refused = verdict
+            else:
+                acts = verdict.outcome is Outcome.act
+                if acts:
+                    others = {node for node in facts.running if node == known.node}
+                    if others:
+                        raise Conflict(f"another run is working on {known.node}")
+                    self._grant(conn, known, playbook, incident)
+                state = RunState.running if acts else RunState.held
+                known = set_run_state(conn, run, state, why=verdict.why, at=now, approved_by=by)
+            self._audit_run(conn, known, by, "run.approved", reason, request)
+        if refused is not None:
+            assert refused.answer is not None
+            raise GuardRefused(refused.answer)
+        if known.state is RunState.running:
+            self._poke([run])
+        return known
+
+    def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._stop(run, RunState.rejected, "run.rejected", by=by, reason=reason, request=request)
+
+    def cancel(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._stop(run, RunState.cancelled, "run.cancelled", by=by, reason=reason, request=request)
+
+    def _stop(self, run: str, state: RunState, verb: str, *, by: str, reason: str, request: str) -> Run:
+        now = self._clock.now()
+        with translated(), self._engine.begin() as conn:
+            known = _run(conn, run)
+            if known.state is state:
+                return known
+            if known.state in ENDED_RUN_STATES:
+                raise Conflict(f"run {run} has ended ({known.state})")
+            if state is RunState.rejected and known.state not in _STATES_TO_APPROVE:
+                raise Conflict(f"run {run} is {known.state}: cancel it instead")
+            known = set_run_state(conn, run, state, why=reason, at=now)
+            self._audit_run(conn, known, by, verb, reason, request)
+            if known.incident:
+                inbox.put_command(
+                    conn,
+                    Command(
+                        kind=CommandKind.run_changed,
+                        cluster=known.cluster,
+                        at=now,
+                        by=by,
+                        incident=known.incident,
+                        reason=reason,
+                        data={"run": run, "playbook": known.playbook, "state": str(state)},
+                    ),
+                    request=f"{request}:{verb}",
+                )
+        return known
+
+    def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        now = self._clock.now()
+        with translated(), self._engine.begin() as conn:
+            known = _run(conn, run)
+            if known.state is RunState.running:
+                return known
+            if known.state is not RunState.stuck:
+                raise Conflict(f"run {run} is {known.state}: only a stuck run is retried")
+            last = conn.execute(
+                sa.select(run_log.c.step).where(run_log.c.run == run).order_by(run_log.c.seq.desc()).limit(1)
+            ).scalar()
+            if last is not None:
+                entry = LogEntry(
+                    run=run,
+                    at=now,
+                    epoch=known.epoch + 1,
+                    step=last,
+                    event=StepEvent.retry,
+                    text=f"{by}: {reason}",
+                )
+                write_entry(conn, entry)
+            try:
+                with conn.begin_nested():
+                    known = set_run_state(conn, run, RunState.running, why=reason, at=now)
+            except IntegrityError as error:
+                raise Conflict(f"another run is working on {known.node}") from error
+            self._audit_run(conn, known, by, "run.retried", reason, request)
+        self._poke([run])
+        return known
+
+    def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
+        now = self._clock.now()
+        with translated(), self._engine.begin() as conn:
+            facts = gate.lock_gate(conn, cluster, self._snapshots, now)
+            try:
+                breaker = reset(facts.breaker, by, reason, now)
+            except ValueError as error:
+                raise Conflict(str(error)) from error
+            gate.save_breaker(conn, breaker)
+            record = AuditRecord(
+                cluster=cluster,
+                at=now,
+                actor=by,
+                verb="breaker.reset",
+                subject=f"breaker/{cluster}",
+                data={"reason": reason, "request": request},
+            )
+            audit.append(conn, record)
+        return breaker
+
+    # --- audit ---
+
+    def _audit(self, conn: sa.Connection, request: RunRequest, verb: str, data: dict[str, Any]) -> None:
+        told = {
+            "playbook": request.playbook,
+            "node": request.node,
+            "job": request.job,
+            "reason": request.reason,
+            **data,
+        }
+        record = AuditRecord(
+            cluster=request.cluster,
+            at=self._clock.now(),
+            actor=request.by,
+            verb=verb,
+            subject=f"run/{request.id}",
+            data=told,
+        )
+        audit.append(conn, record)
+
+    def _audit_run(
+        self, conn: sa.Connection, run: Run, by: str, verb: str, reason: str, request: str
+    ) -> None:
+        record = AuditRecord(
+            cluster=run.cluster,
+            at=self._clock.now(),
+            actor=by,
+            verb=verb,
+            subject=f"run/{run.id}",
+            data={"reason": reason, "incident": run.incident, "state": str(run.state), "request": request},
+        )
+        audit.append(conn, record)
+
+
+def _playbook(rules: Ruleset, request: RunRequest) -> Playbook:
+    playbook = rules.playbooks.get(request.playbook)
+    if playbook is None:
+        raise NotFound(
+            f"there is no playbook {request.playbook}; there are {', '.join(sorted(rules.playbooks))}"
+        )
+    wanted, other = ("node", "job") if playbook.target == "node" else ("job", "node")
+    if getattr(request, wanted) is None:
+        raise Invalid(wanted, f"{playbook.name} works on a {wanted}: name it")
+    if getattr(request, other) is not None:
+        raise Invalid(other, f"{playbook.name} works on a {wanted}, not on a {other}")
+    return playbook
+
+
+def _verb(playbook: Playbook) -> Verb:
+    acts = [step.do for step in playbook.steps if step.do is not None]
+    return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0])
+
+
+def _proposal(
+    request: RunRequest, playbook: Playbook, incident: Incident | None, restarts: int | None
+) -> Proposal:
+    return Proposal(
+        cluster=request.cluster,
+        verb=_verb(playbook),
+        node=request.node,
+        job=request.job,
+        incident=incident.id if incident else None,
+        run=request.id,
+        rule=incident.rule if incident else "",
+        playbook=playbook.name,
+        unusable=incident.unusable if incident else False,
+        fatal=incident is not None and incident.fault_class == "fatal",
+        by=request.by,
+        restarts=restarts,
+    )
+
+
+def _proposal_of(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
+    return Proposal(
+        cluster=run.cluster,
+        verb=_verb(playbook),
+        node=run.node,
+        job=run.job,
+        incident=run.incident,
+        run=run.id,
+        rule=run.rule,
+        playbook=run.playbook,
+        remedy=Remedy(run.input.get("remedy") or Remedy.none),
+        mode=run.mode,
+        unusable=incident.unusable if incident else False,
+        fatal=incident is not None and incident.fault_class == "fatal",
+        by=None if run.by == "healer" else run.by,
+        restarts=run.input.get("restarts"),
+    )
+
+
+def _decision(proposal: Proposal, verdict: JudgeResult, now: datetime, run: str) -> Decision:
+    return Decision(
+        at=now,
+        cluster=proposal.cluster,
+        incident=proposal.incident,
+        playbook=proposal.playbook,
+        outcome=verdict.outcome,
+        why=verdict.why,
+        proposal=proposal,
+        answers=verdict.answers,
+        guard=verdict.guard,
+        run=run,
+    )
+
+
+def _run(conn: sa.Connection, run: str) -> Run:
+    row = conn.execute(sa.select(runs.c.doc, runs.c.epoch).where(runs.c.id == run).with_for_update()).first()
+    if row is None:
+        raise NotFound(f"there is no run {run}")
+    return msgspec.structs.replace(msgspec.convert(row.doc, Run), epoch=row.epoch)
+
+
+def _incident(conn: sa.Connection, name: str | None) -> Incident | None:
+    if name is None:
+        return None
+    doc = conn.execute(sa.select(incidents.c.doc).where(incidents.c.id == name)).scalar()
+    return msgspec.convert(doc, Incident) if doc else None
+
+
+def _incident_of(conn: sa.Connection, request: RunRequest, facts: GateFacts) -> Incident | None:
+    """The incident that the request names, else the one whose slot the node holds."""
+    if request.incident is not None:
+        found = _incident(conn, request.incident)
+        if found is None:
+            raise NotFound(f"there is no incident {request.incident}")
+        return found
+    slot = next((one for one in facts.slots if one.node == request.node), None)
+    return _incident(conn, slot.incident) if slot else None

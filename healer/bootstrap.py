@@ -1,0 +1,276 @@
+"""The one place where adapters are chosen and wired. Every part of healer starts here."""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import sqlalchemy as sa
+import structlog
+
+from healer.adapters.clock import SystemClock
+from healer.adapters.postgres import inbox as postgres_inbox
+from healer.adapters.postgres import snapshots as postgres_snapshots
+from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.leader import returned_nodes, try_lead
+from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.wake import Waker
+from healer.adapters.slurm.cli import CliScheduler
+from healer.drive import Driver
+from healer.model import Ruleset
+from healer.ports import Poke, Scheduler, SchedulerError
+from healer.processes.detector import Detector
+from healer.processes.rulebook import Rulebook
+from healer.processes.scheduler import (
+    DELIVER_S,
+    POLL_S,
+    SEAL_S,
+    SWEEP_S,
+    TIDY_S,
+    Duty,
+    poll_slurm,
+    run_duties,
+    sweep,
+)
+from healer.ruleset import load as load_rules
+from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
+from healer.settings import load as load_settings
+
+log = structlog.get_logger()
+
+#: One call to Slurm that changes something may take this long: shorter than the lease's margin for effects.
+SLURM_TIMEOUT_S = 5.0
+
+
+def database_url(settings: Settings) -> str:
+    """The database of this installation: as set, else the embedded one of a running `healer up`."""
+    if settings.database_url is not None:
+        return settings.database_url
+    from healer.embedded.running import find
+
+    return find(settings.data_dir).database_url
+
+
+def broker_url(settings: Settings) -> str:
+    if settings.redis_url is not None:
+        return settings.redis_url
+    from healer.embedded.running import find
+
+    return find(settings.data_dir).broker_url
+
+
+def engine(settings: Settings, *, name: str = "healer", pool_size: int = 8) -> sa.Engine:
+    return make_engine(database_url(settings), name=name, pool_size=pool_size)
+
+
+def scheduler(settings: Settings) -> Scheduler:
+    """The first of HEALER_SLURM_ADAPTERS that this build can use."""
+    for adapter in settings.slurm_adapters:
+        if adapter == "cli":
+            return CliScheduler(timeout_s=SLURM_TIMEOUT_S)
+        if adapter == "sim":
+            if settings.sim_socket is None:
+                raise SettingsError("HEALER_SIM_SOCKET must name the socket of the simulated Slurm.")
+            from healer.sim.slurm import SimClient
+
+            return SimClient(settings.sim_socket, timeout_s=SLURM_TIMEOUT_S)
+    wanted = ",".join(settings.slurm_adapters)
+    raise SettingsError(f"HEALER_SLURM_ADAPTERS={wanted}: this version speaks cli and sim.")
+
+
+def cluster_name(settings: Settings) -> str:
+    """HEALER_CLUSTER, else what Slurm calls itself."""
+    if settings.cluster is not None:
+        return settings.cluster
+    try:
+        return scheduler(settings).cluster_name()
+    except SchedulerError as error:
+        raise SettingsError(f"HEALER_CLUSTER is not set and Slurm does not tell its name: {error}") from error
+
+
+def rulebook(settings: Settings) -> Rulebook:
+    overrides = guard_overrides(settings)
+
+    def load(folder: Path) -> Ruleset:
+        return load_rules(folder, default_mode=settings.mode, settle_s=settings.settle_s, overrides=overrides)
+
+    return Rulebook(rules_folder(settings), load)
+
+
+def poke(settings: Settings, cluster: str) -> Poke:
+    """Tells the workers to look at runs. Losing it is harmless: the sweep finds what is due."""
+    from workers.app import make_app
+
+    app = make_app(broker_url(settings), cluster)
+
+    def send(runs: Sequence[str]) -> None:
+        for run in runs:
+            try:
+                app.send_task("workers.tasks.advance_run", args=[run], retry=False)
+            except Exception as error:
+                log.warning("the broker took no message; the sweep will find the run", error=str(error))
+                return
+
+    return send
+
+
+def has_sink(settings: Settings) -> bool:
+    return bool(settings.notify_webhook_url or settings.ticket_webhook_url)
+
+
+def ledger(
+    settings: Settings, db: sa.Engine, cluster: str, connection: sa.Connection | None = None
+) -> PostgresLedger:
+    return PostgresLedger(
+        db,
+        cluster,
+        snapshots=PostgresSnapshots(db),
+        clock=SystemClock(),
+        has_sink=has_sink(settings),
+        connection=connection,
+    )
+
+
+# --- the parts ---
+
+
+def run_api(settings: Settings) -> None:
+    """Serves the REST API and the console until stopped."""
+    import uvicorn
+
+    from healer.wiring.web import web_app
+
+    uvicorn.run(
+        web_app(settings),
+        host=settings.listen.host,
+        port=settings.listen.port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        server_header=False,
+    )
+
+
+def run_detector(settings: Settings) -> None:
+    """Waits to lead, then walks until stopped. A broken database connection ends it: it starts anew."""
+    stopped = _until_stopped()
+    db = engine(settings, name="healer detector", pool_size=3)
+    cluster = cluster_name(settings)
+    rules = rulebook(settings)
+    connection = db.connect()
+    while not try_lead(connection, cluster):
+        if stopped.wait(1.0):
+            return
+    log.info("detector leads", cluster=cluster)
+    waker = Waker(db, [postgres_inbox.CHANNEL, postgres_snapshots.CHANNEL])
+    cleared = returned_nodes(connection, cluster)
+    connection.commit()
+    detector = Detector(
+        cluster=cluster,
+        ledger=ledger(settings, db, cluster, connection),
+        inbox=PostgresInbox(db, cluster),
+        snapshots=PostgresSnapshots(db),
+        rules=rules,
+        clock=SystemClock(),
+        wait=waker.wait,
+        poke=poke(settings, cluster),
+        cleared=cleared,
+    )
+    detector.run(stopped.is_set)
+
+
+def run_scheduler(settings: Settings) -> None:
+    from healer.adapters.postgres.audit import Sealer
+    from healer.adapters.postgres.retention import tidy
+    from healer.adapters.signing import load_signer
+
+    stopped = _until_stopped()
+    db = engine(settings, name="healer scheduler")
+    cluster = cluster_name(settings)
+    clock = SystemClock()
+    snapshots = PostgresSnapshots(db)
+    sealer = Sealer(
+        db,
+        load_signer(settings.data_dir),
+        checkpoint_file=settings.data_dir / "audit-checkpoints.jsonl",
+    )
+
+    def seal() -> None:
+        sealer.seal_once()
+
+    def forget() -> None:
+        tidy(db, clock.now())
+
+    poll = poll_slurm(scheduler(settings), snapshots, lambda why: snapshots.failed(cluster, why), cluster)
+    duties = [
+        Duty("poll", POLL_S, poll),
+        Duty("sweep", SWEEP_S, sweep(ledger(settings, db, cluster), poke(settings, cluster), clock)),
+        Duty("seal", SEAL_S, seal),
+        Duty("tidy", TIDY_S, forget),
+        Duty("deliver", DELIVER_S, _delivery(settings, db)),
+    ]
+    run_duties(duties, stopped)
+    sealer.close()
+
+
+def _delivery(settings: Settings, db: sa.Engine) -> Callable[[], float | None]:
+    from healer.wiring.sinks import delivery
+
+    return delivery(settings, db)
+
+
+def run_worker(settings: Settings) -> None:
+    """A Celery worker with threads. Its tasks call `worker_context().advance`."""
+    from workers.app import make_app, run
+
+    worker_context()
+    cluster = cluster_name(settings)
+    run(make_app(broker_url(settings), cluster), cluster)
+
+
+class WorkerContext:
+    """What a worker process keeps between tasks."""
+
+    def __init__(self, settings: Settings) -> None:
+        cluster = cluster_name(settings)
+        db = engine(settings, name="healer worker", pool_size=12)
+        self._driver = Driver(
+            ledger=ledger(settings, db, cluster),
+            scheduler=scheduler(settings),
+            rules=rulebook(settings),
+            clock=SystemClock(),
+        )
+
+    def advance(self, run: str) -> None:
+        self._driver.drive(run)
+
+
+@cache
+def worker_context() -> WorkerContext:
+    return WorkerContext(load_settings())
+
+
+def _until_stopped() -> threading.Event:
+    """Set by SIGTERM and SIGINT."""
+    stopped = threading.Event()
+
+    def stop(_number: int, _frame: object) -> None:
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    return stopped

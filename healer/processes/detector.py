@@ -1,0 +1,71 @@
+"""The detector's loop: wake, walk, poke. One per cluster; it commits on the connection that holds its lock."""
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+
+import structlog
+
+from healer.model import Observation, Ruleset
+from healer.observations import Picture
+from healer.ports import Clock, Inbox, Ledger, Poke, Snapshots
+from healer.walk import walk
+
+log = structlog.get_logger()
+
+#: How much of the inbox rebuilds the picture after a restart.
+REBUILD = timedelta(minutes=15)
+BATCH = 5000
+#: The backstop when no notification came, and the pace of what depends on time alone.
+TICK_S = 1.0
+
+
+class Detector:
+    """One detector. `wait(seconds)` returns early when the inbox or Slurm's picture changed."""
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        ledger: Ledger,
+        inbox: Inbox,
+        snapshots: Snapshots,
+        rules: Callable[[], Ruleset],
+        clock: Clock,
+        wait: Callable[[float], None],
+        poke: Poke,
+        cleared: Iterable[tuple[str, datetime]] = (),
+    ) -> None:
+        self.cluster, self.ledger, self.inbox, self.snapshots = cluster, ledger, inbox, snapshots
+        self.rules, self.clock, self.wait, self.poke = rules, clock, wait, poke
+        now = clock.now()
+        self.picture = Picture(cluster, watching_since=now)
+        self._show()
+        for node, at in cleared:
+            self.picture.clear(node, at)
+        self._rebuild(now)
+
+    def _rebuild(self, now: datetime) -> None:
+        """What was walked before only refreshes what is known; beats older than the restart do not count."""
+        known = list(self.inbox.since(now - REBUILD))
+        self.picture.update(known, self.rules().topology, rebuild=True)
+        log.info("picture rebuilt", cluster=self.cluster, signals=len(known))
+
+    def _show(self) -> None:
+        snapshot = self.snapshots.latest(self.cluster)
+        if snapshot is not None:
+            self.picture.show(snapshot)
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        while not stopped():
+            more = self.once()
+            if not more:
+                self.wait(TICK_S)
+
+    def once(self) -> bool:
+        """One walk. True when the inbox holds more than one batch."""
+        batch: list[Observation] = self.inbox.unconsumed(BATCH)
+        self._show()
+        started = walk(self.ledger, self.rules(), self.picture, batch, self.clock.now())
+        if started:
+            self.poke(started)
+        return len(batch) == BATCH

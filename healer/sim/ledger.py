@@ -1,0 +1,288 @@
+"""The ledger in memory: for replay and simulation. Same Protocols, same meaning, one process, no crash.
+
+A transaction is a copy that takes the place of the original at its end, so a failed walk leaves nothing.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import msgspec
+
+from healer.model import (
+    ENDED_RUN_STATES,
+    REMOVING_VERBS,
+    AuditRecord,
+    Breaker,
+    Command,
+    Component,
+    Decision,
+    Finding,
+    GateFacts,
+    Incident,
+    LogEntry,
+    Message,
+    Mode,
+    Observation,
+    ObservationKind,
+    Pause,
+    RemedyUse,
+    RequeueUse,
+    Run,
+    RunState,
+    Slot,
+    SlurmSnapshot,
+    StepEvent,
+    Ticket,
+    Veto,
+)
+from healer.ports import AlreadyRequeued, Clock
+
+_RECENT = timedelta(minutes=5)
+
+
+@dataclass
+class Tables:
+    """Everything the ledger holds. Nouns are frozen, so a copy of the containers is a copy of all."""
+
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    findings: list[tuple[str, Finding]] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    runs: dict[str, Run] = field(default_factory=dict)
+    log: dict[str, list[LogEntry]] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
+    granted: list[Slot] = field(default_factory=list)
+    requeues: list[RequeueUse] = field(default_factory=list)
+    remedies: list[RemedyUse] = field(default_factory=list)
+    vetoes: list[Veto] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
+    modes: dict[str, Mode] = field(default_factory=dict)
+    messages: dict[str, Message | Ticket] = field(default_factory=dict)
+    audit: list[AuditRecord] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    breaker: Breaker | None = None
+
+    def copied(self) -> "Tables":
+        changed = {name: copy.copy(value) for name, value in vars(self).items()}
+        changed["log"] = {run: list(entries) for run, entries in self.log.items()}
+        return Tables(**changed)
+
+
+class MemoryLedger:
+    """`healer.ports.Ledger`. `snapshot` is what the gate sees of Slurm; its owner keeps it fresh."""
+
+    def __init__(self, cluster: str, clock: Clock) -> None:
+        self.cluster, self.clock = cluster, clock
+        self.tables = Tables(breaker=Breaker(cluster=cluster))
+        self.snapshot: SlurmSnapshot | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator["MemoryTx"]:
+        kept = self.tables
+        self.tables = kept.copied()
+        try:
+            yield MemoryTx(self)
+        except BaseException:
+            self.tables = kept
+            raise
+
+    @contextmanager
+    def claim(self, run: str) -> Iterator["MemoryClaim | None"]:
+        known = self.tables.runs[run]
+        due = known.wake_at is None or known.wake_at <= self.clock.now()
+        yield MemoryClaim(self, known) if known.state is RunState.running and due else None
+
+    def due_runs(self, now: datetime) -> list[str]:
+        return [
+            run.id
+            for run in self.tables.runs.values()
+            if run.state is RunState.running and (run.wake_at is None or run.wake_at <= now)
+        ]
+
+    def take_commands(self) -> list[Observation]:
+        """What runs and people told the detector since the last call, as the inbox would give it."""
+        told, self.tables.commands = self.tables.commands, []
+        return [
+            Observation(
+                digest=f"command-{index}",
+                kind=ObservationKind.command,
+                component=Component(cluster=self.cluster),
+                event_at=one.at,
+                arrived_at=one.at,
+                data=msgspec.to_builtins(one),
+            )
+            for index, one in enumerate(told)
+        ]
+
+    def facts(self) -> GateFacts:
+        now, tables = self.clock.now(), self.tables
+        return GateFacts(
+            cluster=self.cluster,
+            snapshot=self.snapshot,
+            slots=tuple(tables.slots.values()),
+            granted=tuple(
+                one.granted_at
+                for one in tables.granted
+                if not one.unusable and now - one.granted_at < timedelta(hours=1)
+            ),
+            pauses=tuple(one for one in tables.pauses if one.until is None or one.until > now),
+            breaker=tables.breaker or Breaker(cluster=self.cluster),
+            requeues=tuple(one for one in tables.requeues if now - one.at < timedelta(hours=24)),
+            remedies=tuple(one for one in tables.remedies if now - one.at < timedelta(hours=24)),
+            vetoes=tuple(one for one in tables.vetoes if one.until > now),
+            modes=dict(tables.modes),
+            actions=self._actions(),
+            running={
+                run.node: run.id
+                for run in tables.runs.values()
+                if run.state is RunState.running and not run.shadow and run.node
+            },
+        )
+
+    def _actions(self) -> tuple[bool, ...]:
+        removing = {str(verb) for verb in REMOVING_VERBS}
+        entries = [
+            entry
+            for log in self.tables.log.values()
+            for entry in log
+            if entry.event in {StepEvent.done, StepEvent.failed} and entry.data.get("verb") in removing
+        ]
+        entries.sort(key=lambda entry: entry.at)
+        return tuple(entry.event is StepEvent.done for entry in entries[-10:])
+
+
+class MemoryTx:
+    """`healer.ports.WalkTx` and `GateTx` at once."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self._ledger = ledger
+        self.facts = ledger.facts()
+
+    @property
+    def _tables(self) -> Tables:
+        return self._ledger.tables
+
+    def open_incidents(self) -> list[Incident]:
+        since = self._ledger.clock.now() - _RECENT
+        return [one for one in self._tables.incidents.values() if one.is_open or one.opened > since]
+
+    def incident(self, name: str) -> Incident | None:
+        return self._tables.incidents.get(name)
+
+    def active_runs(self) -> list[Run]:
+        return [run for run in self._tables.runs.values() if run.state not in ENDED_RUN_STATES]
+
+    def lock_gate(self) -> GateFacts:
+        return self._ledger.facts()
+
+    def save_incident(self, incident: Incident) -> None:
+        self._tables.incidents[incident.id] = incident
+
+    def add_findings(self, incident: str, findings: Sequence[Finding]) -> None:
+        self._tables.findings.extend((incident, one) for one in findings)
+
+    def add_decision(self, decision: Decision) -> None:
+        self._tables.decisions.append(decision)
+
+    def create_run(self, run: Run) -> None:
+        self._tables.runs.setdefault(run.id, run)
+
+    def set_run_state(self, run: str, state: RunState, *, why: str, at: datetime) -> None:
+        known = self._tables.runs[run]
+        ended = at if state in ENDED_RUN_STATES else None
+        self._tables.runs[run] = msgspec.structs.replace(
+            known,
+            state=state,
+            ended_at=ended,
+            wake_at=None,
+            epoch=known.epoch + 1,
+            reason=known.reason or why,
+        )
+
+    def grant_slot(self, slot: Slot) -> None:
+        if slot.node not in self._tables.slots:
+            self._tables.slots[slot.node] = slot
+            self._tables.granted.append(slot)
+
+    def release_slot(self, node: str, *, at: datetime, why: str) -> None:
+        self._tables.slots.pop(node, None)
+
+    def save_breaker(self, breaker: Breaker) -> None:
+        self._tables.breaker = breaker
+
+    def add_veto(self, veto: Veto) -> None:
+        self._tables.vetoes.append(veto)
+
+    def queue_message(self, message: Message | Ticket) -> None:
+        self._tables.messages.setdefault(message.id, message)
+
+    def audit(self, record: AuditRecord) -> None:
+        self._tables.audit.append(record)
+
+    def consume(self, observations: Sequence[Observation]) -> None:
+        """There is no inbox: the caller gave the batch and forgets it."""
+
+    def write(self, entry: LogEntry) -> None:
+        self._tables.log.setdefault(entry.run, []).append(entry)
+
+    def add_requeue(self, use: RequeueUse) -> None:
+        if any((one.job, one.restarts) == (use.job, use.restarts) for one in self._tables.requeues):
+            raise AlreadyRequeued(use.job)
+        self._tables.requeues.append(use)
+
+
+class MemoryClaim:
+    """`healer.ports.RunClaim`. In one process nobody can overtake it, so the fence always holds."""
+
+    def __init__(self, ledger: MemoryLedger, run: Run) -> None:
+        self._ledger = ledger
+        self.run = msgspec.structs.replace(run, epoch=run.epoch + 1, wake_at=None)
+        ledger.tables.runs[run.id] = self.run
+
+    def log(self) -> list[LogEntry]:
+        return list(self._ledger.tables.log.get(self.run.id, []))
+
+    def incident(self) -> Incident | None:
+        return self._ledger.tables.incidents.get(self.run.incident or "")
+
+    def fence(self) -> None:
+        return None
+
+    @contextmanager
+    def gate(self) -> Iterator[MemoryTx]:
+        with self._ledger.transaction() as tx:
+            yield tx
+
+    def write(self, entry: LogEntry, *, audit: AuditRecord | None = None) -> None:
+        with self._ledger.transaction() as tx:
+            tx.write(entry)
+            if audit is not None:
+                tx.audit(audit)
+
+    def set_state(
+        self,
+        state: RunState,
+        *,
+        why: str,
+        wake_at: datetime | None = None,
+        question: str | None = None,
+    ) -> None:
+        ended = self._ledger.clock.now() if state in ENDED_RUN_STATES else None
+        self.run = msgspec.structs.replace(
+            self.run, state=state, wake_at=wake_at, question=question, ended_at=ended
+        )
+        self._ledger.tables.runs[self.run.id] = self.run
+
+    def tell(self, command: Command) -> None:
+        self._ledger.tables.commands.append(command)
+
+    def queue_message(self, message: Message | Ticket) -> None:
+        self._ledger.tables.messages.setdefault(message.id, message)
+
+    def remember_remedy(self, use: RemedyUse) -> None:
+        self._ledger.tables.remedies.append(use)
+
+    def release_slot(self, node: str, *, why: str) -> None:
+        self._ledger.tables.slots.pop(node, None)

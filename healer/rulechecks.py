@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from healer.actions import CHECKS, VERBS
 from healer.hostlist import expand
 from healer.model import GuardSettings, Maintenance, Place, Playbook, Step, Topology
 from healer.rulefiles import Source, did_you_mean
@@ -98,6 +99,13 @@ def _check_step(source: Source, path: tuple[str, int], step: Step) -> None:
     if len(kinds) != 1:
         text = f"has {' and '.join(kinds)}" if kinds else "has none of do, check and wait"
         source.problem(path, f"the step {step.id} {text}", "a step is exactly one of do, check and wait")
+    for kind, word, known in (
+        ("do", step.do, VERBS),
+        ("check", step.check, CHECKS),
+        ("wait", step.wait, CHECKS),
+    ):
+        if word is not None:
+            _one_of(source, (*path, kind), kind, word, [str(name) for name in known])
     if step.for_each is not None:
         _one_of(source, (*path, "for_each"), "for_each", step.for_each, _FOR_EACH)
     if step.timeout_s <= 0:

@@ -138,7 +138,7 @@ class Source:
             for index, item in enumerate(data):
                 self._unknown_fields((*path, index), item, kind)
         elif isinstance(data, dict) and struct is not None:
-            types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+            types = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
             for key, value in data.items():
                 if key not in types:
                     self.problem((*path, key), f"unknown field {key}", did_you_mean(str(key), types))
@@ -211,7 +211,7 @@ def _words(kind: Any, names: Sequence[str]) -> list[str]:
         struct = _struct_in(kind)
         if struct is None:
             return []
-        kind = next((f.type for f in msgspec.structs.fields(struct) if f.name == name), None)
+        kind = next((f.type for f in msgspec.structs.fields(struct) if f.encode_name == name), None)
     for one in (kind, *_all_args(kind)):
         if isinstance(one, type) and hasattr(one, "__members__"):
             return [member.value for member in one.__members__.values()]

@@ -84,7 +84,8 @@ _LOST_MIDDLE = re.compile(
     r"|NVRM: (?:the )?NVIDIA [0-9.]+ driver release\.?\s*$"
 )
 _LOST_SAYS = re.compile(
-    r"NVRM: (?:.*)(?:fallen off the bus and is not responding to commands|is not supported by the\b)"
+    r"NVRM: .*(?:fallen off the bus and is not responding to commands"
+    r"|installed in this system is not supported by the\b)"
 )
 #: Lines that may stand between the first line of such a message and the one that says it.
 _LOST_REACH = 4

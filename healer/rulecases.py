@@ -1,0 +1,113 @@
+"""The cases beside the rules: given these lines, expect this rule. `healer rules test` runs them.
+
+A case has a `name` and either `lines` of one node's kernel log, or a `fault` with its `class` as another
+detector tells it. `expect` names the findings in order; a field it leaves out may be anything. An empty list:
+no finding at all.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from healer.detection import rule_for
+from healer.detection.kernel import findings
+from healer.model import FaultClass, Finding, Ruleset
+from healer.rulefiles import Problem, Source
+from healer.ruleset import RulesInvalid, load
+from healer.signals.wire import kernel_text_observations
+
+_AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class": "class"}):
+    """What is compared; None is not."""
+
+    rule: str | None = None
+    fault: str | None = None
+    fault_class: FaultClass | None = None
+    pci: str | None = None
+    link: int | None = None
+    switch: str | None = None
+    unusable: bool | None = None
+    teardown: bool | None = None
+    asked: str | None = None
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class": "class"}):
+    name: str
+    expect: tuple[Expected, ...]
+    lines: tuple[str, ...] = ()
+    fault: str | None = None
+    fault_class: FaultClass | None = None
+
+
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`why` says what came instead; empty when the case holds."""
+
+    file: str
+    line: int
+    name: str
+    why: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.why
+
+
+def run_cases(rules_dir: Path) -> list[CaseResult]:
+    """Runs `cases/*.yaml` of the folder. Raises RulesInvalid when the rules or a case file are wrong."""
+    rules = load(rules_dir)
+    problems: list[Problem] = []
+    results: list[CaseResult] = []
+    for path in sorted((rules_dir / "cases").glob("*.yaml")):
+        source = Source(path, f"cases/{path.name}", problems)
+        for index, item in enumerate(source.items("cases")):
+            case = source.convert((index,), item, Case)
+            if case is None:
+                continue
+            if bool(case.lines) == (case.fault is not None and case.fault_class is not None):
+                source.problem((index,), f"{case.name}: a case has either lines, or fault and class")
+                continue
+            why = _why_not(rules, case)
+            results.append(CaseResult(file=source.name, line=source.line((index,)), name=case.name, why=why))
+    if problems:
+        raise RulesInvalid(problems)
+    return results
+
+
+def _why_not(rules: Ruleset, case: Case) -> str:
+    if case.fault is not None and case.fault_class is not None:
+        rule = rule_for(rules, case.fault, case.fault_class)
+        seen = [] if rule is None else [{"rule": rule.name, "fault": case.fault, "class": case.fault_class}]
+        return _compare(case.expect, seen)
+    text = "\n".join(case.lines)
+    accepted = kernel_text_observations(text, lambda _c, _n: True, _AT, cluster="case", node="node")
+    return _compare(case.expect, [_shown(one) for one in findings(rules, accepted.observations)])
+
+
+def _shown(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "fault": finding.fault,
+        "class": finding.fault_class,
+        "pci": finding.component.pci,
+        "link": finding.component.link,
+        "switch": finding.component.switch,
+        "unusable": finding.unusable,
+        "teardown": finding.teardown,
+        "asked": finding.asked,
+    }
+
+
+def _compare(expected: Sequence[Expected], seen: Sequence[dict[str, Any]]) -> str:
+    if len(expected) != len(seen):
+        came = ", ".join(f"{one['fault']} by {one['rule']}" for one in seen) or "none"
+        return f"expected {len(expected)} findings, came {len(seen)}: {came}"
+    for number, (want, got) in enumerate(zip(expected, seen, strict=True), start=1):
+        for field, value in msgspec.to_builtins(want).items():
+            if value is not None and str(got.get(field)) != str(value):
+                return f"finding {number}: expected {field} {value}, came {got.get(field)}"
+    return ""

@@ -29,9 +29,7 @@ class Fleet:
         with self._lock:
             asked = time.monotonic()
             if asked - self._read_at > _FRESH_S:
-                clusters = {self._services.cluster, *self._services.reads.clusters()}
-                found = {name: self._services.snapshots.latest(name) for name in sorted(clusters)}
-                self._snapshots = {name: one for name, one in found.items() if one is not None}
+                self._snapshots = self._services.reads.snapshots()
                 self._read_at = asked
             return self._snapshots
 

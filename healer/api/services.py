@@ -37,8 +37,9 @@ from healer.model import (
     Role,
     Ruleset,
     Run,
+    SlurmSnapshot,
 )
-from healer.ports import Clock, Snapshots
+from healer.ports import Clock
 
 # --- what a command may answer instead of doing ----------------------------------------------------------
 
@@ -238,6 +239,10 @@ class Reads(Protocol):
 
     def clusters(self) -> list[str]: ...
 
+    def snapshots(self) -> dict[str, SlurmSnapshot]:
+        """Slurm's latest picture of every cluster that has one."""
+        ...
+
     def incidents(
         self,
         *,
@@ -331,7 +336,6 @@ class Services:
     cluster: str
     clock: Clock
     rules: Callable[[], Ruleset]
-    snapshots: Snapshots
     signals: SignalStore
     reads: Reads
     tokens: Tokens

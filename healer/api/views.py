@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from healer.decisions import Limit
 from healer.model import (
     Answer,
     AuditRecord,
@@ -167,15 +168,6 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     mode_by: str | None = None
     mode_reason: str | None = None
     mode_at: datetime | None = None
-
-
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """A cap of the gate with its figure now."""
-
-    guard: str
-    place: str
-    used: float
-    limit: float
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):

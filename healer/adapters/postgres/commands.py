@@ -136,7 +136,7 @@ def _done(conn: sa.Connection, subject: str, request: str) -> bool:
     return conn.execute(statement.limit(1)).first() is not None
 
 
-def _record(
-    conn: sa.Connection, cluster: str, at: datetime, by: str, verb: str, subject: str, data: dict[str, Any]
-) -> None:
-    append(conn, AuditRecord(cluster=cluster, at=at, actor=by, verb=verb, subject=subject, data=data))
+def _record(conn: sa.Connection, cluster: str, *about: Any) -> None:
+    """`about`: at, actor, verb, subject, data."""
+    at, actor, verb, subject, data = about
+    append(conn, AuditRecord(cluster=cluster, at=at, actor=actor, verb=verb, subject=subject, data=data))

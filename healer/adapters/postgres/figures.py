@@ -1,0 +1,150 @@
+"""Counts and times for /stats, /metrics and /readyz, straight from the rows."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.tables import (
+    decisions,
+    gate,
+    inbox,
+    incidents,
+    messages,
+    pauses,
+    runs,
+    slots,
+    snapshots,
+)
+from healer.api.services import Unavailable
+from healer.api.views import Readiness, Spread, Stats
+
+_ENDED = ("done", "undone", "rejected", "cancelled")
+
+
+def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
+    """Of the incidents opened since `since` (all when None)."""
+    where: list[sa.ColumnElement[bool]] = []
+    slot_where: list[sa.ColumnElement[bool]] = [slots.c.released_at.is_not(None)]
+    if clusters is not None:
+        where.append(incidents.c.cluster.in_(clusters))
+        slot_where.append(slots.c.cluster.in_(clusters))
+    if since is not None:
+        where.append(incidents.c.opened >= since)
+        slot_where.append(slots.c.granted_at >= since)
+    doc = incidents.c.doc
+    seen = sa.cast(doc["evidence"][0]["at"].astext, sa.DateTime(timezone=True))
+    drained = sa.cast(doc["drained_at"].astext, sa.DateTime(timezone=True))
+    first = (
+        sa.select(sa.func.min(decisions.c.at)).where(decisions.c.incident == incidents.c.id).scalar_subquery()
+    )
+    false = sa.and_(doc["review"].astext == "false_alarm", drained.is_not(None))
+    total = conn.execute(
+        sa.select(
+            sa.func.count(),
+            sa.func.count().filter(incidents.c.state != "resolved"),
+            sa.func.count().filter(false),
+        ).where(*where)
+    ).one()
+    return Stats(
+        since=since,
+        incidents=total[0],
+        open=total[1],
+        by_rule=_count(conn, incidents.c.rule, where),
+        by_cause=_count(conn, doc["cause"].astext, where),
+        by_severity=_count(conn, incidents.c.severity, where),
+        detect=_spread(conn, incidents.c.opened - seen, where),
+        decide=_spread(conn, first - incidents.c.opened, where),
+        drain=_spread(conn, drained - incidents.c.opened, where),
+        to_return=_spread(conn, slots.c.released_at - slots.c.granted_at, slot_where),
+        false_drains=total[2],
+    )
+
+
+def _count(conn: sa.Connection, what: Any, where: Sequence[sa.ColumnElement[bool]]) -> dict[str, int]:
+    found = conn.execute(
+        sa.select(what, sa.func.count()).select_from(incidents).where(*where).group_by(what).order_by(what)
+    )
+    return {str(name): count for name, count in found}
+
+
+def _spread(conn: sa.Connection, span: Any, where: Sequence[sa.ColumnElement[bool]]) -> Spread:
+    seconds = sa.cast(sa.extract("epoch", span), sa.Float)
+    row = conn.execute(
+        sa.select(
+            sa.func.count(seconds),
+            sa.func.percentile_cont(0.5).within_group(seconds),
+            sa.func.percentile_cont(0.9).within_group(seconds),
+            sa.func.max(seconds),
+        ).where(*where)
+    ).one()
+    p50, p90, most = (None if value is None else float(value) for value in row[1:])
+    return Spread(count=row[0], p50_s=p50, p90_s=p90, max_s=most)
+
+
+def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
+    """What `healer.api.metrics` shows: gauge -> {label values: number}."""
+
+    def counted(columns: Sequence[Any], *where: sa.ColumnElement[bool]) -> dict[tuple[str, ...], float]:
+        found = conn.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns))
+        return {tuple(str(part or "") for part in row[:-1]): row[-1] for row in found}
+
+    waiting = conn.execute(
+        sa.select(inbox.c.cluster, sa.func.count(), sa.func.min(inbox.c.arrived_at))
+        .where(inbox.c.consumed_at.is_(None))
+        .group_by(inbox.c.cluster)
+    ).all()
+    taken = conn.execute(sa.select(snapshots.c.cluster, snapshots.c.taken_at)).all()
+    breakers = conn.execute(sa.select(gate.c.cluster, gate.c.breaker["state"].astext)).all()
+    return {
+        "incidents_open": counted(
+            (incidents.c.cluster, incidents.c.severity), incidents.c.state != "resolved"
+        ),
+        "runs": counted((runs.c.cluster, runs.c.state), runs.c.state.not_in(_ENDED)),
+        "slots": counted((slots.c.cluster,), slots.c.released_at.is_(None)),
+        "pauses": counted(
+            (pauses.c.cluster,),
+            pauses.c.ended_at.is_(None),
+            sa.or_(pauses.c.until.is_(None), pauses.c.until > now),
+        ),
+        "messages_failed": counted((messages.c.cluster,), messages.c.state == "failed"),
+        "inbox": {(row[0],): row[1] for row in waiting},
+        "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
+        "snapshot_age": {(row[0],): max(0.0, (now - row[1]).total_seconds()) for row in taken},
+        "breaker": {(row[0],): float(row[1] != "closed") for row in breakers},
+    }
+
+
+def detector_lock(cluster: str) -> str:
+    """The name under which the one detector of a cluster holds its advisory lock (hashtextextended of it)."""
+    return f"detector:{cluster}"
+
+
+_LOCK_HELD = sa.text(
+    "SELECT EXISTS (SELECT 1 FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "
+    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND classid::bigint = ((key >> 32) & 4294967295) AND objid::bigint = (key & 4294967295))"
+)
+
+
+def readiness(engine: sa.Engine, cluster: str, now: datetime, *, stale_s: float) -> Readiness:
+    """Whether the whole can work: database, a fresh picture of Slurm, a living detector."""
+    checks: dict[str, dict[str, Any]] = {}
+    try:
+        with translated(), engine.connect() as conn:
+            checks["database"] = {"ok": True, "text": "answers"}
+            picture = conn.execute(sa.select(snapshots).where(snapshots.c.cluster == cluster)).first()
+            held = bool(conn.execute(_LOCK_HELD, {"name": detector_lock(cluster)}).scalar())
+    except Unavailable as error:
+        return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
+    if picture is None:
+        checks["slurm"] = {"ok": False, "text": f"no picture of the cluster {cluster} yet"}
+    else:
+        age = (now - picture.taken_at) / timedelta(seconds=1)
+        text = picture.error or f"the picture is {age:.1f} s old"
+        checks["slurm"] = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
+    checks["detector"] = {"ok": held, "text": "runs" if held else "no detector holds the lock"}
+    return Readiness(ready=all(check["ok"] for check in checks.values()), checks=checks)

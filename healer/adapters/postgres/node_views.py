@@ -1,0 +1,97 @@
+"""A node as answers show it: Slurm's word, healer's verdict, and one sentence why. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from healer.api.views import GpuView, NodeView
+from healer.model import Incident, Ruleset, SlurmNode, SlurmSnapshot, Verdict
+from healer.model.reasons import is_ours, slurm_kind
+
+_ORDER = list(Verdict)
+
+
+def by_node(incidents: Iterable[Incident]) -> dict[tuple[str, str], list[Incident]]:
+    """(cluster, node) -> the incidents that speak of it."""
+    found: dict[tuple[str, str], list[Incident]] = {}
+    for one in incidents:
+        names = set(one.nodes) | ({one.root.node} if one.root.node else set())
+        for name in names:
+            found.setdefault((one.cluster, name), []).append(one)
+    return found
+
+
+def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Incident]) -> NodeView:
+    """`incidents` are the open ones about the node, and those it is on probation for."""
+    verdict = max(
+        (one.nodes.get(node.name, Verdict.healthy) for one in incidents),
+        key=_ORDER.index,
+        default=Verdict.healthy,
+    )
+    out_by, owner = _out_by(node)
+    return NodeView(
+        cluster=snapshot.cluster,
+        name=node.name,
+        verdict=verdict,
+        may_run_jobs=node.in_service,
+        why=_why(node, out_by, verdict, [one for one in incidents if one.is_open]),
+        out_by=out_by,
+        owner=owner,
+        known_bad_in_service=node.in_service and any(one.known_bad_in_service for one in incidents),
+        slurm=node,
+        incidents=[one.id for one in incidents if one.is_open],
+        taken_at=snapshot.taken_at,
+    )
+
+
+def _out_by(node: SlurmNode) -> tuple[str | None, str | None]:
+    if node.in_service:
+        return None, None
+    if is_ours(node.reason):
+        return "healer", None
+    if node.planned:
+        return "planned", None
+    if node.reason and slurm_kind(node.reason) is None:
+        return "person", node.reason_user or "unknown"
+    return "slurm", None
+
+
+def _why(node: SlurmNode, out_by: str | None, verdict: Verdict, incidents: list[Incident]) -> str:
+    state = "+".join(node.state) or "UNKNOWN"
+    match out_by:
+        case None if not incidents:
+            return f"Slurm shows it {state}, and nothing is known against it."
+        case None:
+            return f"Slurm shows it {state}; healer's verdict is {verdict.value}: {incidents[-1].title}"
+        case "healer":
+            return f"healer took it out ({state}): {node.reason}"
+        case "planned":
+            return f"It is out by plan ({state})" + (f": {node.reason}" if node.reason else ".")
+        case "person":
+            return f"{node.reason_user or 'Somebody'} took it out ({state}): {node.reason}"
+    return f"Slurm took it out ({state})" + (f": {node.reason}" if node.reason else ".")
+
+
+def gpu_views(
+    node: SlurmNode, incidents: Sequence[Incident], rules: Ruleset, told: Mapping[int, Mapping[str, Any]]
+) -> list[GpuView]:
+    """One row per GPU that Slurm counts or an incident names. `told`: index -> what heartbeats said."""
+    by_model = rules.topology.gpu_pci.get(node.gpu_model, ())
+    named: dict[int, list[Incident]] = {}
+    for one in incidents:
+        if one.root.node == node.name and one.root.gpu is not None and one.is_open:
+            named.setdefault(one.root.gpu, []).append(one)
+    count = max([node.gpus, *(index + 1 for index in named), *(index + 1 for index in told)], default=0)
+    return [
+        GpuView(
+            index=index,
+            pci=told.get(index, {}).get("pci") or (by_model[index] if index < len(by_model) else None),
+            uuid=told.get(index, {}).get("uuid") or None,
+            verdict=max(
+                (one.nodes.get(node.name, Verdict.suspect) for one in named.get(index, ())),
+                key=_ORDER.index,
+                default=Verdict.healthy,
+            ),
+            incidents=[one.id for one in named.get(index, ())],
+        )
+        for index in range(count)
+    ]

@@ -130,8 +130,8 @@ def test_an_address_in_use_is_one_sentence(scratch: Path, tree: Stack) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        f"healer: cannot listen on 127.0.0.1:{tree.port}: Address already in use; choose another address with "
-        "--listen.\n"
+        f"healer: cannot listen on 127.0.0.1:{tree.port}: Address already in use; choose another address "
+        "with --listen.\n"
     )
 
 

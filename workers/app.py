@@ -1,0 +1,113 @@
+"""The Celery application. It carries only "advance run N": a lost or doubled message is harmless.
+
+PostgreSQL holds the truth (runs, leases, epochs); the scheduler's sweep finds what a lost message left.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# Celery would name the process after itself; in process lists it is `healer worker`. Read at its import.
+os.environ.setdefault("NOSETPS", "1")
+
+from celery import Celery, Task
+from kombu.entity import Queue
+from kombu.exceptions import OperationalError
+
+ADVANCE = "healer.advance_run"
+CONCURRENCY = 8
+#: After this Redis hands an unacknowledged message to another worker. The steps bound themselves far below it:
+#: Celery's own time limits do not work in a pool of threads.
+VISIBILITY_S = 300
+
+
+class RunTask(Task):
+    """The one kind of task: short, acknowledged after its end, never retried by Celery (the sweep does)."""
+
+    abstract = True
+    acks_late = True
+    reject_on_worker_lost = True
+    ignore_result = True
+    max_retries = 0
+
+
+def make_app(broker_url: str) -> Celery:
+    """An application for publishing and for working. No result backend; JSON only."""
+    app = Celery("healer", broker=broker_url, task_cls=RunTask, set_as_current=False)
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        task_create_missing_queues=False,
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry=True,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_connection_timeout=2,
+        broker_transport_options=_transport_options(broker_url),
+    )
+    return app
+
+
+def _transport_options(broker_url: str) -> dict[str, Any]:
+    if not broker_url.startswith("redis"):
+        return {"pool_pre_ping": True}  # options of SQLAlchemy's engine; it looks for messages each second
+    return {
+        "visibility_timeout": VISIBILITY_S,
+        # Defaults look for lost messages every 100 s; 5 s costs one command on an idle Redis.
+        "unacked_restore_interval": 5,
+        "unacked_restore_throttle": 1,
+        "socket_connect_timeout": 2,
+        "socket_keepalive": not broker_url.startswith("redis+socket"),
+        # A publisher that cannot reach Redis gives up at once: the sweep pokes again.
+        "max_retries": 1,
+        "interval_start": 0,
+        "interval_step": 0.2,
+        "interval_max": 0.2,
+    }
+
+
+def queue_name(cluster: str) -> str:
+    return f"healer.{cluster}"
+
+
+def make_poke(
+    app: Celery, cluster: str, lost: Callable[[Exception], None]
+) -> Callable[[Sequence[str]], None]:
+    """`ports.Poke` for one cluster. A broker that is away is told to `lost` and is no error."""
+    queue = Queue(queue_name(cluster), durable=True)
+
+    def poke(runs: Sequence[str]) -> None:
+        for run in runs:
+            try:
+                app.send_task(ADVANCE, args=[run], queue=queue, retry=False)
+            except (OperationalError, OSError) as error:
+                lost(error)
+                return
+
+    return poke
+
+
+def make_worker(app: Celery, clusters: Sequence[str], advance: Callable[[str], None]) -> Any:
+    """A Celery worker with a pool of threads. `.start()` blocks until SIGTERM or SIGINT (a warm stop)."""
+    from workers.tasks import register
+
+    register(app, advance)
+    app.conf.task_queues = [Queue(queue_name(cluster), durable=True) for cluster in clusters]
+    return app.Worker(
+        pool="threads",
+        concurrency=CONCURRENCY,
+        hostname=f"healer-{os.getpid()}@%h",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,
+        loglevel="WARNING",
+    )

@@ -1,0 +1,16 @@
+"""The tasks: thin, each calls healer."""
+
+from collections.abc import Callable
+
+from celery import Celery
+
+from workers.app import ADVANCE, RunTask
+
+
+def register(app: Celery, advance: Callable[[str], None]) -> None:
+    """Gives the application its one task. `advance` takes a run's id; it returns when the run waits or ended."""
+
+    def advance_run(run: str) -> None:
+        advance(run)
+
+    app.task(name=ADVANCE, base=RunTask)(advance_run)

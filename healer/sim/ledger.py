@@ -60,6 +60,7 @@ class Tables:
     pauses: list[Pause] = field(default_factory=list)
     modes: dict[str, Mode] = field(default_factory=dict)
     messages: dict[str, Message | Ticket] = field(default_factory=dict)
+    sent: list[tuple[datetime, Message | Ticket]] = field(default_factory=list)
     audit: list[AuditRecord] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     breaker: Breaker | None = None
@@ -115,6 +116,12 @@ class MemoryLedger:
             )
             for index, one in enumerate(told)
         ]
+
+    def keep(self, message: Message | Ticket) -> None:
+        """Healer's own list; the same id again is the same message."""
+        if message.id not in self.tables.messages:
+            self.tables.messages[message.id] = message
+            self.tables.sent.append((self.clock.now(), message))
 
     def facts(self) -> GateFacts:
         now, tables = self.clock.now(), self.tables
@@ -216,7 +223,7 @@ class MemoryTx:
         self._tables.vetoes.append(veto)
 
     def queue_message(self, message: Message | Ticket) -> None:
-        self._tables.messages.setdefault(message.id, message)
+        self._ledger.keep(message)
 
     def audit(self, record: AuditRecord) -> None:
         self._tables.audit.append(record)
@@ -279,7 +286,7 @@ class MemoryClaim:
         self._ledger.tables.commands.append(command)
 
     def queue_message(self, message: Message | Ticket) -> None:
-        self._ledger.tables.messages.setdefault(message.id, message)
+        self._ledger.keep(message)
 
     def remember_remedy(self, use: RemedyUse) -> None:
         self._ledger.tables.remedies.append(use)

@@ -1,0 +1,52 @@
+"""Recordings: JSON Lines by time, as the contract has them. Reading, with errors that name the line."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+SNAPSHOT_ROUTES = ("slurm/nodes", "slurm/jobs")
+
+
+class BadRecording(ValueError):
+    """The text names the line and what is wrong with it."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line: when, which route with which query, and its body as the API takes it."""
+
+    at: datetime
+    route: str
+    query: dict[str, str]
+    body: Any
+
+
+class _Line(msgspec.Struct, frozen=True):
+    at: datetime
+    route: str
+    body: Any = None
+
+
+def read(lines: Iterable[str]) -> Iterator[Entry]:
+    """Raises BadRecording for a line that is no entry or goes back in time. Empty lines are nothing."""
+    last: datetime | None = None
+    decoder = msgspec.json.Decoder(_Line)
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = decoder.decode(text)
+        except msgspec.DecodeError as error:
+            raise BadRecording(f"line {number}: {error}") from error
+        if line.at.tzinfo is None:
+            raise BadRecording(f"line {number}: `at` has no zone")
+        at = line.at.astimezone(UTC)
+        if last is not None and at < last:
+            raise BadRecording(f"line {number}: {at:%H:%M:%S} is before the line above; sort it by time")
+        last = at
+        parts = urlsplit(line.route)
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        route = parts.path.strip("/").removeprefix("api/v1/")
+        yield Entry(at=at, route=route, query=query, body=line.body)

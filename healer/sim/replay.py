@@ -1,0 +1,177 @@
+"""Replay: a recording through the same walk and the same driver, in simulated time.
+
+The same input gives the same bytes: no clock, no chance, no order of threads.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+
+from healer.drive import Driver
+from healer.model import Observation, Ruleset, SlurmNode
+from healer.model.reasons import is_ours
+from healer.observations import Picture
+from healer.signals import wire
+from healer.sim.clock import SimClock
+from healer.sim.ledger import MemoryLedger
+from healer.sim.recording import Entry
+from healer.sim.replay_slurm import ReplaySlurm
+from healer.sim.report import report
+from healer.walk import walk
+
+log = structlog.get_logger()
+
+#: After news, time passes in steps of this, so that settling, waits and pages happen when they are due.
+FINE_S = 1.0
+#: When all has been quiet for a minute, in steps of this.
+COARSE_S = 60.0
+QUIET_S = 60.0
+
+
+class Replay:
+    """One replay of one cluster. Feed it entries by time, then `finish`."""
+
+    def __init__(self, rules: Ruleset, cluster: str, start: datetime) -> None:
+        self.rules, self.cluster = rules, cluster
+        self.clock = SimClock(start)
+        self.slurm = ReplaySlurm(cluster, self.clock)
+        self.ledger = MemoryLedger(cluster, self.clock)
+        self.picture = Picture(cluster, watching_since=start)
+        self.driver = Driver(
+            ledger=self.ledger, scheduler=self.slurm, rules=lambda: self.rules, clock=self.clock
+        )
+        self.known: set[str] = set()
+        self.quiet_since = start
+        self.rejected = 0
+        self.ignored: dict[str, int] = {}
+        #: Nodes that the recording itself shows with a drain of healer: what was done.
+        self.recorded_drains: dict[str, datetime] = {}
+
+    def feed(self, entries: Iterable[Entry]) -> None:
+        for at, group in itertools.groupby(entries, key=lambda entry: entry.at):
+            self._pass_time(at)
+            batch = list(group)
+            for entry in batch:
+                if entry.route.startswith("slurm/"):
+                    self._show(entry)
+            seen = [one for entry in batch for one in self._signals(entry)]
+            self.quiet_since = at
+            self._walk(seen)
+
+    def finish(self) -> dict[str, Any]:
+        """Lets what has just happened settle, then reports."""
+        self._pass_time(self.clock.now() + timedelta(seconds=self.rules.settle_s + FINE_S))
+        return report(self.ledger.tables, self.recorded_drains)
+
+    def _pass_time(self, until: datetime) -> None:
+        """Moves the clock to just before `until`, walking on the way."""
+        while True:
+            quiet_s = (self.clock.now() - self.quiet_since).total_seconds()
+            step = timedelta(seconds=FINE_S if quiet_s < QUIET_S else COARSE_S)
+            if self.clock.now() + step >= until:
+                break
+            self.clock.set(self.clock.now() + step)
+            self._walk([])
+        if until > self.clock.now():
+            self.clock.set(until)
+
+    def _show(self, entry: Entry) -> None:
+        if entry.route == "slurm/nodes":
+            self.slurm.show_nodes(entry.body["nodes"])
+            for node in self.slurm.nodes.values():
+                self._note_drain(node, entry.at)
+        elif entry.route == "slurm/jobs":
+            self.slurm.show_jobs(entry.body["jobs"])
+        else:
+            self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
+
+    def _note_drain(self, node: SlurmNode, at: datetime) -> None:
+        if node.drain and is_ours(node.reason):
+            self.recorded_drains.setdefault(node.name, node.reason_at or at)
+
+    def _signals(self, entry: Entry) -> list[Observation]:
+        parsed = self._parsed(entry)
+        if parsed is None:
+            return []
+        self.rejected += len(parsed.rejected)
+        fresh = []
+        for one in parsed.observations:
+            names = {one.digest, *parsed.alternatives.get(one.digest, ())}
+            if self.known.isdisjoint(names):
+                fresh.append(one)
+            self.known.add(one.digest)
+        return fresh
+
+    def _parsed(self, entry: Entry) -> wire.Accepted | None:
+        cluster = entry.query.get("cluster") or self.cluster
+        if entry.route == "signals/kernel-log":
+            if isinstance(entry.body, str):
+                return wire.kernel_text_observations(
+                    entry.body,
+                    self._is_known,
+                    entry.at,
+                    cluster=cluster,
+                    node=entry.query.get("node", ""),
+                    boot_id=entry.query.get("boot_id"),
+                )
+            return wire.kernel_log_observations(entry.body, self._is_known, entry.at, cluster=cluster)
+        if entry.route == "signals/heartbeat":
+            return wire.heartbeat_observations(entry.body, self._is_known, entry.at, cluster=cluster)
+        if entry.route != "clock" and not entry.route.startswith("slurm/"):
+            self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
+        return None
+
+    def _is_known(self, cluster: str, node: str) -> bool:
+        return cluster == self.cluster and node in self.slurm.nodes
+
+    def _walk(self, seen: list[Observation]) -> None:
+        """Walks and drives until nothing more is due at this moment."""
+        now = self.clock.now()
+        batch = seen
+        while True:
+            self._look()
+            walk(self.ledger, self.rules, self.picture, [*batch, *self.ledger.take_commands()], now)
+            due = self.ledger.due_runs(now)
+            if due:
+                self.quiet_since = now
+            for run in sorted(due):
+                self.driver.drive(run)
+            batch = []
+            if not due and not self.ledger.tables.commands:
+                return
+
+    def _look(self) -> None:
+        snapshot = self.slurm.snapshot()
+        self.picture.show(snapshot)
+        self.ledger.snapshot = snapshot
+
+
+def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
+    """The whole document of the contract. An empty recording gives an empty one."""
+    stream: Iterator[Entry] = iter(entries)
+    held: list[Entry] = []
+    cluster = None
+    for entry in stream:
+        held.append(entry)
+        cluster = _cluster_of(entry)
+        if cluster is not None:
+            break
+    if not held:
+        return {"incidents": [], "actions": [], "held": [], "differences": []}
+    run = Replay(rules, cluster or "cluster", held[0].at)
+    run.feed(itertools.chain(held, stream))
+    document = run.finish()
+    for route, count in sorted(run.ignored.items()):
+        log.warning("entries of a route that replay does not know yet", route=route, entries=count)
+    if run.rejected:
+        log.warning("signals rejected", entries=run.rejected)
+    return document
+
+
+def _cluster_of(entry: Entry) -> str | None:
+    if isinstance(entry.body, dict) and entry.body.get("cluster"):
+        return str(entry.body["cluster"])
+    return entry.query.get("cluster")

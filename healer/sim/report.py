@@ -1,0 +1,134 @@
+"""What a replay prints: incidents, actions, what was held, and the difference to what was done."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from healer.model import Decision, Incident, LogEntry, Message, Outcome, Run, StepEvent
+from healer.sim.ledger import Tables
+
+#: Verbs of steps that are actions in the contract's sense.
+_ACTIONS = frozenset({"drain", "undrain", "resume", "requeue", "ticket", "notify"})
+
+
+def report(tables: Tables, recorded_drains: Mapping[str, datetime]) -> dict[str, Any]:
+    actions = _actions(tables)
+    return {
+        "incidents": [_incident(one) for one in sorted(tables.incidents.values(), key=_by_opening)],
+        "actions": actions,
+        "held": _held(tables),
+        "differences": _differences(actions, recorded_drains),
+    }
+
+
+def _by_opening(incident: Incident) -> tuple[datetime, str]:
+    return incident.opened, incident.id
+
+
+def moment(at: datetime) -> str:
+    """RFC 3339 in UTC, with as many digits of a second as there are."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _incident(one: Incident) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "rule": one.rule,
+        "opened": moment(one.opened),
+        "severity": one.severity,
+        "cause": one.cause,
+        "root": msgspec.to_builtins(one.root),
+        "affected": msgspec.to_builtins(one.affected),
+        "nodes": {name: str(verdict) for name, verdict in sorted(one.nodes.items())},
+        "remedy": list(one.remedy),
+        "jobs_hit": list(one.jobs_hit),
+        "closed": moment(one.closed) if one.closed else None,
+        "evidence": [
+            {
+                "at": moment(e.at),
+                "component": msgspec.to_builtins(e.component),
+                "text": e.text,
+                "line": e.line,
+            }
+            for e in one.evidence
+        ],
+        "title": one.title,
+        "state": str(one.state),
+        "owner": one.owner,
+        "counted": dict(sorted(one.counted.items())),
+        "known_bad_in_service": one.known_bad_in_service,
+    }
+
+
+def _actions(tables: Tables) -> list[dict[str, Any]]:
+    found = []
+    for run_id, log in tables.log.items():
+        run = tables.runs[run_id]
+        found += [_action(run, entry) for entry in log if _acted(run, entry)]
+    for at, message in tables.sent:
+        if isinstance(message, Message) and message.page:
+            known = tables.incidents.get(message.incident or "")
+            node = known.root.node if known else None
+            found.append(_row(at, "notify", node=node, job=None, incident=message.incident, mode="auto"))
+    return sorted(
+        found, key=lambda row: (row["at"], row["incident"] or "")
+    )  # stable: a run's own order stays
+
+
+def _acted(run: Run, entry: LogEntry) -> bool:
+    acted = entry.event is StepEvent.done and not run.shadow
+    return acted and entry.data.get("verb") in _ACTIONS
+
+
+def _action(run: Run, entry: LogEntry) -> dict[str, Any]:
+    job = entry.step.partition(":")[2] or run.job
+    verb = str(entry.data["verb"])
+    return _row(entry.at, verb, node=run.node, job=job or None, incident=run.incident, mode=str(run.mode))
+
+
+def _row(
+    at: datetime, action: str, *, node: str | None, job: str | None, incident: str | None, mode: str
+) -> dict[str, Any]:
+    return {
+        "at": moment(at), "action": action, "node": node, "job": job, "incident": incident, "mode": mode,
+    }  # fmt: skip
+
+
+def _held(tables: Tables) -> list[dict[str, Any]]:
+    """Each guard that kept an action back, once per incident, action and target."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for decision in tables.decisions:
+        if decision.outcome not in {Outcome.held, Outcome.refused} or decision.proposal is None:
+            continue
+        row = _held_row(decision)
+        key = (row["incident"], row["action"], row["node"], row["job"], row["guard"])
+        rows.setdefault(key, row)
+    return sorted(rows.values(), key=lambda row: (row["at"], row["incident"] or "", row["action"]))
+
+
+def _held_row(decision: Decision) -> dict[str, Any]:
+    asked = decision.proposal
+    assert asked is not None
+    return {
+        "at": moment(decision.at),
+        "action": str(asked.verb),
+        "node": asked.node,
+        "job": asked.job,
+        "incident": asked.incident,
+        "guard": str(decision.guard),
+        "why": decision.why,
+    }
+
+
+def _differences(
+    actions: list[dict[str, Any]], recorded_drains: Mapping[str, datetime]
+) -> list[dict[str, Any]]:
+    """Nodes that healer drained in the recording and not now, or the other way round."""
+    now = {row["node"]: row["at"] for row in reversed(actions) if row["action"] == "drain"}
+    rows = []
+    for node in sorted({*now, *recorded_drains} - (now.keys() & recorded_drains.keys())):
+        then = recorded_drains.get(node)
+        rows.append({"node": node, "recorded": moment(then) if then else None, "replayed": now.get(node)})
+    return rows

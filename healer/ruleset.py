@@ -203,13 +203,22 @@ def _rules(folder: _Folder, known: Sequence[str], playbooks: Mapping[str, Playbo
             source.problem((index, "faults"), "faults: the list is empty")
         for number, fault in enumerate(rule.faults):
             _check_fault(source, (index, "faults", number), fault, known)
-        if rule.playbook is not None and rule.playbook not in playbooks:
-            hint = did_you_mean(rule.playbook, playbooks) or f"one of {', '.join(sorted(playbooks))}"
-            source.problem((index, "playbook"), f"there is no playbook {rule.playbook}", hint)
-        elif rule.playbook is not None and playbooks[rule.playbook].target != "node":
-            source.problem((index, "playbook"), f"the playbook {rule.playbook} is not for a node")
+        if rule.playbook is not None:
+            _check_playbook_of(folder, source, index, rule.playbook, playbooks)
         rules[rule.name] = rule
     return tuple(rules.values())
+
+
+def _check_playbook_of(
+    folder: _Folder, source: Source, index: int, name: str, playbooks: Mapping[str, Playbook]
+) -> None:
+    # A playbook whose file is wrong has its own problem already.
+    names = {path.stem for path in (folder.path / "playbooks").glob("*.yaml")}
+    if name not in names:
+        hint = did_you_mean(name, names) or f"one of {', '.join(sorted(names))}"
+        source.problem((index, "playbook"), f"there is no playbook {name}", hint)
+    elif name in playbooks and playbooks[name].target == "job":
+        source.problem((index, "playbook"), f"the playbook {name} is for a job, not for a node")
 
 
 def _check_fault(source: Source, path: Sequence[str | int], fault: str, known: Sequence[str]) -> None:

@@ -1,0 +1,61 @@
+"""The same event told twice has one digest; two events have two."""
+# ruff: noqa: E501 - one event per line
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healer.signals.identity import Identity, digest_of, identify
+
+NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+
+
+def of(**changes: Any) -> Identity:
+    told: dict[str, Any] = {
+        "cluster": "pod1", "node": "gpu0001", "content": "NVRM: x", "boot_id": None, "seq": None, "stamp": None,
+        "event_at": None, "arrived_at": NOW,
+    } | changes  # fmt: skip
+    return identify(told.pop("cluster"), told.pop("node"), told.pop("content"), **told)
+
+
+def test_boot_and_sequence_are_enough() -> None:
+    one = of(boot_id="b", seq=7)
+    assert one == of(
+        boot_id="b", seq=7, content="other", stamp="1.2", event_at=NOW, arrived_at=NOW + timedelta(days=9)
+    )
+    assert one.alternatives == ()
+
+
+@pytest.mark.parametrize("change", [{"seq": 8}, {"boot_id": "c"}, {"node": "gpu0002"}, {"cluster": "pod2"}])
+def test_another_boot_sequence_or_node_is_another_event(change: dict[str, Any]) -> None:
+    assert of(boot_id="b", seq=7).digest != of(**({"boot_id": "b", "seq": 7} | change)).digest
+
+
+def test_boot_and_stamp_and_content() -> None:
+    one = of(boot_id="b", stamp="1.2", event_at=NOW)
+    assert one == of(boot_id="b", stamp="1.2", event_at=NOW + timedelta(hours=1))
+    assert one != of(boot_id="b", stamp="1.3", event_at=NOW)
+    assert one != of(boot_id="b", stamp="1.2", event_at=NOW, content="NVRM: y")
+
+
+def test_a_stamp_without_its_boot_says_nothing_when_the_time_is_told() -> None:
+    assert of(stamp="1.2", event_at=NOW) == of(event_at=NOW)
+
+
+def test_event_time_and_content() -> None:
+    assert of(event_at=NOW) == of(event_at=NOW, arrived_at=NOW + timedelta(days=1))
+    assert of(event_at=NOW) != of(event_at=NOW + timedelta(microseconds=1))
+
+
+@pytest.mark.parametrize(
+    ("later", "same"), [(1, True), (300, True), (600, True), (660, False), (3600, False)]
+)
+def test_content_and_arrival_within_ten_minutes(later: int, same: bool) -> None:
+    first, again = of(), of(arrived_at=NOW + timedelta(seconds=later))
+    assert (first.digest in {again.digest, *again.alternatives}) is same
+
+
+def test_words_that_run_together_are_told_apart() -> None:
+    assert digest_of("ab", "c") != digest_of("a", "bc")
+    assert len(digest_of("a")) == 64

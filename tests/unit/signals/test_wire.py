@@ -1,0 +1,197 @@
+"""Requests: each entry falls into one heap, and one bad entry never loses the good ones."""
+
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healer.model import ObservationKind
+from healer.signals.wire import (
+    Accepted,
+    BadBody,
+    heartbeat_observations,
+    kernel_log_observations,
+    kernel_text_observations,
+    named_nodes,
+)
+
+NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+LOST = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=a, GPU has fallen off the bus."
+
+
+def known(cluster: str, node: str) -> bool:
+    return cluster in {"pod1", "pod2"} and node.startswith("gpu")
+
+
+def take(*entries: Any, **outer: Any) -> Accepted:
+    body = {"node": "gpu0001", "entries": list(entries)} | outer
+    return kernel_log_observations(body, known, NOW, cluster="pod1")
+
+
+def test_the_form_of_the_contract() -> None:
+    entry = {"time": "2026-11-20T02:59:58Z", "seq": 123, "line": LOST, "job": 4711}
+    (seen,) = take(entry, cluster="pod2", boot_id="b1").observations
+    assert (seen.kind, seen.code, seen.boot_id) == (ObservationKind.xid, 79, "b1")
+    where = seen.component
+    assert (where.cluster, where.node, where.pci) == ("pod2", "gpu0001", "0000:9b:00")
+    assert (seen.event_at, seen.arrived_at) == (NOW - timedelta(seconds=2), NOW)
+    assert (seen.line, seen.data["job"]) == (LOST, "4711")
+
+
+def test_every_entry_falls_into_one_heap() -> None:
+    taken = take({"line": LOST}, {"line": "usb 1-1: new device"}, {"line": 5}, {"line": LOST, "seq": 2})
+    assert (len(taken.observations), taken.unrecognised) == (2, 1)
+    assert [one.index for one in taken.rejected] == [2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({}, "line"),
+        ({"line": None}, "line"),
+        (7, "object"),
+        ({"line": LOST, "seq": -1}, "seq"),
+        ({"line": LOST, "seq": "7"}, "seq"),
+        ({"line": LOST, "time": "yesterday"}, "time: not an RFC 3339 time"),
+        ({"line": LOST, "time": 1763607600}, "time"),
+        ({"line": LOST, "time": "2026-11-20T03:00:00"}, "time: has no time zone"),
+        ({"line": LOST, "time": "2026-11-20T04:00:01Z"}, "time: 2026-11-20T04:00:01Z is more than 1 h ahead"),
+        ({"line": "x" * 4097}, "line: 4097 bytes"),
+        ({"line": "é" * 2049}, "line: 4098 bytes"),
+        ({"line": LOST, "node": "login1"}, "login1 is not a node of cluster pod1"),
+        ({"line": LOST, "cluster": "pod9"}, "gpu0001 is not a node of cluster pod9"),
+        ({"line": LOST, "node": "-gpu; rm"}, "not a node name"),
+    ],
+)
+def test_a_bad_entry_is_rejected_with_its_reason_alone(entry: Any, reason: str) -> None:
+    taken = take({"line": LOST}, entry, {"line": LOST, "seq": 2})
+    assert len(taken.observations) == 2
+    assert [one.index for one in taken.rejected] == [1]
+    assert reason in taken.rejected[0].reason
+
+
+def test_entries_may_name_their_own_node() -> None:
+    body = {"entries": [{"line": LOST, "node": "gpu0002", "boot_id": "b2"}, {"line": LOST}]}
+    taken = kernel_log_observations(body, known, NOW, cluster="pod1")
+    assert [(one.component.node, one.boot_id) for one in taken.observations] == [("gpu0002", "b2")]
+    assert [(one.index, one.reason) for one in taken.rejected] == [
+        (1, "node: missing, in the entry and around it")
+    ]
+
+
+def test_a_list_of_bodies_counts_its_entries_through() -> None:
+    body = [
+        {"node": "gpu0001", "entries": [{"line": LOST}]},
+        {"node": "gpu0002", "entries": [{}, {"line": LOST}]},
+    ]
+    taken = kernel_log_observations(body, known, NOW, cluster="pod1")
+    assert [one.component.node for one in taken.observations] == ["gpu0001", "gpu0002"]
+    assert [one.index for one in taken.rejected] == [1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, "x", 7, None, [7], {"entries": {}}, {"node": 5, "entries": []}, [{"node": "gpu0001"}]],
+)
+def test_a_wrong_outer_shape_is_refused_whole(body: Any) -> None:
+    with pytest.raises(BadBody):
+        kernel_log_observations(body, known, NOW, cluster="pod1")
+
+
+def test_the_three_lines_of_a_loss_join_per_node_even_when_mixed() -> None:
+    def lines(node: str, pci: str) -> list[dict[str, str]]:
+        said = [
+            f"NVRM: The NVIDIA GPU {pci}.0",
+            "NVRM: (PCI ID: 10de:26b5) installed in this system has",
+            "NVRM: fallen off the bus and is not responding to commands.",
+        ]
+        return [{"node": node, "line": line} for line in said]
+
+    both = zip(lines("gpu0001", "0000:18:00"), lines("gpu0002", "0000:2a:00"), strict=True)
+    taken = take(*[entry for pair in both for entry in pair])
+    events = [one for one in taken.observations if not one.data.get("follow_up")]
+    assert [(one.component.node, one.component.pci) for one in events] == [
+        ("gpu0001", "0000:18:00"),
+        ("gpu0002", "0000:2a:00"),
+    ]
+    assert len(taken.observations) == 6
+
+
+def test_the_same_signal_by_two_routes_has_one_digest() -> None:
+    by_dmesg = take({"line": f"[    3.400584] {LOST}"}, boot_id="b1").observations[0]
+    by_syslog = take(
+        {"line": f"Nov 20 03:00:00 gpu0001 kernel: [    3.400584] {LOST}"}, boot_id="b1"
+    ).observations[0]
+    assert by_dmesg.digest == by_syslog.digest
+
+
+def test_alternatives_only_where_arrival_is_all_there_is() -> None:
+    taken = take({"line": LOST}, {"line": LOST, "time": "2026-11-20T03:00:00Z"})
+    assert list(taken.alternatives) == [taken.observations[0].digest]
+
+
+@pytest.mark.parametrize(
+    ("line", "event_at"),
+    [
+        (LOST, NOW),
+        (f"2026-11-19T03:00:00+00:00 gpu0001 kernel: {LOST}", NOW - timedelta(days=1)),
+        (f"Nov 19 03:00:00 gpu0001 kernel: {LOST}", NOW - timedelta(days=1)),
+        (f"Nov 21 12:00:00 gpu0001 kernel: {LOST}", datetime(2025, 11, 21, 12, 0, tzinfo=UTC)),
+        (f"[Wed Nov 18 03:00:00 2026] {LOST}", NOW - timedelta(days=2)),
+        # Six hours may be a zone: the line is taken as new.
+        (f"Nov 19 21:00:00 gpu0001 kernel: {LOST}", NOW),
+    ],
+)
+def test_an_old_stamp_is_old_also_when_the_sender_tells_no_time(line: str, event_at: datetime) -> None:
+    assert take({"line": line}).observations[0].event_at == event_at
+
+
+def test_plain_text() -> None:
+    taken = kernel_text_observations(
+        f"{LOST}\n\nhello\r\n{LOST[:-1]}\n", known, NOW, cluster="pod1", node="gpu0001"
+    )
+    assert (len(taken.observations), taken.unrecognised, taken.rejected) == (2, 1, ())
+
+
+def test_plain_text_of_an_unknown_node_rejects_line_by_line() -> None:
+    taken = kernel_text_observations(f"{LOST}\n\n{LOST}", known, NOW, cluster="pod1", node="login1")
+    assert [one.index for one in taken.rejected] == [0, 2]
+
+
+def test_heartbeat() -> None:
+    body = {
+        "cluster": "pod1",
+        "node": "gpu0001",
+        "boot_id": "b1",
+        "gpus": [{"index": 0, "pci": "00000000:18:00.0"}],
+    }
+    (seen,) = heartbeat_observations(body, known, NOW, cluster="pod2").observations
+    assert (seen.kind, seen.boot_id, seen.event_at) == (ObservationKind.heartbeat, "b1", NOW)
+    assert seen.data["gpus"] == [{"index": 0, "pci": "0000:18:00", "uuid": ""}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        7,
+        {},
+        {"node": ""},
+        {"node": "login1"},
+        {"node": "gpu1", "gpus": [{"index": 0, "pci": "x"}]},
+        {"node": 5},
+    ],
+)
+def test_a_bad_heartbeat_is_rejected(body: Any) -> None:
+    taken = heartbeat_observations([body, {"node": "gpu0001"}], known, NOW, cluster="pod1")
+    assert [one.index for one in taken.rejected] == [0]
+    assert len(taken.observations) == 1
+
+
+def test_named_nodes() -> None:
+    body = {
+        "node": "gpu0001",
+        "entries": [{"line": LOST}, {"line": LOST, "node": "gpu0002", "cluster": "pod2"}],
+    }
+    assert named_nodes(body, cluster="pod1") == {("pod1", "gpu0001"), ("pod2", "gpu0002")}
+    assert named_nodes([{"node": "gpu0003"}], cluster="pod1") == {("pod1", "gpu0003")}

@@ -1,15 +1,19 @@
 """`healer audit`: verifies the chain and exports it."""
 
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from healer.commands import Failed
+from healer.commands.db import database_url
 from healer.settings import load
 
 if TYPE_CHECKING:
+    from healer.adapters.postgres.audit_read import PostgresAuditTrail
     from healer.audit import Report
     from healer.model import Checkpoint
 
@@ -57,9 +61,11 @@ def export(
     out: Path | None = typer.Option(None, help="Write here instead of to standard output."),
 ) -> None:
     """Export the audit chain as JSON Lines, which `healer audit verify --file` checks on any machine."""
-    from healer import bootstrap
+    with _database() as trail:
+        _write(trail.export(), out)
 
-    lines = bootstrap.audit_trail(load()).export()
+
+def _write(lines: Iterable[bytes], out: Path | None) -> None:
     if out is None:
         sys.stdout.buffer.writelines(lines)
         sys.stdout.buffer.flush()
@@ -77,13 +83,27 @@ def export(
 
 
 def _of_database() -> "Report":
-    from healer import bootstrap
     from healer.audit import ExportError
 
     try:
-        return bootstrap.audit_trail(load()).report()
+        with _database() as trail:
+            return trail.report()
     except ExportError as error:
         raise Failed(f"{error}.") from None
+
+
+@contextmanager
+def _database() -> Iterator["PostgresAuditTrail"]:
+    settings = load()
+    url = database_url(settings)
+    from sqlalchemy.exc import OperationalError
+
+    from healer.wiring.trail import audit_trail
+
+    try:
+        yield audit_trail(settings, url)
+    except OperationalError as error:
+        raise Failed(f"the database does not answer: {error.orig}".strip()) from None
 
 
 def _of_file(file: Path, checkpoints: Path | None, keys: list[str]) -> "Report":

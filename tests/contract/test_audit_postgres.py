@@ -11,7 +11,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres.audit import Sealer, append, append_many, export, report, verify
+from healer.adapters.postgres.audit import (
+    PostgresAuditTrail,
+    Sealer,
+    append,
+    append_many,
+    export,
+    report,
+    verify,
+)
 from healer.adapters.postgres.tables import (
     audit_chain,
     audit_checkpoints,
@@ -20,7 +28,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.adapters.signing import load_checkpoints, load_signer, trusted_keys
 from healer.audit import verify_export
-from tests.support.audit import START, record, signer, unguarded
+from tests.support.audit import START, healer, record, signer, unguarded
 
 
 class Hand:
@@ -184,6 +192,97 @@ def test_a_sealer_whose_connection_was_cut_starts_anew(fresh_database, sealer):
         sealer.seal_once()
     assert sealer.seal_once() == 1
     assert report(fresh_database).heads == {"pod1": 2}
+
+
+def test_a_sealed_record_that_is_queued_again_stops_nobody(fresh_database, sealer):
+    fill(fresh_database, 2)
+    sealer.seal_once()
+    with fresh_database.begin() as conn:
+        conn.execute(sa.insert(audit_unsealed), [{"record": 1}, {"record": 999}])
+    fill(fresh_database, 1)
+    assert sealer.seal_once() == 1
+    assert chained(fresh_database) == [1, 2, 3]
+
+
+def test_the_sealer_rests_outside_any_transaction(fresh_database, tmp_path: Path):
+    hand = Hand()
+    sealer = Sealer(fresh_database, load_signer(tmp_path), now=hand.now)
+    idle = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' "
+        "AND datname = current_database()"
+    )
+    for count in (1, 0, 100, 0):
+        fill(fresh_database, count)
+        sealer.seal_once()
+        hand.at += timedelta(seconds=61)
+        with fresh_database.connect() as conn:
+            assert conn.scalar(idle) == 0
+    sealer.close()
+
+
+def test_rights_to_select_and_insert_are_enough(fresh_database, sealed_by_role):
+    fill(sealed_by_role, 3)
+    sealer = Sealer(sealed_by_role, signer())
+    assert sealer.seal_once() == 3
+    sealer.close()
+    assert report(sealed_by_role).signed == {"pod1": 3}
+    with pytest.raises(DBAPIError, match="must be owner"), sealed_by_role.begin() as conn:
+        conn.execute(sa.text("ALTER TABLE audit_records DISABLE TRIGGER ALL"))
+
+
+@pytest.fixture
+def sealed_by_role(fresh_database: sa.Engine) -> Iterator[sa.Engine]:
+    """An engine of a role with the rights that docs/audit.md recommends."""
+    with fresh_database.begin() as conn:
+        conn.execute(sa.text("CREATE ROLE healer_part"))
+        conn.execute(
+            sa.text("GRANT SELECT, INSERT ON audit_records, audit_chain, audit_checkpoints TO healer_part")
+        )
+        conn.execute(sa.text("GRANT SELECT, INSERT, DELETE ON audit_unsealed TO healer_part"))
+        conn.execute(sa.text("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO healer_part"))
+    engine = sa.create_engine(
+        fresh_database.url, connect_args={"options": "-c role=healer_part"}, poolclass=sa.NullPool
+    )
+    yield engine
+    engine.dispose()
+    with fresh_database.begin() as conn:
+        conn.execute(sa.text("DROP OWNED BY healer_part"))
+        conn.execute(sa.text("DROP ROLE healer_part"))
+
+
+def test_the_command_verifies_and_exports_the_database(sealed, tmp_path: Path):
+    url = sealed.url.render_as_string(hide_password=False)
+    known = {"HEALER_DATABASE_URL": url, "HEALER_DATA_DIR": str(tmp_path)}
+    whole = healer("audit", "verify", **known)
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert "pod1: 8 records chained, signed up to 8." in whole.stdout
+    made = healer("audit", "export", "--out", tmp_path / "export", **known)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert (
+        healer("audit", "export", **known).stdout.splitlines()[1:]
+        == ((tmp_path / "export").read_text().splitlines()[1:])
+    )
+    assert healer("audit", "verify", "--file", tmp_path / "export").returncode == 0
+    with unguarded(sealed) as conn:
+        conn.execute(sa.text("UPDATE audit_records SET actor = 'somebody' WHERE id = 5"))
+    broken = healer("audit", "verify", **known)
+    assert broken.returncode == 1
+    assert "broken: pod1, seq 5: record 5, or its hash, was changed after it was sealed." in broken.stdout
+
+
+def test_the_command_without_a_database_ends_with_a_sentence(tmp_path: Path):
+    away = healer("audit", "verify", HEALER_DATABASE_URL=f"postgresql:///x?host={tmp_path}")
+    assert away.returncode == 1
+    assert away.stderr.startswith("healer: the database does not answer: ")
+
+
+def test_the_trail_of_an_installation_knows_its_keys_and_its_file(sealed, tmp_path: Path):
+    trail = PostgresAuditTrail(sealed, tmp_path)
+    assert (trail.report().broken, trail.report().signed) == ([], {"pod1": 8})
+    assert verify_export(trail.export(), keys=trusted_keys(tmp_path)).broken == []
+    with unguarded(sealed) as conn:
+        conn.execute(sa.delete(audit_checkpoints))
+    assert "no longer in the database" in trail.report().broken[0].what
 
 
 def test_checkpoints_by_number_by_age_and_at_the_end(fresh_database, tmp_path: Path):

@@ -1,8 +1,12 @@
 """Records, keys and tampering for the audit's tests."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -45,5 +49,13 @@ def unguarded(engine: sa.Engine) -> Iterator[sa.Connection]:
             conn.execute(sa.text(f"ALTER TABLE {table} DISABLE TRIGGER USER"))
         yield conn
         for table in tables:
+            conn.execute(sa.text(f"ALTER TABLE {table} ENABLE TRIGGER USER"))
             conn.execute(sa.text(f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {table}_guard"))
-        conn.execute(sa.text("ALTER TABLE audit_records ENABLE TRIGGER audit_records_queue"))
+
+
+def healer(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, with no setting but these."""
+    return subprocess.run(
+        [sys.executable, "-m", "healer", *map(str, words)],
+        env={"PATH": os.environ["PATH"], **environ}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip

@@ -125,6 +125,9 @@ class Sealer:
             return
         try:
             self._sign_due(self._conn, after_s=0)
+            # The server may take a while to see that the session is over: the next one need not wait for it.
+            self._conn.execute(sa.select(sa.func.pg_advisory_unlock(SEALER_LOCK)))
+            self._conn.commit()
         finally:
             self._drop()
 
@@ -170,6 +173,8 @@ class Sealer:
         rows = conn.execute(
             sa.select(*RECORD)
             .join(audit_unsealed, audit_unsealed.c.record == audit_records.c.id)
+            # Whoever queues a sealed record again must not stop the sealer.
+            .where(~sa.exists().where(audit_chain.c.record == audit_records.c.id))
             .order_by(audit_records.c.id)
             .limit(BATCH)
         ).all()
@@ -235,4 +240,5 @@ class Sealer:
             conn.commit()
             if self._file is not None:
                 append_checkpoints(self._file, [made])
+        conn.rollback()
         self._unsigned.pop(cluster, None)

@@ -1,20 +1,10 @@
 """`healer audit` as a user runs it, on files."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from healer.audit import Head, Header, checkpoint_line, export_lines, sign_checkpoint
-from tests.support.audit import START, chain_of, signer
-
-
-def healer(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "healer", *map(str, words)],
-        env={"PATH": os.environ["PATH"], **environ}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+from tests.support.audit import START, chain_of, healer, signer
 
 
 def test_an_export_is_verified_without_a_database(tmp_path: Path):

@@ -1,0 +1,36 @@
+"""The sinks that a site has set, and the duty that brings messages to them."""
+
+import random
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from healer.adapters.clock import SystemClock
+from healer.adapters.notify.webhook import WebhookNotifier
+from healer.adapters.postgres.messages import deliver_due
+from healer.adapters.tickets.webhook import WebhookTickets
+from healer.adapters.webhook import SignedWebhook
+from healer.settings import Settings, SettingsError
+
+
+def delivery(settings: Settings, db: sa.Engine) -> Callable[[], float | None]:
+    """One round of delivery at each call. What has no sink stays in our own list."""
+    notify = _webhook(settings, settings.notify_webhook_url)
+    ticket = _webhook(settings, settings.ticket_webhook_url)
+    notifier = WebhookNotifier(notify) if notify else None
+    tickets = WebhookTickets(ticket) if ticket else None
+    clock = SystemClock()
+
+    def work() -> None:
+        deliver_due(db, notifier, tickets, clock=clock, chance=random.random)
+
+    return work
+
+
+def _webhook(settings: Settings, url: str | None) -> SignedWebhook | None:
+    if url is None:
+        return None
+    try:
+        return SignedWebhook(url, settings.webhook_secret)
+    except ValueError as error:
+        raise SettingsError(f"{error}.") from None

@@ -27,7 +27,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The signed head of a chain: Ed25519 over `cluster`, `seq` and `hash`."""
+    """The signed head of a chain: Ed25519 over `cluster`, `seq`, `hash` and `at`. Bytes in hex."""
 
     cluster: str
     seq: int

@@ -4,7 +4,8 @@ PostgreSQL holds the truth (runs, leases, epochs); the scheduler's sweep finds w
 """
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from typing import Any
 
 # Celery would name the process after itself; in process lists it is `healer worker`. Read at its import.
@@ -12,11 +13,10 @@ os.environ.setdefault("NOSETPS", "1")
 
 from celery import Celery, Task
 from kombu.entity import Queue
-from kombu.exceptions import OperationalError
 
-ADVANCE = "healer.advance_run"
+ADVANCE = "workers.tasks.advance_run"
 CONCURRENCY = 8
-#: After this Redis hands an unacknowledged message to another worker. The steps bound themselves far below it:
+#: After this Redis hands an unacknowledged message to another worker. Steps bound themselves far below it:
 #: Celery's own time limits do not work in a pool of threads.
 VISIBILITY_S = 300
 
@@ -31,8 +31,11 @@ class RunTask(Task):
     max_retries = 0
 
 
-def make_app(broker_url: str) -> Celery:
-    """An application for publishing and for working. No result backend; JSON only."""
+def make_app(broker_url: str, cluster: str) -> Celery:
+    """An application for publishing to a cluster's queue and for working on it. No result backend; JSON only.
+
+    Publish with `send_task(ADVANCE, args=[run], retry=False)`: it fails at once when the broker is away.
+    """
     app = Celery("healer", broker=broker_url, task_cls=RunTask, set_as_current=False)
     app.conf.update(
         accept_content=["json"],
@@ -40,6 +43,8 @@ def make_app(broker_url: str) -> Celery:
         task_ignore_result=True,
         task_acks_late=True,
         task_reject_on_worker_lost=True,
+        task_queues=[Queue(queue_name(cluster), durable=True)],
+        task_default_queue=queue_name(cluster),
         task_create_missing_queues=False,
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
@@ -78,32 +83,18 @@ def queue_name(cluster: str) -> str:
     return f"healer.{cluster}"
 
 
-def make_poke(
-    app: Celery, cluster: str, lost: Callable[[Exception], None]
-) -> Callable[[Sequence[str]], None]:
-    """`ports.Poke` for one cluster. A broker that is away is told to `lost` and is no error."""
-    queue = Queue(queue_name(cluster), durable=True)
+def run(app: Celery, cluster: str, advance: Callable[[str], None] | None = None) -> None:
+    """Works with a pool of threads until SIGTERM or SIGINT, which let running tasks end.
 
-    def poke(runs: Sequence[str]) -> None:
-        for run in runs:
-            try:
-                app.send_task(ADVANCE, args=[run], queue=queue, retry=False)
-            except (OperationalError, OSError) as error:
-                lost(error)
-                return
-
-    return poke
-
-
-def make_worker(app: Celery, clusters: Sequence[str], advance: Callable[[str], None]) -> Any:
-    """A Celery worker with a pool of threads. `.start()` blocks until SIGTERM or SIGINT (a warm stop)."""
+    `advance` takes a run's id; without it, it is the one of `healer.bootstrap`.
+    """
     from workers.tasks import register
 
     register(app, advance)
-    app.conf.task_queues = [Queue(queue_name(cluster), durable=True) for cluster in clusters]
-    return app.Worker(
+    worker = app.Worker(
         pool="threads",
         concurrency=CONCURRENCY,
+        queues=[queue_name(cluster)],
         hostname=f"healer-{os.getpid()}@%h",
         without_gossip=True,
         without_mingle=True,
@@ -111,3 +102,6 @@ def make_worker(app: Celery, clusters: Sequence[str], advance: Callable[[str], N
         quiet=True,
         loglevel="WARNING",
     )
+    worker.start()
+    if worker.exitcode:
+        sys.exit(worker.exitcode)

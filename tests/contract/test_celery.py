@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kombu.exceptions import OperationalError
 
 from healer.embedded.redis import Redis, find_binary
 from tests.support.processes import name_of
 from tests.support.wait import wait_until
-from workers.app import make_app, make_poke
+from workers.app import ADVANCE, make_app
 
 
 @pytest.fixture
@@ -63,8 +64,13 @@ def worker(broker_url: str, scratch: Path) -> Iterator[Worker]:
 
 
 def poke(broker_url: str, *runs: str, cluster: str = "pod1") -> list[Exception]:
+    app = make_app(broker_url, cluster)
     lost: list[Exception] = []
-    make_poke(make_app(broker_url), cluster, lost.append)(runs)
+    for run in runs:
+        try:
+            app.send_task(ADVANCE, args=[run], retry=False)
+        except OperationalError as error:
+            lost.append(error)
     return lost
 
 
@@ -79,23 +85,22 @@ def test_what_is_poked_is_advanced_by_the_worker_of_its_cluster(broker_url: str,
 def test_a_broker_that_is_away_is_told_and_does_not_hold_up_the_caller(redis: Redis) -> None:
     redis.stop()
     begun = time.monotonic()
-    assert len(poke(redis.url, "run-1", "run-2")) == 1
+    assert len(poke(redis.url, "run-1", "run-2")) == 2
     assert time.monotonic() - begun < 5
 
 
 def test_worker_and_publisher_find_a_redis_that_was_killed_and_came_back(redis: Redis, scratch: Path) -> None:
     worker = Worker(redis.url, scratch)
-    publish = make_poke(make_app(redis.url), "pod1", lambda error: None)
-    publish(["before"])
+    poke(redis.url, "before")
     wait_until(lambda: worker.advanced() == ["before"], 20, what="the first run is advanced")
     assert redis.process is not None
     redis.process.kill()
     redis.process.wait()
-    publish(["lost"])
+    poke(redis.url, "lost")
     redis.start()
 
     def advanced_again() -> bool:
-        publish(["after"])
+        poke(redis.url, "after")
         return "after" in worker.advanced()
 
     wait_until(advanced_again, 20, what="a run after the restart is advanced", every_s=0.3)
@@ -103,6 +108,6 @@ def test_worker_and_publisher_find_a_redis_that_was_killed_and_came_back(redis: 
 
 
 def test_a_message_of_a_killed_worker_lives_shorter_than_a_shift() -> None:
-    options = make_app("redis+socket:///run/redis.sock").conf.broker_transport_options
+    options = make_app("redis+socket:///run/redis.sock", "pod1").conf.broker_transport_options
     assert options["visibility_timeout"] == 300
     assert options["unacked_restore_interval"] * options["unacked_restore_throttle"] <= 5

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
-from workers.app import make_app, make_worker
+from workers.app import make_app, run
 
 
 def main() -> None:
     broker_url, cluster, file = sys.argv[1:]
     setproctitle("healer worker")
 
-    def advance(run: str) -> None:
+    def advance(name: str) -> None:
         with Path(file).open("a") as out:
-            out.write(f"{run}\n")
+            out.write(f"{name}\n")
 
-    make_worker(make_app(broker_url), [cluster], advance).start()
+    run(make_app(broker_url, cluster), cluster, advance)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+# `make` prints what there is to do. Everything runs in .venv, made from uv.lock by tools/setup.
+
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test check bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## only the virtual environment, without the tools for tests
+	@tools/setup
+
+demo: ## the whole product with a faulty cluster to heal, on this machine; Ctrl-C ends it
+	@tools/setup
+	@exec .venv/bin/healer demo
+
+test: ## sets up everything tests need (Slurm, Chromium), then checks and runs all tests
+	@tools/setup --dev --system
+	@$(MAKE) --no-print-directory check
+	@.venv/bin/pytest $(PYTEST_ARGS)
+
+check: ## format, lint, types, import rules
+	@tools/setup --dev
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports --no-cache
+
+bench: ## every benchmark; each prints its figure
+	@tools/setup --dev
+	@set -e; for each in benchmarks/[a-z]*.py; do echo "== $$each"; .venv/bin/python $$each; done
+
+clean: ## removes the virtual environment, caches and the demo's data
+	@tools/clean

@@ -1,4 +1,4 @@
-"""The detector's loop: wake, walk, poke. One per cluster; it commits on the connection that holds its lock."""
+"""The detector's loop: wake, walk, poke. One per cluster; it commits on the connection with its lock."""
 
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta

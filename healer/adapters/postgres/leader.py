@@ -1,29 +1,23 @@
 """The one detector of a cluster: a session lock on the very connection it commits on."""
 
+from datetime import datetime
+
 import sqlalchemy as sa
 
+from healer.adapters.postgres.figures import detector_lock
 from healer.adapters.postgres.tables import slots
 
 
 def try_lead(conn: sa.Connection, cluster: str) -> bool:
     """True when this connection now leads. The lock lasts as long as the connection."""
     got = conn.execute(
-        sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), {"name": f"detector {cluster}"}
+        sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), {"name": detector_lock(cluster)}
     ).scalar_one()
     conn.commit()
     return bool(got)
 
 
-def led(conn: sa.Connection, cluster: str) -> bool:
-    """Whether somebody leads: for /readyz. Never takes the lock for longer than the look."""
-    query = (
-        "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
-        "AND ((classid::bigint << 32) | objid::bigint) = hashtextextended(:name, 0))"
-    )
-    return bool(conn.execute(sa.text(query), {"name": f"detector {cluster}"}).scalar_one())
-
-
-def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, object]]:
+def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetime]]:
     """When each node last came back: what it said before is history, also after a restart."""
     rows = conn.execute(
         sa.select(slots.c.node, sa.func.max(slots.c.released_at))

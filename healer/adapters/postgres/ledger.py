@@ -11,7 +11,8 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres import audit, gate, inbox, messages
 from healer.adapters.postgres.claims import PostgresClaim, claim_run
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import findings, incidents, runs, vetoes
+from healer.adapters.postgres.tables import findings as findings_table
+from healer.adapters.postgres.tables import incidents, runs, vetoes
 from healer.model import (
     AuditRecord,
     Breaker,
@@ -143,10 +144,10 @@ class PostgresWalkTx:
         statement = insert(incidents).values(id=incident.id, **row)
         self.conn.execute(statement.on_conflict_do_update(index_elements=["id"], set_=row))
 
-    def add_findings(self, incident: str, found: Sequence[Finding]) -> None:
-        rows = [{"incident": incident, "at": one.at, "doc": msgspec.to_builtins(one)} for one in found]
+    def add_findings(self, incident: str, findings: Sequence[Finding]) -> None:
+        rows = [{"incident": incident, "at": one.at, "doc": msgspec.to_builtins(one)} for one in findings]
         if rows:
-            self.conn.execute(sa.insert(findings), rows)
+            self.conn.execute(sa.insert(findings_table), rows)
 
     def add_decision(self, decision: Decision) -> None:
         gate.add_decision(self.conn, decision)

@@ -15,7 +15,7 @@ from healer.adapters.postgres.ledger import create_run, set_run_state
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, run_log, runs
 from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
-from healer.api.views import Limit, Preview
+from healer.api.views import Preview
 from healer.decisions import JudgeResult, judge, limits, reset
 from healer.incidents.jobs import hit_among
 from healer.model import (
@@ -96,10 +96,7 @@ class PostgresRunCommands:
             why=verdict.why,
             answers=list(verdict.answers),
             jobs_hit=jobs,
-            limits=[
-                Limit(guard=one.guard, place=one.name, used=one.used, limit=one.limit)
-                for one in limits(facts, rules, now)
-            ],
+            limits=limits(facts, rules, now),
             slurm=node,
         )
 
@@ -107,7 +104,7 @@ class PostgresRunCommands:
         rules, now = self._rules(), self._clock.now()
         playbook = _playbook(rules, request)
         restarts = self._restarts(request)
-        refused: JudgeResult | None = None
+        run: Run | None = None
         with translated(), self._engine.begin() as conn:
             known = conn.execute(sa.select(runs.c.doc).where(runs.c.id == request.id)).scalar()
             if known is not None:
@@ -118,13 +115,12 @@ class PostgresRunCommands:
             verdict = judge(proposal, facts, rules, now)
             gate.add_decision(conn, _decision(proposal, verdict, now, request.id))
             if verdict.outcome is Outcome.refused:
-                refused = verdict
                 self._audit(conn, request, "run.refused", {"guard": verdict.guard, "why": verdict.why})
             else:
                 run = self._create(conn, request, playbook, incident, verdict, restarts)
-        if refused is not None:
-            assert refused.answer is not None
-            raise GuardRefused(refused.answer)
+        if run is None:  # the refusal is stored: only now it may be raised
+            assert verdict.answer is not None
+            raise GuardRefused(verdict.answer)
         if run.state is RunState.running:
             self._poke([run.id])
         return run

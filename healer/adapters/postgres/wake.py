@@ -1,4 +1,4 @@
-"""LISTEN: wakes a loop when something was committed elsewhere. A missed wake costs one tick, never a signal."""
+"""LISTEN: wakes a loop when something was committed elsewhere. A missed wake costs one tick."""
 
 import contextlib
 import time
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import psycopg
 import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy.exc import SQLAlchemyError
 
 
 class Waker:
@@ -22,7 +24,7 @@ class Waker:
             connection = self._connect()
             for _ in connection.notifies(timeout=seconds, stop_after=1):
                 return
-        except (psycopg.Error, sa.exc.SQLAlchemyError):
+        except (psycopg.Error, SQLAlchemyError):
             self.close()
             time.sleep(max(0.0, min(0.5, seconds - (time.monotonic() - begun))))
 
@@ -41,6 +43,6 @@ class Waker:
             connection.rollback()
             connection.autocommit = True
             for channel in self._channels:
-                connection.execute("LISTEN " + channel)
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             self._connection = connection
         return self._connection

@@ -1,10 +1,10 @@
 """The one place where adapters are chosen and wired. Every part of healer starts here."""
 
+import random
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ import structlog
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres import snapshots as postgres_snapshots
+from healer.adapters.postgres.audit_read import PostgresAuditTrail
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.leader import returned_nodes, try_lead
@@ -38,7 +39,6 @@ from healer.processes.scheduler import (
 )
 from healer.ruleset import load as load_rules
 from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
-from healer.settings import load as load_settings
 
 log = structlog.get_logger()
 
@@ -103,19 +103,23 @@ def rulebook(settings: Settings) -> Rulebook:
 
 def poke(settings: Settings, cluster: str) -> Poke:
     """Tells the workers to look at runs. Losing it is harmless: the sweep finds what is due."""
-    from workers.app import make_app
+    from workers.app import ADVANCE, make_app
 
     app = make_app(broker_url(settings), cluster)
 
     def send(runs: Sequence[str]) -> None:
         for run in runs:
             try:
-                app.send_task("workers.tasks.advance_run", args=[run], retry=False)
+                app.send_task(ADVANCE, args=[run], retry=False)
             except Exception as error:
                 log.warning("the broker took no message; the sweep will find the run", error=str(error))
                 return
 
     return send
+
+
+def audit_trail(settings: Settings) -> PostgresAuditTrail:
+    return PostgresAuditTrail(engine(settings), settings.data_dir)
 
 
 def has_sink(settings: Settings) -> bool:
@@ -142,7 +146,7 @@ def run_api(settings: Settings) -> None:
     """Serves the REST API and the console until stopped."""
     import uvicorn
 
-    from healer.wiring.web import web_app
+    from healer.bootstrap.web import web_app
 
     uvicorn.run(
         web_app(settings),
@@ -218,40 +222,38 @@ def run_scheduler(settings: Settings) -> None:
 
 
 def _delivery(settings: Settings, db: sa.Engine) -> Callable[[], float | None]:
-    from healer.wiring.sinks import delivery
+    """Sends what is due to the sinks that are set; without one, messages stand in healer's own list."""
+    from healer.adapters.notify.webhook import WebhookNotifier
+    from healer.adapters.postgres.messages import deliver_due
+    from healer.adapters.tickets.webhook import WebhookTickets
+    from healer.adapters.webhook import SignedWebhook
 
-    return delivery(settings, db)
+    secret = settings.webhook_secret
+    notify, ticket = settings.notify_webhook_url, settings.ticket_webhook_url
+    notifier = WebhookNotifier(SignedWebhook(notify, secret)) if notify else None
+    tickets = WebhookTickets(SignedWebhook(ticket, secret)) if ticket else None
+    clock = SystemClock()
+
+    def work() -> None:
+        deliver_due(db, notifier, tickets, clock=clock, chance=random.random)
+
+    return work
 
 
 def run_worker(settings: Settings) -> None:
-    """A Celery worker with threads. Its tasks call `worker_context().advance`."""
+    """A Celery worker with a pool of threads; each task advances one run."""
     from workers.app import make_app, run
 
-    worker_context()
+    _log_as_json()
     cluster = cluster_name(settings)
-    run(make_app(broker_url(settings), cluster), cluster)
-
-
-class WorkerContext:
-    """What a worker process keeps between tasks."""
-
-    def __init__(self, settings: Settings) -> None:
-        cluster = cluster_name(settings)
-        db = engine(settings, name="healer worker", pool_size=12)
-        self._driver = Driver(
-            ledger=ledger(settings, db, cluster),
-            scheduler=scheduler(settings),
-            rules=rulebook(settings),
-            clock=SystemClock(),
-        )
-
-    def advance(self, run: str) -> None:
-        self._driver.drive(run)
-
-
-@cache
-def worker_context() -> WorkerContext:
-    return WorkerContext(load_settings())
+    db = engine(settings, name="healer worker", pool_size=12)
+    driver = Driver(
+        ledger=ledger(settings, db, cluster),
+        scheduler=scheduler(settings),
+        rules=rulebook(settings),
+        clock=SystemClock(),
+    )
+    run(make_app(broker_url(settings), cluster), cluster, driver.drive)
 
 
 def _until_stopped() -> threading.Event:
@@ -263,6 +265,11 @@ def _until_stopped() -> threading.Event:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    _log_as_json()
+    return stopped
+
+
+def _log_as_json() -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -273,4 +280,3 @@ def _until_stopped() -> threading.Event:
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    return stopped

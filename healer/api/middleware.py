@@ -2,7 +2,8 @@
 
 import logging
 
-from starlette.datastructures import Headers, MutableHeaders
+from prometheus_client import Counter
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from healer.api.metrics import REQUESTS
@@ -18,29 +19,40 @@ _HEADERS = (
     ("Referrer-Policy", "no-referrer"),
     ("X-Frame-Options", "DENY"),
 )
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 #: What an answer of the API may do in a browser: nothing. Pages set their own policy.
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
+_PLAIN = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS)
+_STRICT = (
+    *_PLAIN,
+    (b"cache-control", b"private, no-cache"),
+    (b"content-security-policy", _API_POLICY.encode()),
+)
+
+
 class Edge:
-    """ASGI middleware. `prefix` is where the API begins; the console's pages lie beside it."""
+    """ASGI middleware, outside of everything. `prefix` is where the API begins; pages lie beside it."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self.app = app
-        self.prefix = prefix
+        self.prefix = prefix + "/"
         self.signals = prefix + "/signals/"
+        self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started = False
+        told = {"started": False, "complete": False}
 
         async def answer(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                told["started"] = True
                 self._dress(scope, message)
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                told["complete"] = True
             await send(message)
 
         try:
@@ -50,10 +62,13 @@ class Edge:
                 receive = await self._whole_body(scope, receive)
             await self.app(scope, receive, answer)
         except Exception as error:
+            if told["complete"]:
+                # The handler of last resort has answered and logged; Starlette raises it once more.
+                return
             problem = problem_of(error)
             if problem.status == 500:
                 log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
-            if started:
+            if told["started"]:
                 raise
             await problem.response()(scope, receive, answer)
 
@@ -94,11 +109,14 @@ class Edge:
         return replay
 
     def _dress(self, scope: Scope, message: Message) -> None:
-        headers = MutableHeaders(raw=message["headers"])
-        message["headers"] = headers.raw
-        for name, value in _HEADERS:
-            headers.setdefault(name, value)
-        if scope["path"].startswith(self.prefix):
-            headers.setdefault("Cache-Control", "no-store")
-            headers.setdefault("Content-Security-Policy", _API_POLICY)
-        REQUESTS.labels(scope["method"], str(message["status"])).inc()
+        headers: list[tuple[bytes, bytes]] = list(message["headers"])
+        own = {name for name, _ in headers}
+        more = _STRICT if scope["path"].startswith(self.prefix) else _PLAIN
+        message["headers"] = headers + [one for one in more if one[0] not in own]
+        key = (scope["method"], message["status"])
+        counter = self._counters.get(key)
+        if counter is None:
+            # An invented method must not become a series.
+            method = key[0] if key[0] in _METHODS else "other"
+            counter = self._counters[key] = REQUESTS.labels(method, str(key[1]))
+        counter.inc()

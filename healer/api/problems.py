@@ -122,6 +122,7 @@ def _invalid(error: RequestValidationError) -> Problem:
             return Problem(422, "the body is not JSON", errors=[{"field": "body", "detail": "not JSON"}])
         place = [str(part) for part in one.get("loc", ())]
         field = ".".join(place[1:] if len(place) > 1 and place[0] in {"body", "query", "path"} else place)
+        field = field.encode("utf-8", "replace").decode()[:200]
         errors.append({"field": field, "detail": str(one.get("msg", "not valid"))})
     first = errors[0] if errors else {"field": "request", "detail": "not valid"}
     return Problem(422, f"{first['field']}: {first['detail']}", errors=errors)
@@ -167,3 +168,4 @@ def install(app: FastAPI) -> None:
 
     for kind, _ in _MAKERS:
         app.add_exception_handler(kind, handle)
+    app.add_exception_handler(Exception, handle)

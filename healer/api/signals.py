@@ -29,6 +29,12 @@ BODY_LIMIT = 8 * 1024 * 1024
 #: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored.
 HEARTBEAT_EVERY_S = 1.0
 
+_RESULTS = ("accepted", "duplicate", "unrecognised", "rejected", "shed")
+_COUNTERS = {
+    route: {result: SIGNALS.labels(route, result) for result in _RESULTS}
+    for route in ("kernel-log", "heartbeat")
+}
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -127,7 +133,7 @@ class SignalRoutes:
         try:
             new = await self._commit.add(arrivals, shed_first=heartbeat)
         except Busy as busy:
-            SIGNALS.labels(route, "shed").inc(len(arrivals))
+            _COUNTERS[route]["shed"].inc(len(arrivals))
             raise Problem(429, str(busy), headers={"Retry-After": str(busy.retry_after_s)}) from None
         COMMIT_S.observe(time.perf_counter() - started)
         if heartbeat:
@@ -138,10 +144,14 @@ class SignalRoutes:
             unrecognised=parsed.unrecognised,
             rejected=[Rejected(index=one.index, reason=one.reason) for one in parsed.rejected],
         )
-        SIGNALS.labels(route, "accepted").inc(answer.accepted)
-        SIGNALS.labels(route, "duplicate").inc(answer.duplicates)
-        SIGNALS.labels(route, "unrecognised").inc(answer.unrecognised)
-        SIGNALS.labels(route, "rejected").inc(len(answer.rejected))
+        counters = _COUNTERS[route]
+        for result, count in zip(
+            _RESULTS, (answer.accepted, answer.duplicates, answer.unrecognised), strict=False
+        ):
+            if count:
+                counters[result].inc(count)
+        if answer.rejected:
+            counters["rejected"].inc(len(answer.rejected))
         return Response(_encode(answer), 202, media_type="application/json")
 
     def _coalesced(self, arrivals: list[Arrival]) -> tuple[list[Arrival], int]:
@@ -193,6 +203,8 @@ def too_large(limit: int) -> Problem:
 
 
 def known_query(request: Request, known: set[str]) -> None:
+    if not request.scope["query_string"]:
+        return
     unknown = sorted(set(request.query_params) - known)
     if unknown:
         raise field_error(unknown[0][:100], "no such query parameter")

@@ -1,0 +1,303 @@
+"""The API on a real database, with a cluster of four nodes and no other process beside it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import msgspec
+import sqlalchemy as sa
+import uvicorn
+from fastapi import FastAPI
+
+from healer.adapters.postgres.commands import PostgresCommands
+from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.events import PostgresEvents
+from healer.adapters.postgres.figures import readiness
+from healer.adapters.postgres.idempotency import PostgresIdempotency
+from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.reads import PostgresReads
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import incidents, runs
+from healer.adapters.postgres.tokens import PostgresTokens
+from healer.api.app import create_app
+from healer.api.services import Conflict, GuardRefused, NotFound, RunRequest, Services
+from healer.api.views import AuditVerified, Preview
+from healer.model import (
+    Answer,
+    AnswerKind,
+    Breaker,
+    BreakerState,
+    Cause,
+    Component,
+    FaultClass,
+    Guard,
+    GuardSettings,
+    Incident,
+    Playbook,
+    Role,
+    Rule,
+    Ruleset,
+    Run,
+    RunState,
+    Severity,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Step,
+    Topology,
+    Verb,
+    Verdict,
+)
+from tests.support.wait import wait_until
+
+CLUSTER = "pod1"
+XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+
+RULES = Ruleset(
+    version="test",
+    xids={},
+    sxids={},
+    rules=(
+        Rule(
+            name="gpu-lost",
+            title="A GPU has fallen off the bus",
+            faults=("xid-79",),
+            severity=Severity.P1,
+            cause=Cause.permanent,
+            playbook="gpu-fatal",
+        ),
+    ),
+    guards=GuardSettings(),
+    playbooks={
+        "drain": Playbook(
+            name="drain", title="Drain a node", target="node", steps=(Step(id="drain", do=Verb.drain),)
+        ),
+        "resume": Playbook(
+            name="resume", title="Return a node", target="node", steps=(Step(id="resume", do=Verb.resume),)
+        ),
+        "requeue": Playbook(
+            name="requeue", title="Requeue a job", target="job", steps=(Step(id="requeue", do=Verb.requeue),)
+        ),
+        "collect": Playbook(
+            name="collect",
+            title="Collect evidence",
+            target="node",
+            level=1,
+            steps=(Step(id="collect", do=Verb.collect),),
+        ),
+    },
+    topology=Topology(),
+)
+
+
+class WallClock:
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+
+class TableRuns:
+    """`RunCommands` that keeps runs in their table and asks no gate: gpu0004 is refused, gpu0003 held."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.started = 0
+
+    def preview(self, request: RunRequest) -> Preview:
+        return Preview(
+            playbook=RULES.playbooks[request.playbook],
+            cluster=request.cluster,
+            node=request.node,
+            job=request.job,
+            outcome="act",
+            why="nothing is against it",
+        )
+
+    def start(self, request: RunRequest) -> Run:
+        if request.node == "gpu0004":
+            why = "1 of 1 slots is in use"
+            raise GuardRefused(Answer(guard=Guard.slots, kind=AnswerKind.refuse, why=why, limit=1, used=1))
+        with self.engine.begin() as conn:
+            known = conn.execute(sa.select(runs.c.doc).where(runs.c.id == request.id)).scalar()
+            if known is not None:
+                return msgspec.convert(known, Run)
+            self.started += 1
+            run = Run(
+                id=request.id,
+                cluster=request.cluster,
+                playbook=request.playbook,
+                state=RunState.held if request.node == "gpu0003" else RunState.waiting_approval,
+                by=request.by,
+                reason=request.reason,
+                created_at=datetime.now(UTC),
+                node=request.node,
+                job=request.job,
+            )
+            save_run(conn, run)
+            return run
+
+    def approve(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._move(run, RunState.running)
+
+    def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._move(run, RunState.rejected)
+
+    def cancel(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._move(run, RunState.cancelled)
+
+    def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._move(run, RunState.running)
+
+    def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
+        return Breaker(cluster=cluster, state=BreakerState.half_open, reset_by=by, reset_reason=reason)
+
+    def _move(self, run: str, state: RunState) -> Run:
+        with self.engine.begin() as conn:
+            doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run)).scalar()
+            if doc is None:
+                raise NotFound(f"there is no run {run}")
+            known = msgspec.convert(doc, Run)
+            if known.state in {RunState.rejected, RunState.cancelled}:
+                raise Conflict(f"the run is {known.state.value}")
+            moved = msgspec.structs.replace(known, state=state)
+            conn.execute(
+                sa.update(runs).where(runs.c.id == run).values(state=state, doc=msgspec.to_builtins(moved))
+            )
+            return moved
+
+
+class NoAudit:
+    def verify(self) -> AuditVerified:
+        return AuditVerified(ok=True)
+
+    def export(self) -> Iterator[bytes]:
+        yield b'{"format":"test"}\n'
+
+
+def save_run(conn: sa.Connection, run: Run) -> None:
+    conn.execute(
+        sa.insert(runs).values(
+            id=run.id,
+            cluster=run.cluster,
+            playbook=run.playbook,
+            node=run.node,
+            job=run.job,
+            incident=run.incident,
+            state=run.state,
+            shadow=run.shadow,
+            created_at=run.created_at,
+            doc=msgspec.to_builtins(run),
+        )
+    )
+
+
+def save_incident(conn: sa.Connection, incident: Incident) -> None:
+    conn.execute(
+        sa.insert(incidents).values(
+            id=incident.id,
+            cluster=incident.cluster,
+            rule=incident.rule,
+            state=incident.state,
+            severity=incident.severity,
+            node=incident.root.node,
+            opened=incident.opened,
+            updated=incident.updated,
+            doc=msgspec.to_builtins(incident),
+        )
+    )
+
+
+def incident(number: int, node: str = "gpu0001", **more: Any) -> Incident:
+    at = datetime.now(UTC) - timedelta(minutes=number)
+    return Incident(
+        id=f"{number:08x}" + "a" * 24,
+        cluster=CLUSTER,
+        rule="gpu-lost",
+        fault="xid-79",
+        fault_class=FaultClass.fatal,
+        title=f"GPU 3 of {node} has fallen off the bus",
+        root=Component(cluster=CLUSTER, node=node, gpu=3),
+        opened=at,
+        updated=at,
+        settle_until=at,
+        nodes={node: Verdict.isolate},
+        severity=Severity.P1,
+        jobs_hit=("4711",),
+        **more,
+    )
+
+
+def snapshot(nodes: int = 4) -> SlurmSnapshot:
+    names = [f"gpu{number:04d}" for number in range(1, nodes + 1)]
+    job = SlurmJob(id="4711", state="RUNNING", nodes=tuple(names[:2]), user="alice", partition="train")
+    return SlurmSnapshot(
+        cluster=CLUSTER,
+        taken_at=datetime.now(UTC),
+        nodes={name: SlurmNode(name=name, state=("IDLE",), gpus=8, partitions=("train",)) for name in names},
+        jobs={"4711": job},
+    )
+
+
+class Api:
+    """The application with its adapters, and a client for each role."""
+
+    def __init__(self, database: sa.Engine, *, nodes: int = 4) -> None:
+        url = database.url.render_as_string(hide_password=False)
+        self.engine = make_engine(url)
+        self.snapshots = PostgresSnapshots(self.engine)
+        if nodes:
+            self.snapshots.put(snapshot(nodes))
+        self.tokens = PostgresTokens(self.engine, CLUSTER)
+        self.run_commands = TableRuns(self.engine)
+        self.events = PostgresEvents(self.engine)
+        self.signals = PostgresSignals(self.engine)
+        clock = WallClock()
+        self.services = Services(
+            cluster=CLUSTER,
+            clock=clock,
+            rules=lambda: RULES,
+            signals=self.signals,
+            reads=PostgresReads(self.engine, snapshots=self.snapshots, clock=clock, rules=lambda: RULES),
+            tokens=self.tokens,
+            commands=PostgresCommands(self.engine, CLUSTER),
+            runs=self.run_commands,
+            idempotency=PostgresIdempotency(self.engine),
+            audit=NoAudit(),
+            events=self.events,
+            ready=lambda: readiness(self.engine, CLUSTER, clock.now(), stale_s=30),
+        )
+        self.app: FastAPI = create_app(self.services)
+
+    def token(self, role: Role | str, **bound: Any) -> str:
+        name = bound.pop("name", str(role))
+        return self.tokens.create(role=Role(role), name=name, now=datetime.now(UTC), by="test", **bound)
+
+    def headers(self, role: Role | str, **bound: Any) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token(role, **bound)}"}
+
+    def close(self) -> None:
+        self.events.close()
+        self.signals.close()
+        self.engine.dispose()
+
+
+@contextmanager
+def serving(database: sa.Engine, *, nodes: int = 4) -> Iterator[tuple[Api, httpx.Client]]:
+    """An Api behind a real uvicorn on a free port of 127.0.0.1, and a client for it."""
+    api = Api(database, nodes=nodes)
+    config = uvicorn.Config(api.app, host="127.0.0.1", port=0, log_level="warning", access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, what="uvicorn serves")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            yield api, client
+    finally:
+        api.events.close()
+        server.should_exit = True
+        thread.join(timeout=10)
+        api.close()

@@ -6,6 +6,7 @@ Only a body whose outer shape is wrong is refused whole (`BadBody`).
 """
 
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -25,6 +26,8 @@ FUTURE_LIMIT = timedelta(hours=1)
 _WIDEST_ZONE = timedelta(hours=14)
 #: What host names and Slurm's hostlists can hold.
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_BOOT_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 #: Whether this cluster has this node: (cluster, node) -> bool.
 Known = Callable[[str, str], bool]
@@ -194,7 +197,7 @@ class _Heap:
         if size > LINE_LIMIT_BYTES:
             raise _Bad(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
         at = _event_time(one.time, self.now)
-        return _Taken(index, cluster, node, one.boot_id or outer["boot_id"], one, at)
+        return _Taken(index, cluster, node, normal_boot_id(one.boot_id or outer["boot_id"]), one, at)
 
     def done(self) -> Accepted:
         observations: list[tuple[int, Observation]] = []
@@ -231,6 +234,11 @@ def _wrong_node(cluster: str, node: str, known: Known) -> str | None:
     if not _NODE_NAME.fullmatch(node):
         return "node: not a node name"
     return None if known(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
+
+
+def normal_boot_id(text: str | None) -> str | None:
+    """The form of /proc/sys/kernel/random/boot_id: journald prints the same id without its dashes."""
+    return str(uuid.UUID(text)) if text and _BOOT_ID.fullmatch(text) else text
 
 
 def _event_time(text: str | None, now: datetime) -> datetime | None:
@@ -318,16 +326,17 @@ def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observat
     if wrong := _wrong_node(where, beat.node, known):
         raise _Bad(wrong)
     at = _event_time(beat.time, now) or now
+    boot_id = normal_boot_id(beat.boot_id)
     data: dict[str, Any] = {}
     if beat.gpus:
         data["gpus"] = [_gpu(gpu) for gpu in beat.gpus]
     return Observation(
-        digest=digest_of("heartbeat", where, beat.node, beat.boot_id or "", f"{at.timestamp():.6f}"),
+        digest=digest_of("heartbeat", where, beat.node, boot_id or "", f"{at.timestamp():.6f}"),
         kind=ObservationKind.heartbeat,
         component=Component(cluster=where, node=beat.node),
         event_at=at,
         arrived_at=now,
-        boot_id=beat.boot_id,
+        boot_id=boot_id,
         data=data,
     )
 

@@ -1,6 +1,5 @@
 """Requests: each entry falls into one heap, and one bad entry never loses the good ones."""
 
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -124,6 +123,15 @@ def test_the_same_signal_by_two_routes_has_one_digest() -> None:
         {"line": f"Nov 20 03:00:00 gpu0001 kernel: [    3.400584] {LOST}"}, boot_id="b1"
     ).observations[0]
     assert by_dmesg.digest == by_syslog.digest
+
+
+def test_one_boot_in_the_forms_of_proc_and_of_journald() -> None:
+    dashed = "0b11d014-1685-04bd-26ed-5fc0bc1c44ae"
+    for form in (dashed, dashed.upper(), dashed.replace("-", "")):
+        seen = take({"line": LOST, "seq": 1}, boot_id=form).observations[0]
+        assert seen.boot_id == dashed
+        beat = heartbeat_observations({"node": "gpu0001", "boot_id": form}, known, NOW, cluster="pod1")
+        assert beat.observations[0].boot_id == dashed
 
 
 def test_alternatives_only_where_arrival_is_all_there_is() -> None:

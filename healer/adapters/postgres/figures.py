@@ -130,6 +130,10 @@ _LOCK_HELD = sa.text(
 )
 
 
+def lock_held(conn: sa.Connection, name: str) -> bool:
+    return bool(conn.execute(_LOCK_HELD, {"name": name}).scalar())
+
+
 def readiness(engine: sa.Engine, cluster: str, now: datetime, *, stale_s: float) -> Readiness:
     """Whether the whole can work: database, a fresh picture of Slurm, a living detector."""
     checks: dict[str, dict[str, Any]] = {}
@@ -137,7 +141,7 @@ def readiness(engine: sa.Engine, cluster: str, now: datetime, *, stale_s: float)
         with translated(), engine.connect() as conn:
             checks["database"] = {"ok": True, "text": "answers"}
             picture = conn.execute(sa.select(snapshots).where(snapshots.c.cluster == cluster)).first()
-            held = bool(conn.execute(_LOCK_HELD, {"name": detector_lock(cluster)}).scalar())
+            held = lock_held(conn, detector_lock(cluster))
     except Unavailable as error:
         return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
     if picture is None:

@@ -1,0 +1,271 @@
+"""What the pages read: `healer.console.reads.ConsoleReads` on PostgreSQL."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import msgspec
+import sqlalchemy as sa
+
+from healer.adapters.postgres import rows
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.figures import detector_lock, lock_held
+from healer.adapters.postgres.gate import read_facts
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import (
+    audit_chain,
+    audit_checkpoints,
+    audit_records,
+    audit_unsealed,
+    decisions,
+    incidents,
+    messages,
+    notes,
+    runs,
+    snapshots,
+)
+from healer.api.services import Invalid
+from healer.console.reads import (
+    AuditQuery,
+    BadCursor,
+    ChainState,
+    IncidentDetail,
+    IncidentQuery,
+    Note,
+    OpenIncident,
+    Page,
+    RunDetail,
+    RunQuery,
+    SentMessage,
+    Standing,
+)
+from healer.model import (
+    AuditRecord,
+    Checkpoint,
+    Incident,
+    Message,
+    Ruleset,
+    Run,
+)
+from healer.ports import Clock
+
+#: Runs that want a person, and how many of them a page shows.
+_ASKING = ("waiting_approval", "proposed", "stuck", "held")
+_ASKING_SHOWN = 50
+_RECORDS = 200
+_HOUR = timedelta(hours=1)
+
+
+class PostgresConsoleReads:
+    """One value for all pages; safe in a thread pool."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        snapshots: PostgresSnapshots,
+        clock: Clock,
+        rules: Callable[[], Ruleset],
+        rules_error: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._engine = engine
+        self._snapshots = snapshots
+        self._clock = clock
+        self._rules = rules
+        self._rules_error = rules_error
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        try:
+            with translated(), self._engine.connect() as conn:
+                yield conn
+        except Invalid as error:
+            raise BadCursor(str(error)) from error
+
+    def clusters(self) -> list[str]:
+        with self._reading() as conn:
+            return rows.cluster_names(conn)
+
+    def standing(self, cluster: str) -> Standing | None:
+        now = self._clock.now()
+        rules = self._rules()
+        with self._reading() as conn:
+            picture = conn.execute(
+                sa.select(snapshots.c.version, snapshots.c.error).where(snapshots.c.cluster == cluster)
+            ).first()
+            if picture is None:
+                return None
+            facts = read_facts(conn, cluster, self._snapshots, now)
+            held = lock_held(conn, detector_lock(cluster))
+            asking = sa.or_(
+                runs.c.state.in_(_ASKING),
+                sa.and_(runs.c.state.in_(("waiting", "running")), runs.c.doc["question"].astext.is_not(None)),
+            )
+            wanted = [runs.c.cluster == cluster, asking]
+            asked, _ = rows.run_page(conn, wanted, _ASKING_SHOWN, None)
+            return Standing(
+                cluster=cluster,
+                breaker=facts.breaker,
+                guards=rules.cluster_guards.get(cluster, rules.guards),
+                default_mode=rules.default_mode,
+                snapshot=facts.snapshot,
+                snapshot_version=picture.version,
+                snapshot_error=picture.error or "",
+                slots=facts.slots,
+                granted_last_hour=sum(at > now - _HOUR for at in facts.granted),
+                pauses=facts.pauses,
+                vetoes=facts.vetoes,
+                open_incidents=_open_incidents(conn, cluster),
+                asking=tuple(reversed(asked)),
+                rules_error=self._rules_error(),
+                detector_at=now if held else None,
+            )
+
+    def incidents(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
+        where: list[sa.ColumnElement[bool]] = [incidents.c.cluster == query.cluster]
+        if query.open is not None:
+            resolved = incidents.c.state == "resolved"
+            where.append(~resolved if query.open else resolved)
+        if query.state is not None:
+            where.append(incidents.c.state == query.state)
+        if query.severity is not None:
+            where.append(incidents.c.severity == query.severity)
+        if query.node:
+            where.append(rows.about_node(query.node))
+        if query.text:
+            where.append(rows.holds_text(query.text))
+        with self._reading() as conn:
+            items, more = rows.incident_page(conn, where, limit, cursor)
+        return Page(items=tuple(items), next_cursor=more)
+
+    def incident(self, incident: str) -> IncidentDetail | None:
+        with self._reading() as conn:
+            found = rows.incident_named(conn, incident)
+            if found is None:
+                return None
+            its_runs = rows.runs_of(conn, found.id)
+            names = [run.id for run in its_runs]
+            logs = rows.logs_of(conn, names)
+            judged = rows.decisions_where(conn, decisions.c.incident == found.id)
+            subjects = [f"incident/{found.id}", *(f"run/{name}" for name in names)]
+            records, _ = rows.audit_page(conn, [audit_records.c.subject.in_(subjects)], _RECORDS, None)
+            return IncidentDetail(
+                incident=found,
+                findings=tuple(rows.findings_of(conn, found.id)),
+                decisions=tuple(judged),
+                runs=tuple(
+                    RunDetail(
+                        run=run,
+                        log=tuple(logs[run.id]),
+                        decisions=tuple(one for one in judged if one.run == run.id),
+                    )
+                    for run in its_runs
+                ),
+                notes=_notes(conn, found.id),
+                records=tuple(reversed(records)),
+                messages=_messages(conn, found.id),
+                similar=tuple(rows.similar_to(conn, found)),
+            )
+
+    def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
+        where: list[sa.ColumnElement[bool]] = [runs.c.cluster == query.cluster]
+        if query.state is not None:
+            where.append(runs.c.state == query.state)
+        if query.node:
+            where.append(runs.c.node == query.node)
+        with self._reading() as conn:
+            items, more = rows.run_page(conn, where, limit, cursor)
+        return Page(items=tuple(items), next_cursor=more)
+
+    def run(self, run: str) -> RunDetail | None:
+        with self._reading() as conn:
+            found = rows.run_named(conn, run)
+            if found is None:
+                return None
+            judged = rows.decisions_where(conn, decisions.c.run == run)
+            return RunDetail(run=found, log=tuple(rows.logs_of(conn, [run])[run]), decisions=tuple(judged))
+
+    def audit(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
+        where: list[sa.ColumnElement[bool]] = [audit_records.c.cluster == query.cluster]
+        if query.actor:
+            where.append(audit_records.c.actor == query.actor)
+        if query.verb:
+            where.append(rows.begins(audit_records.c.verb, query.verb))
+        if query.subject:
+            where.append(rows.begins(audit_records.c.subject, query.subject))
+        with self._reading() as conn:
+            items, more = rows.audit_page(conn, where, limit, cursor)
+        return Page(items=tuple(items), next_cursor=more)
+
+    def chain(self, cluster: str) -> ChainState:
+        with self._reading() as conn:
+            head = conn.execute(
+                sa.select(audit_chain.c.seq, audit_chain.c.hash)
+                .where(audit_chain.c.cluster == cluster)
+                .order_by(audit_chain.c.seq.desc())
+                .limit(1)
+            ).first()
+            waiting = conn.execute(
+                sa.select(sa.func.count())
+                .select_from(audit_unsealed)
+                .join(audit_records, audit_records.c.id == audit_unsealed.c.record)
+                .where(audit_records.c.cluster == cluster)
+            ).scalar_one()
+            signed = conn.execute(
+                sa.select(audit_checkpoints)
+                .where(audit_checkpoints.c.cluster == cluster)
+                .order_by(audit_checkpoints.c.seq.desc())
+                .limit(1)
+            ).first()
+        return ChainState(
+            cluster=cluster,
+            seq=head.seq if head else 0,
+            hash=bytes(head.hash).hex() if head else "",
+            unsealed=waiting,
+            checkpoint=None if signed is None else _checkpoint(signed),
+        )
+
+
+def _checkpoint(row: sa.Row) -> Checkpoint:
+    return Checkpoint(
+        cluster=row.cluster,
+        seq=row.seq,
+        hash=bytes(row.hash).hex(),
+        at=row.at,
+        key=row.key,
+        signature=bytes(row.signature).hex(),
+    )
+
+
+def _open_incidents(conn: sa.Connection, cluster: str) -> tuple[OpenIncident, ...]:
+    found = conn.execute(
+        sa.select(incidents.c.doc)
+        .where(incidents.c.cluster == cluster, incidents.c.state != "resolved")
+        .order_by(incidents.c.opened.desc())
+    )
+    return tuple(msgspec.convert(doc, OpenIncident) for doc in found.scalars())
+
+
+def _notes(conn: sa.Connection, incident: str) -> tuple[Note, ...]:
+    found = conn.execute(
+        sa.select(notes.c.at, notes.c.by, notes.c.text)
+        .where(notes.c.incident == incident)
+        .order_by(notes.c.id)
+    )
+    return tuple(Note(at=row.at, by=row.by, text=row.text) for row in found)
+
+
+def _messages(conn: sa.Connection, incident: str) -> tuple[SentMessage, ...]:
+    """Pages, notes and tickets alike: a ticket has no severity of its own."""
+    found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
+    return tuple(
+        SentMessage(
+            at=row.at,
+            kind=row.kind,
+            state=row.state,
+            message=msgspec.convert({"severity": "P3", **row.doc}, Message),
+            error=row.error or "",
+            reference=row.reference or "",
+        )
+        for row in found
+    )

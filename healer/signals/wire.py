@@ -29,6 +29,9 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _BOOT_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
+# Ids go into the database as they come: no spaces, no control characters.
+_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
 #: Whether this cluster has this node: (cluster, node) -> bool.
 Known = Callable[[str, str], bool]
 
@@ -193,11 +196,14 @@ class _Heap:
             self.checked[where] = _wrong_node(cluster, node, self.known)
         if wrong := self.checked[where]:
             raise _Bad(wrong)
+        boot_id = normal_boot_id(one.boot_id or outer["boot_id"])
+        for name, word in (("boot_id", boot_id), ("job", one.job)):
+            _check_id(name, word)
         size = len(one.line.encode("utf-8", "surrogatepass"))
         if size > LINE_LIMIT_BYTES:
             raise _Bad(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
         at = _event_time(one.time, self.now)
-        return _Taken(index, cluster, node, normal_boot_id(one.boot_id or outer["boot_id"]), one, at)
+        return _Taken(index, cluster, node, boot_id, one, at)
 
     def done(self) -> Accepted:
         observations: list[tuple[int, Observation]] = []
@@ -234,6 +240,11 @@ def _wrong_node(cluster: str, node: str, known: Known) -> str | None:
     if not _NODE_NAME.fullmatch(node):
         return "node: not a node name"
     return None if known(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
+
+
+def _check_id(name: str, word: str | int | None) -> None:
+    if word is not None and not _ID.fullmatch(str(word)):
+        raise _Bad(f"{name}: 1 to 256 printable ASCII characters without spaces")
 
 
 def normal_boot_id(text: str | None) -> str | None:
@@ -327,6 +338,7 @@ def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observat
         raise _Bad(wrong)
     at = _event_time(beat.time, now) or now
     boot_id = normal_boot_id(beat.boot_id)
+    _check_id("boot_id", boot_id)
     data: dict[str, Any] = {}
     if beat.gpus:
         data["gpus"] = [_gpu(gpu) for gpu in beat.gpus]
@@ -345,4 +357,5 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
     pci = normal_pci(gpu.pci)
     if pci is None:
         raise _Bad(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
+    _check_id("uuid", gpu.uuid or None)
     return {"index": gpu.index, "pci": pci, "uuid": gpu.uuid}

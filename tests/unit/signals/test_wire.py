@@ -56,6 +56,8 @@ def test_every_entry_falls_into_one_heap() -> None:
         ({"line": LOST, "time": 1763607600}, "time"),
         ({"line": LOST, "time": "2026-11-20T03:00:00"}, "time: has no time zone"),
         ({"line": LOST, "time": "2026-11-20T04:00:01Z"}, "time: 2026-11-20T04:00:01Z is more than 1 h ahead"),
+        ({"line": LOST, "job": "4711\0"}, "job: "),
+        ({"line": LOST, "boot_id": "b 1"}, "boot_id: "),
         ({"line": "x" * 4097}, "line: 4097 bytes"),
         ({"line": "é" * 2049}, "line: 4098 bytes"),
         ({"line": LOST, "node": "login1"}, "login1 is not a node of cluster pod1"),

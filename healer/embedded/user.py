@@ -120,8 +120,8 @@ def server_home(data_dir: Path, user: ServerUser) -> Path:
     elif user.can_enter(data_dir):
         home = data_dir
     else:
-        name = f"{data_dir.name}-{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:8]}"
-        home = ROOT_STATE / name
+        digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:8]
+        home = ROOT_STATE / f"{data_dir.name.strip('.')}-{digest}"
         for folder in (ROOT_STATE, home):
             if not folder.exists():
                 folder.mkdir(mode=0o711)

@@ -8,6 +8,7 @@ import typer
 
 from healer import __version__
 from healer.commands import Failed
+from healer.embedded.user import EmbeddedError
 from healer.settings import SettingsError
 
 #: In the order in which `healer --help` lists them.
@@ -64,7 +65,7 @@ def main() -> None:
         build()()
     except SettingsError as error:
         _end(error, 2)
-    except Failed as error:
+    except (Failed, EmbeddedError) as error:
         _end(error, 1)
     except BrokenPipeError:
         # The reader (`| head`) has gone; nothing more can be said.

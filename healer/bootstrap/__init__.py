@@ -1,6 +1,5 @@
 """The one place where adapters are chosen and wired. Every part of healer starts here."""
 
-import random
 import signal
 import sys
 import threading
@@ -119,7 +118,8 @@ def poke(settings: Settings, cluster: str) -> Poke:
 
 
 def audit_trail(settings: Settings) -> PostgresAuditTrail:
-    return PostgresAuditTrail(engine(settings), settings.data_dir)
+    """The audit of this installation, for `healer audit`."""
+    return PostgresAuditTrail(engine(settings, name="healer audit", pool_size=2), settings.data_dir)
 
 
 def has_sink(settings: Settings) -> bool:
@@ -190,7 +190,8 @@ def run_detector(settings: Settings) -> None:
 def run_scheduler(settings: Settings) -> None:
     from healer.adapters.postgres.audit import Sealer
     from healer.adapters.postgres.retention import tidy
-    from healer.adapters.signing import load_signer
+    from healer.adapters.signing import CHECKPOINT_FILE, load_signer
+    from healer.bootstrap.sinks import delivery
 
     stopped = _until_stopped()
     db = engine(settings, name="healer scheduler")
@@ -200,7 +201,7 @@ def run_scheduler(settings: Settings) -> None:
     sealer = Sealer(
         db,
         load_signer(settings.data_dir),
-        checkpoint_file=settings.data_dir / "audit-checkpoints.jsonl",
+        checkpoint_file=settings.data_dir / CHECKPOINT_FILE,
     )
 
     def seal() -> None:
@@ -215,29 +216,10 @@ def run_scheduler(settings: Settings) -> None:
         Duty("sweep", SWEEP_S, sweep(ledger(settings, db, cluster), poke(settings, cluster), clock)),
         Duty("seal", SEAL_S, seal),
         Duty("tidy", TIDY_S, forget),
-        Duty("deliver", DELIVER_S, _delivery(settings, db)),
+        Duty("deliver", DELIVER_S, delivery(settings, db)),
     ]
     run_duties(duties, stopped)
     sealer.close()
-
-
-def _delivery(settings: Settings, db: sa.Engine) -> Callable[[], float | None]:
-    """Sends what is due to the sinks that are set; without one, messages stand in healer's own list."""
-    from healer.adapters.notify.webhook import WebhookNotifier
-    from healer.adapters.postgres.messages import deliver_due
-    from healer.adapters.tickets.webhook import WebhookTickets
-    from healer.adapters.webhook import SignedWebhook
-
-    secret = settings.webhook_secret
-    notify, ticket = settings.notify_webhook_url, settings.ticket_webhook_url
-    notifier = WebhookNotifier(SignedWebhook(notify, secret)) if notify else None
-    tickets = WebhookTickets(SignedWebhook(ticket, secret)) if ticket else None
-    clock = SystemClock()
-
-    def work() -> None:
-        deliver_due(db, notifier, tickets, clock=clock, chance=random.random)
-
-    return work
 
 
 def run_worker(settings: Settings) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed
-from healer.commands.db import database_url
 from healer.settings import load
 
 if TYPE_CHECKING:
@@ -94,14 +93,12 @@ def _of_database() -> "Report":
 
 @contextmanager
 def _database() -> Iterator["PostgresAuditTrail"]:
-    settings = load()
-    url = database_url(settings)
     from sqlalchemy.exc import OperationalError
 
-    from healer.wiring.trail import audit_trail
+    from healer import bootstrap
 
     try:
-        yield audit_trail(settings, url)
+        yield bootstrap.audit_trail(load())
     except OperationalError as error:
         raise Failed(f"the database does not answer: {error.orig}".strip()) from None
 

@@ -3,7 +3,7 @@
 import typer
 
 from healer.commands import Failed
-from healer.settings import Settings, load
+from healer.settings import load
 
 
 def register(app: typer.Typer) -> None:
@@ -12,28 +12,14 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="db")
 
 
-def database_url(settings: Settings) -> str:
-    """HEALER_DATABASE_URL, else the embedded database of the `healer up` that runs on the data directory."""
-    from healer.embedded.running import find
-    from healer.embedded.user import EmbeddedError
-
-    if settings.database_url is not None:
-        return settings.database_url
-    try:
-        return find(settings.data_dir).database_url
-    except EmbeddedError as error:
-        raise Failed(str(error)) from None
-
-
 def upgrade() -> None:
     """Bring the database to the tables that this version needs."""
-    url = database_url(load())
     import sqlalchemy as sa
     from sqlalchemy.exc import OperationalError
 
-    from healer import migrate
+    from healer import bootstrap, migrate
 
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(bootstrap.database_url(load()))
     try:
         before, after = migrate.upgrade(engine)
     except migrate.MigrationError as error:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.audit_rows import RECORD, checkpoints_of, heads_of, record_of
 from healer.adapters.postgres.tables import audit_chain, audit_records, audit_unsealed
 from healer.adapters.signing import CHECKPOINT_FILE, load_checkpoints, trusted_keys
+from healer.api.views import AuditVerified
 from healer.audit import Head, Header, Link, Report, examine, export_lines
 from healer.model import AuditRecord, Broken, Checkpoint
 
@@ -122,6 +123,11 @@ class PostgresAuditTrail:
         """See `report`; the same exceptions."""
         keys = trusted_keys(self._data_dir) or None
         return report(self._engine, keys=keys, checkpoint_file=self._data_dir / CHECKPOINT_FILE)
+
+    def verify(self) -> AuditVerified:
+        """The same, as the API answers it."""
+        found = self.report()
+        return AuditVerified(ok=not found.broken, broken=list(found.broken), records=found.records)
 
     def export(self) -> Iterator[bytes]:
         """JSON Lines, streamed."""

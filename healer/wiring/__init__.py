@@ -1,1 +1,0 @@
-"""Parts of `healer.bootstrap` that one process or command alone needs: adapters chosen and wired."""

@@ -1,0 +1,143 @@
+"""22.05 as captured; the shapes of later releases are written by hand from the tables in docs/slurm.md."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healer.adapters.slurm import parse_json, parse_text
+
+CAPTURED = Path(__file__).parent / "captured"
+AT = 1795165655
+
+
+def number(value: int | None = None, infinite: bool = False) -> dict[str, Any]:
+    return {"set": value is not None, "infinite": infinite, "number": value or 0}
+
+
+def node_answer(**fields: Any) -> bytes:
+    return json.dumps({"errors": [], "nodes": [{"name": "n1", **fields}]}).encode()
+
+
+def job_answer(**fields: Any) -> bytes:
+    return json.dumps({"errors": [], "jobs": [{"job_id": 7, "job_state": ["RUNNING"], **fields}]}).encode()
+
+
+def test_both_ways_to_read_nodes_of_22_05_agree() -> None:
+    by_json = parse_json.nodes((CAPTURED / "sinfo_22.05.json").read_bytes())
+    assert by_json == parse_text.nodes((CAPTURED / "nodes_22.05.txt").read_text())
+
+
+def test_both_ways_to_read_jobs_of_22_05_agree() -> None:
+    raw = (CAPTURED / "squeue_22.05.json").read_bytes()
+    jobs, commands = parse_json.jobs(raw), parse_json.command_ids(raw)
+    for text in ("job_two_nodes_22.05.txt", "job_array_task_22.05.txt"):
+        job, command = parse_text.job((CAPTURED / text).read_text())
+        assert jobs[job.id] == job
+        assert commands[job.id] == command
+
+
+def test_array_tasks_that_wait_together_have_no_id_for_commands() -> None:
+    commands = parse_json.command_ids((CAPTURED / "squeue_22.05.json").read_bytes())
+    assert "[" in commands["8"]
+    assert commands["6"] == "6"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # v0.0.39 (23.02): a list of states, plain numbers.
+        {"state": ["IDLE", "DRAIN"], "reason_changed_at": AT, "boot_time": AT},
+        # v0.0.40 to v0.0.44: every time is an object.
+        {"state": ["IDLE", "DRAIN"], "reason_changed_at": number(AT), "boot_time": number(AT)},
+        # v0.0.38 (22.05): base and flags apart, in lower case.
+        {"state": "idle", "state_flags": ["DRAIN"], "reason_changed_at": AT, "boot_time": AT},
+    ],
+)
+def test_every_form_of_a_drained_node_reads_the_same(fields: dict[str, Any]) -> None:
+    raw = node_answer(
+        reason="alice: PSU", reason_set_by_user="root", gres="gpu:h100:8(S:0-1)", partitions=["train", "big"],
+        active_features=["h100", "ib"], **fields,
+    )  # fmt: skip
+    node = parse_json.nodes(raw)["n1"]
+    assert (node.state, node.reason, node.reason_user) == (("IDLE", "DRAIN"), "alice: PSU", "root")
+    assert node.reason_at == node.boot_at == datetime.fromtimestamp(AT, UTC)
+    assert (node.gpus, node.gpu_model, node.partitions) == (8, "h100", ("train", "big"))
+    assert node.features == ("h100", "ib")
+
+
+def test_a_node_without_a_reason_has_nobody_who_set_one() -> None:
+    # Before 26.05 Slurm names root even then.
+    raw = node_answer(state=["IDLE"], reason="", reason_set_by_user="root", reason_changed_at=number())
+    node = parse_json.nodes(raw)["n1"]
+    assert (node.reason_user, node.reason_at) == ("", None)
+
+
+def test_pitfall_22_flags_nobody_knows_are_carried_through() -> None:
+    raw = node_answer(state=["IDLE", "BLOCKED", "SOMETHING_NEW"])
+    assert parse_json.nodes(raw)["n1"].state == ("IDLE", "BLOCKED", "SOMETHING_NEW")
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "flags"),
+    [
+        ({"job_state": ["RUNNING"]}, "RUNNING", ()),
+        ({"job_state": ["PENDING", "COMPLETING"]}, "PENDING", ("COMPLETING",)),
+        ({"job_state": ["PENDING", "REQUEUE_HOLD"]}, "PENDING", ("REQUEUE_HOLD",)),
+        ({"job_state": "RUNNING"}, "RUNNING", ()),
+        ({"job_state": "CONFIGURING"}, "RUNNING", ("CONFIGURING",)),
+        ({"job_state": "REQUEUE_HOLD"}, "PENDING", ("REQUEUE_HOLD",)),
+        ({"job_state": "COMPLETING"}, "COMPLETING", ("COMPLETING",)),
+    ],
+)
+def test_a_jobs_state_before_and_after_23_11(
+    fields: dict[str, Any], state: str, flags: tuple[str, ...]
+) -> None:
+    job = parse_json.jobs(job_answer(**fields))["7"]
+    assert (job.state, job.flags) == (state, flags)
+
+
+def test_pitfall_20_a_number_that_is_not_set_or_infinite_is_no_number() -> None:
+    raw = job_answer(
+        start_time=number(None), array_job_id=number(0), array_task_id=number(None), restart_cnt=2,
+        state_reason="BeginTime", nodes="", gres_detail=[],
+    )  # fmt: skip
+    job = parse_json.jobs(raw)["7"]
+    assert (job.start_at, job.restarts, job.reason) == (None, 2, "BeginTime")
+    assert parse_json.command_ids(raw) == {"7": "7"}
+    endless = job_answer(start_time={"set": True, "infinite": True, "number": AT})
+    assert parse_json.jobs(endless)["7"].start_at is None
+
+
+def test_an_array_task_of_a_later_release() -> None:
+    raw = job_answer(array_job_id=number(5), array_task_id=number(0))
+    assert parse_json.command_ids(raw) == {"7": "5_0"}
+
+
+def test_gpus_are_told_only_when_every_node_has_its_entry() -> None:
+    raw = job_answer(nodes="n[1-2]", gres_detail=["gpu:h100:2(IDX:0,3)", "gpu:h100:1(IDX:7)"])
+    assert parse_json.jobs(raw)["7"].gpus == {"n1": (0, 3), "n2": (7,)}
+    short = job_answer(nodes="n[1-2]", gres_detail=["gpu:h100:2(IDX:0,3)"])
+    assert parse_json.jobs(short)["7"].gpus == {}
+
+
+def test_bytes_that_are_no_utf_8_are_replaced() -> None:
+    raw = job_answer(name="NAME").replace(b"NAME", b"bad\xff")
+    assert parse_json.jobs(raw)["7"].name == "bad\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "could not be read"),
+        (b"slurm_load_jobs error", "could not be read"),
+        (b'{"jobs": [{"job_id": "x", "job_state": "RUNNING"}]}', "job_id"),
+        (b'{"jobs": [{"job_id": 1, "job_state": "RUNNING", "nodes": "n[1-"}]}', "hostlist"),
+        (b'{"errors": [{"error": "Invalid user id", "error_number": 2010}]}', "Invalid user id"),
+    ],
+)
+def test_what_is_not_understood_says_why(raw: bytes, words: str) -> None:
+    with pytest.raises(parse_json.NotUnderstood, match=words):
+        parse_json.jobs(raw)

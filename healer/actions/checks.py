@@ -21,6 +21,9 @@ def list_jobs(ctx: Context) -> Result:
     if ctx.incident and any(one.node == ctx.node and one != where for one in ctx.incident.affected):
         where = Component(cluster=ctx.run.cluster, node=ctx.node)  # more than one GPU of it is hit
     hit, certain = hit_among(on_node, where)
+    if not certain and ctx.incident and ctx.incident.jobs_hit:
+        # Which GPU it is cannot be told, but the signal itself named the job.
+        hit, certain = [job for job in on_node if job.id in ctx.incident.jobs_hit], True
     if not certain:
         listed = ", ".join(sorted(job.id for job in on_node))
         ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=[]))

@@ -7,6 +7,7 @@ import msgspec
 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports import Clock, SchedulerRefused, UnknownNode
+from healer.signals.wire import normal_boot_id
 
 
 class ReplaySlurm:
@@ -83,8 +84,11 @@ def _node(row: Mapping[str, Any]) -> SlurmNode:
     """A row of `slurm/nodes`; all but the name may be missing."""
     state = row.get("state") or ["IDLE"]
     words = state.upper().split("+") if isinstance(state, str) else [str(word).upper() for word in state]
+    known = {name: value for name, value in row.items() if value is not None}
+    if "boot_id" in known:
+        known["boot_id"] = normal_boot_id(str(known["boot_id"]))
     return msgspec.convert(
-        {**{name: value for name, value in row.items() if value is not None}, "state": words},
+        {**known, "state": words},
         SlurmNode,
         strict=False,
     )

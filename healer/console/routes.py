@@ -31,7 +31,7 @@ from healer.console.views.report import report
 from healer.model import Role, RunState, Severity
 
 PAGE_ROWS = 50
-FLEET_ROWS = 100
+FLEET_ROWS = 50
 
 _NO_CLUSTER = "healer has not seen a cluster yet. `healer doctor` says what is missing."
 
@@ -224,6 +224,9 @@ def _incident_routes(routes: APIRouter, pages: _Pages) -> None:
             found = pages.reads.incidents(query, limit=PAGE_ROWS, cursor=cursor)
             asking = _asking(context["standing"])
             rows = [incident.incident_row(one, asking, context["now"]) for one in found.items]
+            if query.open:
+                # What is open is worked on: the most severe first. What is over is history: newest first.
+                rows.sort(key=lambda row: row.incident.severity)
             context |= {
                 "incidents": rows,
                 "total": found.total,

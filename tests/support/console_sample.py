@@ -20,7 +20,6 @@ from healer.model import (
     FaultClass,
     Finding,
     Guard,
-    GuardSettings,
     Incident,
     IncidentState,
     LogEntry,
@@ -35,10 +34,8 @@ from healer.model import (
     Run,
     RunState,
     Severity,
-    Slot,
     SlurmJob,
     SlurmNode,
-    SlurmSnapshot,
     StepEvent,
     Verb,
     Verdict,
@@ -314,7 +311,7 @@ def _drained(story: Story, jobs: tuple[str, ...]) -> None:
     )  # fmt: skip
 
 
-def stories(jobs: tuple[str, ...]) -> list[Story]:  # noqa: PLR0915 - a list of stories, one after the other
+def stories(jobs: tuple[str, ...]) -> list[Story]:
     told: list[Story] = []
 
     lost = Story(

@@ -113,7 +113,9 @@ class SampleReads:
         if cluster != CLUSTER:
             return None
         incidents = [detail.incident for detail in self.sample.details.values() if detail.incident.is_open]
-        asking = [run.run for run in self.sample.runs.values() if asks(run.run)]
+        asking = [
+            run.run for run in self.sample.runs.values() if asks(run.run) or run.run.state is RunState.held
+        ]
         return msgspec.structs.replace(
             self.sample.standing,
             open_incidents=tuple(

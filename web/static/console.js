@@ -34,7 +34,7 @@ setInterval(freshen, 5000);
 const wanted = new Set();
 let timer = null, busy = false;
 function about(region, name) {
-  return (region.dataset.live || "").split(" ").some((word) => word === name || word.startsWith(name + ":") && name.includes(":") || name.startsWith(word + ":") || name === "all");
+  return (region.dataset.live || "").split(" ").some((word) => word === name || name === "all" || name.startsWith(word + ":") || word.startsWith(name + ":"));
 }
 function refresh(name) {
   wanted.add(name);
@@ -98,8 +98,8 @@ function listen() {
   for (const name of ["incident", "run", "fleet", "breaker", "pause", "audit"]) {
     source.addEventListener(name, (event) => {
       let id = "";
-      try { const data = JSON.parse(event.data); id = data.incident || data.id || ""; } catch { /* the name is enough */ }
-      refresh(id && name !== "fleet" ? `${name}:${id}` : name);
+      try { id = JSON.parse(event.data).id || ""; } catch { /* the name is enough */ }
+      refresh(id && (name === "incident" || name === "run") ? `${name}:${id}` : name);
     });
   }
   source.addEventListener("reset", () => refresh("all"));
@@ -245,4 +245,6 @@ document.addEventListener("keydown", (event) => {
 
 const served = document.querySelector("meta[name=healer-now]");
 if (served) skew = Date.parse(served.content) - Date.now();
+// The age of Slurm's picture grows without an event; this also heals a page that missed one.
+setInterval(() => refresh("all"), 20000);
 listen();

@@ -7,8 +7,8 @@
   const LETTERS = { bad_in_service: "!", out_healer: "H", out_slurm: "S", out_person: "P", unknown: "?", planned: "M" };
   const WORDS = { bad_in_service: "known bad, in service", out_healer: "out, by healer", out_slurm: "out, by Slurm", out_person: "out, by a person", unknown: "unknown", planned: "planned work", busy: "in service, busy", idle: "in service, idle" };
   // Cell sizes, largest first: [width, height, gap]; the first that fits the height is taken.
-  const SIZES = [[76, 46, 6], [56, 34, 5], [26, 26, 4], [20, 20, 3], [16, 16, 3], [12, 12, 2], [9, 9, 2], [6, 6, 1]];
-  const TALLEST = 560, LABEL = 16, POD = 22;
+  const SIZES = [[82, 46, 6], [60, 36, 5], [26, 26, 3], [20, 20, 2], [18, 18, 2], [16, 16, 2], [14, 14, 2], [12, 12, 2], [10, 10, 1], [8, 8, 1], [5, 5, 1]];
+  const LABEL = 16, POD = 22, GUTTER = 48;
   let fleet = null, tag = "", cells = [], at = -1, labels = [];
 
   // Places one block per rack, blocks in rows, pods under each other. Without places: one plain grid.
@@ -22,21 +22,24 @@
       racks.get(rack).push(index);
     });
     let y = 0;
+    // Small cells have no names: then a pod's name stands in a gutter, beside its racks.
+    const beside = !named && pods.size > 1, left = beside ? GUTTER : 0;
     for (const [pod, racks] of pods) {
-      if (pod && (pods.size > 1 || named)) { texts.push([0, y + 13, pod, true]); y += POD; }
-      let x = 0, tallest = 0;
+      if (pod && beside) texts.push([0, y + 11, pod, true]);
+      else if (pod && (pods.size > 1 || named)) { texts.push([0, y + 13, pod, true]); y += POD; }
+      let x = left, tallest = 0;
       const top = named && [...racks.keys()].some(Boolean) ? LABEL : 0;
       for (const [rack, members] of racks) {
-        const fit = Math.max(1, Math.floor((width + gap) / (w + gap)));
+        const fit = Math.max(1, Math.floor((width - left + gap) / (w + gap)));
         const columns = racks.size === 1 ? fit : Math.min(members.length, fit, members.length > 8 ? Math.ceil(members.length / 2) : 8);
         const blockW = columns * (w + gap) - gap, blockH = Math.ceil(members.length / columns) * (h + gap) - gap;
-        if (x && x + blockW > width) { x = 0; y += tallest + top + gap * 2.5; tallest = 0; }
+        if (x > left && x + blockW > width) { x = left; y += tallest + top + (top ? gap * 2.5 : gap + 2); tallest = 0; }
         if (top) texts.push([x, y + 11, rack, false]);
         members.forEach((index, place) => found.push({ index, x: x + place % columns * (w + gap), y: y + top + Math.floor(place / columns) * (h + gap), w, h }));
-        x += blockW + gap * 2.5;
+        x += blockW + Math.max(gap * 2.5, 5);
         tallest = Math.max(tallest, blockH);
       }
-      y += tallest + top + gap * 3;
+      y += tallest + top + Math.max(gap * 3, 8);
     }
     return { found, texts, height: y };
   }
@@ -47,8 +50,8 @@
     let plan = null, size = null;
     for (const candidate of SIZES) {
       size = candidate;
-      plan = layout(width, size, size[0] >= 20);
-      if (plan.height <= TALLEST) break;
+      plan = layout(width, size, size[0] >= 26);
+      if (plan.height <= (width < 600 ? 720 : 580)) break;
     }
     cells = plan.found.sort((a, b) => a.index - b.index);
     labels = plan.texts;
@@ -103,12 +106,12 @@
       pen.textAlign = "start";
     }
     // A verdict on a node that still serves: a corner, so that it is seen on any colour.
-    if ((verdict === "suspect" || verdict === "watch") && !LETTERS[kind]) {
-      const side = Math.max(5, Math.min(12, w / 2));
-      pen.fillStyle = colour("c-suspect");
+    if (verdict !== "healthy" && !LETTERS[kind]) {
+      const side = Math.max(5, Math.min(12, w / 2)) + (verdict === "isolate" ? 3 : 0);
+      pen.fillStyle = colour(verdict === "isolate" ? "c-bad" : "c-suspect");
       pen.beginPath();
       pen.moveTo(x + w - side, y + h); pen.lineTo(x + w, y + h); pen.lineTo(x + w, y + h - side);
-      if (verdict === "suspect") pen.fill(); else { pen.strokeStyle = colour("c-suspect"); pen.lineWidth = 1.5; pen.stroke(); }
+      if (verdict !== "watch") pen.fill(); else { pen.strokeStyle = colour("c-suspect"); pen.lineWidth = 1.5; pen.stroke(); }
     }
     pen.globalAlpha = 1;
   }

@@ -110,11 +110,13 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def kind_of(node: SlurmNode, *, held_by_us: bool, known_bad: bool) -> NodeKind:
     """`held_by_us`: a slot is held for the node. Our own drain is known by its reason (`healer:`) too."""
-    if node.in_service:
-        if known_bad:
-            return NodeKind.bad_in_service
-        return NodeKind.busy if node.busy else NodeKind.idle
-    return NodeKind.planned if node.planned else _out_by(node, held_by_us=held_by_us)
+    if node.planned:
+        return NodeKind.planned
+    if not node.in_service:
+        return _out_by(node, held_by_us=held_by_us)
+    if known_bad:
+        return NodeKind.bad_in_service
+    return NodeKind.busy if node.busy else NodeKind.idle
 
 
 def _out_by(node: SlurmNode, *, held_by_us: bool) -> NodeKind:

@@ -41,7 +41,7 @@ def left_for_you(detail: IncidentDetail, node: SlurmNode | None, role: Role, now
                 Left(
                     tone="bad" if run.state is RunState.stuck else "ask" if asks(run) else "warn",
                     text=f"{run.playbook} {target(run)}: {row.word}.",
-                    detail=row.why or _held_why(one),
+                    detail=row.why or _held_why(one, detail),
                     buttons=run_buttons(run, role),
                 )
             )
@@ -50,7 +50,7 @@ def left_for_you(detail: IncidentDetail, node: SlurmNode | None, role: Role, now
             Left(
                 tone="bad",
                 text=f"{incident.root.node} is known bad and still in service.",
-                detail="It may take new jobs. A guard keeps healer from draining it; decide by hand.",
+                detail="It may take new jobs. A guard keeps healer from draining it; a person can, in Slurm.",
             )
         )
     if incident.owner and incident.is_open:
@@ -101,8 +101,12 @@ def _return(detail: IncidentDetail, node: SlurmNode | None, role: Role) -> list[
     ]
 
 
-def _held_why(run: RunDetail) -> str:
-    for decision in reversed(run.decisions):
+def _held_why(run: RunDetail, detail: IncidentDetail) -> str:
+    """The run's own last words, else those of the guard that holds it."""
+    if run.log and run.log[-1].text:
+        return run.log[-1].text
+    own = [one for one in (*detail.decisions, *run.decisions) if one.run in (None, run.run.id) and one.guard]
+    for decision in reversed(own):
         for answer in decision.answers:
             if answer.guard is decision.guard:
                 return f"Guard {answer.guard.value}: {answer.why}"

@@ -14,7 +14,8 @@ def report(detail: IncidentDetail, now: datetime) -> str:
     lines = [
         f"# {_plain(incident.title)}: {place(incident.root)}",
         "",
-        f"- Incident: `{incident.id}` (cluster {incident.cluster}, rule {incident.rule}, fault {incident.fault})",
+        f"- Incident `{incident.id}` in cluster {incident.cluster}",
+        f"- Rule {incident.rule}, fault {incident.fault}",
         f"- Severity {incident.severity.value}, {STATE_WORDS[incident.state]}; {sure(incident, detail)}",
         f"- Opened {words.utc(incident.opened)}; closed: {_plain(closed)}",
         f"- Jobs hit: {', '.join(incident.jobs_hit) or 'none'}",

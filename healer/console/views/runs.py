@@ -64,7 +64,7 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[StepRow]:
                 attempt=max(entry.attempt for entry in entries),
                 at=first.at,
                 offset=words.offset(first.at, start),
-                took=words.span((last.at - first.at).total_seconds()) if ended else "",
+                took=words.span((last.at - first.at).total_seconds()) if ended and last is not first else "",
                 text=text,
             )
         )
@@ -133,10 +133,10 @@ def why(run: Run, now: datetime) -> str:
 
 def _approval(until: datetime | None, now: datetime) -> str:
     if until is None:
-        return "Waits for a person's approval."
+        return "Waits until a person approves it."
     if until <= now:
-        return f"Was to be approved until {words.utc(until)}; healer does nothing by itself."
-    return f"Waits for approval until {words.utc(until)} ({words.ago(until, now)})."
+        return f"The time to approve it ended {words.utc(until)}; healer does nothing by itself."
+    return f"Can be approved until {words.utc(until)} ({words.ago(until, now)})."
 
 
 class GuardRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from healer.console import words
 from healer.console.reads import Standing
 from healer.console.views.buttons import Button
 from healer.console.views.fleet import NodeKind, NodeRow
+from healer.console.views.runs import asks
 from healer.decisions.capacity import floor_limit, slots_limit
 from healer.model import BreakerState, Mode, Pause, Severity
 
@@ -71,7 +72,7 @@ def strip(standing: Standing, rows: list[NodeRow], now: datetime) -> Strip:
         slots_used=sum(not slot.unusable for slot in standing.slots),
         slots_limit=slots_limit(standing.guards, len(rows)),
         slots_past_caps=sum(slot.unusable for slot in standing.slots),
-        asking=len(standing.asking),
+        asking=sum(asks(run) for run in standing.asking),
         mode=standing.default_mode,
         snapshot_at=standing.snapshot.taken_at if standing.snapshot else None,
         stale=_stale(standing, now),
@@ -106,8 +107,7 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
     if breaker.state is not BreakerState.closed:
         half = breaker.state is BreakerState.half_open
         since = f" since {words.utc(breaker.since)}" if breaker.since else ""
-        roots = words.plural(len(breaker.roots), "root") if breaker.roots else ""
-        text = ". ".join(part for part in (breaker.why.rstrip("."), roots) if part)
+        text = breaker.why.rstrip(".") or words.plural(len(breaker.roots), "root")
         found.append(
             Banner(
                 tone="bad",

@@ -10,7 +10,9 @@ from healer.console.views.runs import EVENT_WORDS, GuardRow, guard_rows, guards_
 from healer.model import AuditRecord, Decision, Outcome, StepEvent
 
 #: Audit verbs that the timeline already shows from better sources (decisions, run logs, notes, messages).
-_SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "message.", "finding.", "evidence.")
+_SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "incident.note", "message.", "finding.", "evidence.")
+#: Of healer's own records only these; the rest repeats the runs' logs.
+_OWN = ("incident.",)
 
 _OUTCOME_WORDS = {
     Outcome.act: "healer acts",
@@ -124,6 +126,7 @@ def _done(detail: IncidentDetail) -> list[TimelineRow]:
     rows: list[TimelineRow] = []
     for run in detail.runs:
         shadow = " (shadow: nothing is touched)" if run.run.shadow else ""
+        whose = f"{run.run.playbook} {target(run.run)}: " if len(detail.runs) > 1 else ""
         for entry in run.log:
             attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
             rows.append(
@@ -131,8 +134,7 @@ def _done(detail: IncidentDetail) -> list[TimelineRow]:
                     at=entry.at,
                     kind="step",
                     tone="bad" if entry.event in _BAD_EVENTS else "plain",
-                    text=f"{run.run.playbook} {target(run.run)}, {entry.step}: "
-                    f"{EVENT_WORDS[entry.event]}{attempt}{shadow}",
+                    text=f"{whose}{entry.step} {EVENT_WORDS[entry.event]}{attempt}{shadow}",
                     detail=entry.text,
                 )
             )
@@ -144,7 +146,7 @@ def _said(detail: IncidentDetail) -> list[TimelineRow]:
         TimelineRow(at=note.at, kind="person", tone="person", text=f"{note.by} wrote", detail=note.text)
         for note in detail.notes
     ]
-    rows += [_record(one) for one in detail.records if not one.verb.startswith(_SHOWN_ELSEWHERE)]
+    rows += [_record(one) for one in detail.records if _worth(one)]
     for sent in detail.messages:
         how = {"sent": "sent", "due": "waits for delivery", "listed": "in healer's own list (no sink is set)"}
         state = how.get(sent.state, sent.state)
@@ -158,6 +160,12 @@ def _said(detail: IncidentDetail) -> list[TimelineRow]:
             )
         )
     return rows
+
+
+def _worth(record: AuditRecord) -> bool:
+    if record.verb.startswith(_SHOWN_ELSEWHERE):
+        return False
+    return record.actor != "healer" or record.verb.startswith(_OWN)
 
 
 def _record(record: AuditRecord) -> TimelineRow:

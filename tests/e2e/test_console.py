@@ -1,0 +1,254 @@
+"""The console in a real Chromium against a site whose API remembers what was pressed."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import msgspec
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+
+from healer.model import IncidentState, Role
+from tests.support import console_sample
+from tests.support.browser import chromium, served
+from tests.support.console_sample import NOW
+from tests.support.console_site import CSRF, Site, make_sample
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site(make_sample(32, past=70))
+
+
+@pytest.fixture
+def url(site: Site) -> Iterator[str]:
+    with served(site.app) as address:
+        yield address
+
+
+def open_page(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+    context.set_default_timeout(8000)
+    context.add_cookies([{"name": "healer_session", "value": "cookie-good", "url": url}])
+    return context.new_page()
+
+
+def incident_of(site: Site, rule: str) -> str:
+    return next(
+        key
+        for key, detail in site.sample.details.items()
+        if detail.incident.rule == rule and NOW - detail.incident.opened < timedelta(hours=23)
+    )
+
+
+def paths(site: Site) -> list[str]:
+    run = next(iter(site.sample.runs))
+    return [
+        "/",
+        "/?q=nothing-fits",
+        "/incidents",
+        "/incidents?show=resolved",
+        "/incidents?severity=P0&show=all&q=gpu0009",
+        *(
+            f"/incidents/{incident_of(site, rule)}"
+            for rule in ("gpu-lost", "gpu-remap-failed", "gpu-application")
+        ),
+        "/runs",
+        f"/runs/{run}",
+        "/audit",
+        "/nodes/pod1/gpu0017",
+        "/sign-in",
+    ]
+
+
+def test_no_page_breaks_its_policy_or_its_width(browser: Browser, site: Site, url: str) -> None:
+    for width in (1280, 400):
+        page = open_page(browser, url, width=width)
+        said: list[str] = []
+
+        def hear(message: ConsoleMessage) -> None:
+            said.append(message.text)
+
+        page.on("console", hear)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
+        for path in paths(site):
+            page.goto(url + path)
+            expect(page.locator("h1")).to_be_visible()
+            over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert over <= 0, f"{path} is {over} px wider than its window of {width} px"
+        assert said == []
+        page.context.close()
+
+
+def test_a_hostile_kernel_line_stays_text(browser: Browser, site: Site, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(f"{url}/incidents/{incident_of(site, 'gpu-application')}")
+    expect(page.locator("pre")).to_contain_text("name=<script>alert(1)</script>")
+    assert page.locator("script:not([src])").count() == 0
+
+
+def test_sign_in_link_works_once(browser: Browser, url: str) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(url + "/incidents")
+    expect(page.locator("h1")).to_have_text("Sign in")
+    page.goto(url + "/sign-in?token=good&next=/incidents")
+    expect(page.locator("h1")).to_have_text("Incidents")
+    cookie = next(one for one in context.cookies() if one["name"] == "healer_session")
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Lax"
+    context.clear_cookies()
+    page.goto(url + "/sign-in?token=good")
+    expect(page.locator("h1")).to_have_text("This link does not work any more")
+    context.close()
+
+
+def test_sign_in_by_form_and_sign_out(browser: Browser, site: Site, url: str) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(url + "/sign-in")
+    page.fill("#token", "good")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.locator("h1")).to_have_text("Fleet")
+    page.locator(".menu summary").click()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("h1")).to_have_text("Sign in")
+    assert site.ended == ["cookie-good"]
+    context.close()
+
+
+def test_keys_move_open_search_and_help(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/incidents")
+    expect(page.locator("tbody tr").first).to_contain_text("P0")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    expect(page.locator("tr.at")).to_have_count(1)
+    first = page.locator("tr.at a").first.inner_text()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text(first)
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+    page.keyboard.press("g")
+    page.keyboard.press("a")
+    expect(page.locator("h1")).to_have_text("Audit")
+    page.keyboard.press("/")
+    expect(page.locator("#q")).to_be_focused()
+
+
+def test_approval_shows_its_effect_first_and_a_refusal_in_words(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    page.goto(f"{url}/incidents/{incident_of(site, 'nvswitch-fatal')}")
+    page.keyboard.press("p")
+    expect(page.locator("#act-preview")).to_contain_text("Reboot through Slurm")
+    expect(page.locator("#act-preview")).to_contain_text("4711")
+    assert [call for call, _, _ in site.pressed] == [
+        "POST /api/v1/playbooks/drain-reboot-verify/runs?dry_run"
+    ]
+
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_contain_text("Reason is missing")
+    assert len(site.pressed) == 1
+
+    site.refuse = {
+        "title": "A guard refuses", "status": 409, "code": "guard_refused", "guard": "floor", "limit": 28,
+        "used": 27, "frees_at": "2026-11-20T03:30:00Z", "detail": "27 nodes would stay in service; 28 must.",
+    }  # fmt: skip
+    page.fill("#act-text", "link is dead")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_contain_text(
+        "Guard floor refuses. 27 nodes would stay in service"
+    )
+    expect(page.locator("#act-problem")).to_contain_text("used 27 of 28; frees in")
+
+    site.refuse = None
+    page.locator("#act-go").click()
+    expect(page.locator("#act")).to_be_hidden()
+    refused, done = site.pressed[-2:]
+    assert done[0].startswith("POST /api/v1/runs/run-") and done[0].endswith("/approve")
+    assert done[1] == {"reason": "link is dead"}
+    assert done[2]["x-healer-csrf"] == CSRF
+    assert done[2]["idempotency-key"] != refused[2]["idempotency-key"]
+
+
+def test_an_event_changes_the_page_in_place_and_keeps_the_focus(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    key = incident_of(site, "gpu-lost")
+    page.goto(f"{url}/incidents/{key}")
+    expect(page.locator("#live")).to_have_text("live")
+    page.evaluate("window.sameDocument = true")
+    page.locator("summary", has_text="guards asked").click()
+    page.locator("main a", has_text="Report").focus()
+
+    detail = site.sample.details[key]
+    solved = msgspec.structs.replace(detail.incident, state=IncidentState.resolved, closed=NOW)
+    site.sample.details[key] = msgspec.structs.replace(detail, incident=solved)
+    site.say("incident", {"cluster": "pod1", "id": key, "state": "resolved"})
+
+    expect(page.locator(".title .state")).to_have_text("resolved")
+    expect(page.locator("main a", has_text="Report")).to_be_focused()
+    expect(page.locator(".timeline details")).to_have_attribute("open", "")
+    assert page.evaluate("window.sameDocument") is True
+
+
+def test_the_page_says_when_it_is_not_live(browser: Browser, site: Site) -> None:
+    with served(site.app) as address:
+        page = open_page(browser, address)
+        page.goto(address + "/")
+        expect(page.locator("#live")).to_have_text("live")
+    expect(page.locator("#live")).to_have_text("reconnecting")
+
+
+def test_the_map_speaks_and_opens_a_node(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/")
+    expect(page.locator("#map")).to_be_visible()
+    wait_until(lambda: page.evaluate("document.getElementById('map').style.height"), what="the map was drawn")
+    page.locator("#map").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#say")).to_contain_text("gpu0002: in service, busy")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("gpu0002")
+
+
+def test_a_viewer_sees_all_and_presses_nothing(browser: Browser) -> None:
+    site = Site(make_sample(32), role=Role.viewer)
+    with served(site.app) as address:
+        page = open_page(browser, address)
+        for path in ("/", f"/incidents/{incident_of(site, 'nvswitch-fatal')}", "/nodes/pod1/gpu0017"):
+            page.goto(address + path)
+            expect(page.locator("h1")).to_be_visible()
+            assert page.locator("[data-act]").count() == 0
+
+
+def test_a_pause_and_an_open_breaker_stand_on_every_page(browser: Browser) -> None:
+    sample = make_sample(1250)
+    console_sample.storm(sample)
+    site = Site(sample)
+    with served(site.app) as address:
+        page = open_page(browser, address)
+        for path in ("/", "/incidents", "/runs", "/audit"):
+            page.goto(address + path)
+            expect(page.locator(".banner.bad")).to_contain_text("Breaker open")
+            expect(page.locator(".banner.warn")).to_contain_text("Paused: rule nvswitch-degraded by mara")
+        page.locator(".banner.warn button").click()
+        page.fill("#act-text", "roll-out is over")
+        page.locator("#act-go").click()
+        expect(page.locator("#act")).to_be_hidden()
+        assert site.pressed[-1][0] == "DELETE /api/v1/pauses/pause-1"

@@ -1,0 +1,59 @@
+"""A real Chromium for tests, and a web server in a thread."""
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.support.wait import wait_until
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+def chromium_path() -> str:
+    """Raises AssertionError where there is none: a browser test never skips in silence."""
+    found = next((path for path in map(shutil.which, _NAMES) if path), None)
+    assert found, f"these tests need a Chromium on the path (one of {', '.join(_NAMES)})"
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=list(_QUIET))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """The application on a free port of 127.0.0.1; yields its address."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    # Open event streams would hold a graceful stop for ever.
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, what="the web server started")
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        sock.close()

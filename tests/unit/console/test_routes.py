@@ -1,0 +1,117 @@
+"""The pages without a browser: who may see them, and that wrong addresses get clear answers."""
+
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
+from healer.console.sign_in import _local
+from healer.model import Role
+from tests.support.console_site import CSRF, Site, make_sample
+
+COOKIE = {"Cookie": "healer_session=cookie-good"}
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return Site(make_sample(32, past=120))
+
+
+@pytest.fixture(scope="module")
+def client(site: Site) -> TestClient:
+    return TestClient(site.app, base_url="http://healer.test", follow_redirects=False)
+
+
+def test_every_page_needs_a_session(client: TestClient) -> None:
+    for path in ("/", "/incidents", "/incidents/12345678", "/runs", "/runs/x", "/audit", "/fleet.json",
+                 "/nodes/pod1/gpu0001", "/incidents/12345678/report.md"):  # fmt: skip
+        answer = client.get(path)
+        assert answer.status_code == 303, path
+        assert answer.headers["location"].startswith("/sign-in")
+
+
+def test_a_signals_token_sees_no_page() -> None:
+    client = TestClient(Site(make_sample(4), role=Role.signals).app)
+    assert client.get("/", headers=COOKIE).status_code == 403
+
+
+def test_pages_carry_the_policy_and_no_inline_script_or_style(client: TestClient, site: Site) -> None:
+    incident = next(iter(site.sample.details))
+    for path in ("/", "/incidents", f"/incidents/{incident}", "/runs", "/audit", "/sign-in"):
+        answer = client.get(path, headers=COOKIE)
+        assert answer.status_code == 200
+        assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+        assert answer.headers["cache-control"] == "no-store"
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son[a-z]+=", answer.text)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/?cluster=nowhere", 404), ("/incidents/0123456789", 404), ("/runs/nothing", 404),
+        ("/nodes/pod1/gpu9999", 404), ("/incidents?cursor=garbage", 400), ("/incidents?severity=P9", 200),
+        ("/?page=999", 200), ("/static/../pyproject.toml", 404), ("/static/nothing.js", 404),
+    ],
+)  # fmt: skip
+def test_wrong_addresses_get_clear_answers(client: TestClient, path: str, status: int) -> None:
+    assert client.get(path, headers=COOKIE).status_code == status
+
+
+def test_lists_are_paged(client: TestClient) -> None:
+    first = client.get("/incidents?show=resolved", headers=COOKIE).text
+    assert first.count("<tr data-row=") == 50
+    link = re.search(r'href="(/incidents\?[^"]*cursor=[^"]*)" rel="next"', first)
+    assert link
+    second = client.get(link.group(1).replace("&amp;", "&"), headers=COOKIE).text
+    assert second.count("<tr data-row=") == 50
+    assert "Newest" in second
+
+
+def test_empty_lists_say_so() -> None:
+    client = TestClient(Site(make_sample(8, empty=True)).app)
+    assert "No open incidents." in client.get("/incidents", headers=COOKIE).text
+    assert "No runs yet." in client.get("/runs", headers=COOKIE).text
+    assert "No records yet." in client.get("/audit", headers=COOKIE).text
+
+
+def test_fleet_json_answers_304_when_nothing_changed(client: TestClient) -> None:
+    first = client.get("/fleet.json", headers=COOKIE)
+    assert len(first.json()["nodes"]) == 32
+    again = client.get("/fleet.json", headers={**COOKIE, "If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+
+
+def test_static_files_may_be_kept_only_under_their_hash(client: TestClient) -> None:
+    named = re.search(r'href="(/static/console\.css\?v=\w+)"', client.get("/sign-in").text)
+    assert named
+    assert "immutable" in client.get(named.group(1)).headers["cache-control"]
+    assert client.get("/static/console.css?v=old").headers["cache-control"] == "no-cache"
+
+
+def test_a_link_never_leads_to_another_site() -> None:
+    assert _local("/incidents?show=all") == "/incidents?show=all"
+    for target in (
+        "https://elsewhere.example",
+        "//elsewhere.example",
+        "/\\elsewhere.example",
+        "javascript:x",
+        "",
+    ):
+        assert _local(target) == "/"
+    assert "\n" not in _local("/x\r\nSet-Cookie: a=b")
+
+
+def test_sign_out_needs_the_page_it_came_from(client: TestClient, site: Site) -> None:
+    assert client.post("/sign-out", headers=COOKIE, data={"csrf": "wrong"}).status_code == 403
+    assert site.ended == []
+    foreign = {**COOKIE, "Sec-Fetch-Site": "cross-site"}
+    assert client.post("/sign-out", headers=foreign, data={"csrf": CSRF}).status_code == 403
+    assert client.post("/sign-out", headers=COOKIE, data={"csrf": CSRF}).status_code == 303
+    assert site.ended == ["cookie-good"]
+
+
+def test_scripts_stay_small() -> None:
+    """Read by people at night on any line, and by reviewers: what grows past this belongs on the server."""
+    sizes = {path.name: path.stat().st_size for path in (web_dir() / "static").glob("*.js")}
+    assert sum(sizes.values()) < 25_000, sizes

@@ -1,0 +1,191 @@
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from healer.console.reads import IncidentDetail, Standing
+from healer.console.views import fleet, incident, runs, standing, timeline
+from healer.console.views.buttons import run_buttons
+from healer.console.views.fleet import NodeKind
+from healer.console.views.report import report
+from healer.model import Component, Role, RunState, SlurmNode
+from tests.support import console_sample
+from tests.support.console_sample import CLUSTER, NOW, Sample
+from tests.support.console_site import SampleReads, make_sample
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return make_sample(32)
+
+
+def stands(sample: Sample) -> Standing:
+    found = SampleReads(sample).standing(CLUSTER)
+    assert found is not None
+    return found
+
+
+def detail_of(sample: Sample, rule: str) -> IncidentDetail:
+    return next(detail for detail in sample.details.values() if detail.incident.rule == rule)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "kind"),
+    [
+        (("IDLE",), "", NodeKind.idle),
+        (("ALLOCATED",), "", NodeKind.busy),
+        (("MIXED", "DRAIN"), "healer:gpu-lost inc:2bcdce34 gone", NodeKind.out_healer),
+        (("IDLE", "DRAIN"), "swap riser", NodeKind.out_person),
+        (("IDLE", "DRAIN"), "Kill task failed", NodeKind.out_slurm),
+        (("DOWN",), "Not responding", NodeKind.out_slurm),
+        (("DOWN",), "", NodeKind.out_slurm),
+        (("IDLE", "MAINTENANCE"), "", NodeKind.planned),
+        (("UNKNOWN",), "", NodeKind.unknown),
+    ],
+)
+def test_who_took_a_node_out(state: tuple[str, ...], reason: str, kind: NodeKind) -> None:
+    node = SlurmNode(name="gpu0001", state=state, reason=reason)
+    assert fleet.kind_of(node, held_by_us=False, known_bad=False) is kind
+
+
+def test_a_known_bad_node_in_service_comes_first(sample: Sample) -> None:
+    rows = fleet.by_trouble(fleet.node_rows(stands(sample)))
+    assert (rows[0].name, rows[0].kind) == ("gpu0009", NodeKind.bad_in_service)
+    assert rows[0].bad_gpus == (6,)
+    assert [row.kind for row in rows] == sorted((row.kind for row in rows), key=list(NodeKind).index)
+
+
+def test_search_takes_every_word(sample: Sample) -> None:
+    rows = fleet.node_rows(stands(sample))
+    assert [row.name for row in rows if fleet.matches(row, "R005 healer")] == ["gpu0017", "gpu0020"]
+
+
+def test_strip_counts_every_node_once(sample: Sample) -> None:
+    now = stands(sample)
+    strip = standing.strip(now, fleet.node_rows(now), NOW)
+    out = strip.out_healer + strip.out_person + strip.out_slurm + strip.planned + strip.unknown
+    assert strip.in_service + out == strip.nodes == 32
+    assert (strip.floor, strip.slots_limit, strip.known_bad) == (29, 1, 1)
+    assert strip.asking == 3
+
+
+def test_strip_before_the_first_picture_and_after_the_last(sample: Sample) -> None:
+    blind = msgspec.structs.replace(stands(sample), snapshot=None, snapshot_error="slurmctld refused")
+    strip = standing.strip(blind, fleet.node_rows(blind), NOW)
+    assert strip.nodes == 0
+    assert not strip.below_floor
+    assert strip.banners[0].text == "healer holds every action. slurmctld refused"
+
+    later = standing.strip(stands(sample), [], NOW + timedelta(minutes=3))
+    assert later.stale
+    assert later.banners[0].title == "Slurm was last seen 3 min ago"
+
+
+def test_place_names_the_smallest_part() -> None:
+    assert incident.place(Component(cluster="c", node="n1", gpu=3, pci="0000:9b:00")) == "GPU 3 of n1"
+    assert incident.place(Component(cluster="c", node="n1", switch="NVSwitch 2")) == "NVSwitch 2 of n1"
+    assert incident.place(Component(cluster="c", switch="leaf-3")) == "switch leaf-3"
+    assert incident.place(Component(cluster="c", job="4711")) == "job 4711"
+    assert incident.place(Component(cluster="c")) == "cluster c"
+
+
+def left(sample: Sample, rule: str, role: Role = Role.operator) -> list[tuple[str, list[str]]]:
+    view = incident.incident_view(detail_of(sample, rule), stands(sample), role, NOW)
+    return [(one.text, [button.label for button in one.buttons]) for one in view.left]
+
+
+def test_what_is_left_for_a_person(sample: Sample) -> None:
+    assert left(sample, "gpu-lost") == []
+    assert left(sample, "nvswitch-fatal")[0] == (
+        "drain-reboot-verify gpu0005: waits for approval.",
+        ["Approve drain-reboot-verify", "Reject"],
+    )
+    assert [text for text, _ in left(sample, "gpu-remap-failed")] == [
+        "drain-reset-verify gpu0009: held by a guard.",
+        "gpu0009 is known bad and still in service.",
+        "Nobody has acknowledged this yet.",
+    ]
+    assert left(sample, "person-drain")[0][0].startswith("jonas drained gpu0026 1 d 5 h ago")
+    assert left(sample, "gpu-application") == [("Was this a true fault?", ["True fault", "False alarm"])]
+
+
+def test_a_viewer_gets_no_button(sample: Sample) -> None:
+    for detail in sample.details.values():
+        view = incident.incident_view(detail, stands(sample), Role.viewer, NOW)
+        assert not [button for one in view.left for button in one.buttons]
+        assert view.quiet == ()
+
+
+def test_our_drain_without_a_run_waits_for_the_repair(sample: Sample) -> None:
+    detail = detail_of(sample, "gpu-lost")
+    ended = tuple(
+        msgspec.structs.replace(one, run=msgspec.structs.replace(one.run, state=RunState.cancelled))
+        for one in detail.runs
+    )
+    view = incident.incident_view(
+        msgspec.structs.replace(detail, runs=ended), stands(sample), Role.operator, NOW
+    )
+    assert [button.action for one in view.left for button in one.buttons] == ["/api/v1/playbooks/resume/runs"]
+
+
+def test_an_approval_is_previewed_by_a_dry_run_of_its_playbook(sample: Sample) -> None:
+    run = next(one.run for one in sample.runs.values() if one.run.state is RunState.waiting_approval)
+    approve, reject = run_buttons(run, Role.operator)
+    assert approve.preview == "/api/v1/playbooks/drain-reboot-verify/runs"
+    assert approve.preview_body["node"] == "gpu0005"
+    assert reject.preview == ""
+    assert run_buttons(run, Role.responder) == ()
+
+
+def test_steps_are_folded_into_one_row_each(sample: Sample) -> None:
+    detail = detail_of(sample, "gpu-lost")
+    rows = runs.steps(detail.runs[0].log, detail.incident.opened)
+    assert [(row.key, row.word, row.took) for row in rows] == [
+        ("drain", "done", "12 ms"),
+        ("list-jobs", "done", ""),
+        ("requeue:4711", "done", "386 ms"),
+        ("wait-drained", "done", "6.88 s"),
+        ("reset", "started", ""),
+    ]
+    assert rows[0].offset == "+2.004 s"
+
+
+def test_timeline_is_in_order_and_says_each_day_once(sample: Sample) -> None:
+    rows = timeline.timeline(detail_of(sample, "gpu-lost"))
+    assert [row.at for row in rows] == sorted(row.at for row in rows)
+    assert [row.day for row in rows if row.day] == ["Fri 20 Nov 2026"]
+    assert rows[0].line.startswith("NVRM: Xid (PCI:0000:9b:00): 79")
+    decision = next(row for row in rows if row.kind == "decision")
+    assert decision.summary == "15 guards asked, all allow"
+    assert {row.kind for row in rows} >= {"evidence", "finding", "decision", "step", "person", "message"}
+
+
+def test_a_held_decision_names_its_guard(sample: Sample) -> None:
+    rows = timeline.timeline(detail_of(sample, "gpu-remap-failed"))
+    decision = next(row for row in rows if row.kind == "decision")
+    assert decision.summary == "15 guards asked: floor holds"
+    assert decision.open
+
+
+def test_report_makes_markup_of_a_log_inert(sample: Sample) -> None:
+    text = report(detail_of(sample, "gpu-application"), NOW)
+    code = [line for line in text.splitlines() if "<script>" in line]
+    assert code and all(line.startswith("      NVRM") for line in code)
+
+
+def test_fleet_body_of_a_large_cluster_is_small() -> None:
+    now = stands(make_sample(1250))
+    body = fleet.fleet_body(now, fleet.node_rows(now))
+    assert len(body["nodes"]) == 1250
+    assert len(body["groups"]) == 313
+    assert len(msgspec.json.encode(body)) < 100_000
+
+
+def test_legend_counts_all_nodes(sample: Sample) -> None:
+    rows = fleet.node_rows(stands(sample))
+    assert sum(count for *_, count in fleet.legend(rows)) == 32
+
+
+def test_sample_is_the_same_each_time() -> None:
+    assert make_sample(8).details.keys() == make_sample(8).details.keys()
+    assert console_sample.node_name(17) == "gpu0017"

@@ -9,7 +9,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 
 import msgspec
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -211,5 +211,11 @@ class Gate(RuleBasedStateMachine):
             assert one.guard is Guard.floor or one.used <= one.limit
 
 
-Gate.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+# No shrinking: it takes minutes of many small steps, longer than one test may last; the steps are printed whole.
+Gate.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
 TestGate = Gate.TestCase

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from healer.model import IncidentState, Role
 from tests.support import console_sample
@@ -69,24 +69,19 @@ def paths(site: Site) -> list[str]:
     ]
 
 
-def test_no_page_breaks_its_policy_or_its_width(browser: Browser, site: Site, url: str) -> None:
-    for width in (1280, 400):
-        page = open_page(browser, url, width=width)
-        said: list[str] = []
-
-        def hear(message: ConsoleMessage) -> None:
-            said.append(message.text)
-
-        page.on("console", hear)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
-        for path in paths(site):
-            page.goto(url + path)
-            expect(page.locator("h1")).to_be_visible()
-            over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert over <= 0, f"{path} is {over} px wider than its window of {width} px"
-        assert said == []
-        page.context.close()
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_page_breaks_its_policy_or_its_width(browser: Browser, site: Site, url: str, width: int) -> None:
+    page = open_page(browser, url, width=width)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
+    for path in paths(site):
+        page.goto(url + path)
+        expect(page.locator("h1")).to_be_visible()
+        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert over <= 0, f"{path} is {over} px wider than its window of {width} px"
+    assert said == []
 
 
 def test_a_hostile_kernel_line_stays_text(browser: Browser, site: Site, url: str) -> None:

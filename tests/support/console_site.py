@@ -42,6 +42,7 @@ from healer.model import (
     Slot,
     SlurmSnapshot,
 )
+from tests.support import console_blocks, console_stories
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample
 
@@ -65,9 +66,9 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         set_state(fleet, 30, ("IDLE", "DRAIN"), "Kill task failed", "root")
         set_state(fleet, 31, ("IDLE", "MAINTENANCE", "RESERVED"), "", "")
         set_state(fleet, 9, ("ALLOCATED",), "", "")
-    stories = [] if empty else sample_data.stories(tuple(list(jobs)[:1]))
+    stories = [] if empty else console_stories.stories(tuple(list(jobs)[:1]))
     details = {story.incident.id: story.detail() for story in stories}
-    for old in sample_data.history(past):
+    for old in console_blocks.history(past):
         details[old.incident.id] = old
     runs = {run.run.id: run for detail in details.values() for run in detail.runs}
     records = [record for detail in details.values() for record in detail.records]
@@ -79,11 +80,17 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         for seq, record in enumerate(records, start=1)
     ]
     slots = tuple(
-        Slot(cluster=CLUSTER, node=run.run.node or "", incident=run.run.incident, run=run.run.id, granted_at=NOW,
-             unusable=index == 0)
+        Slot(
+            cluster=CLUSTER,
+            node=run.run.node or "",
+            incident=run.run.incident,
+            run=run.run.id,
+            granted_at=NOW,
+            unusable=index == 0,
+        )
         for index, run in enumerate(runs.values())
         if run.run.state in (RunState.running, RunState.stuck) and not run.run.shadow
-    )  # fmt: skip
+    )
     standing = Standing(
         cluster=CLUSTER,
         breaker=Breaker(cluster=CLUSTER),
@@ -120,14 +127,22 @@ class SampleReads:
             self.sample.standing,
             open_incidents=tuple(
                 OpenIncident(
-                    id=one.id, severity=one.severity, state=one.state, rule=one.rule, title=one.title, root=one.root,
-                    opened=one.opened, nodes=one.nodes, known_bad_in_service=one.known_bad_in_service,
-                    owner=one.owner, acknowledged_by=one.acknowledged_by,
+                    id=one.id,
+                    severity=one.severity,
+                    state=one.state,
+                    rule=one.rule,
+                    title=one.title,
+                    root=one.root,
+                    opened=one.opened,
+                    nodes=one.nodes,
+                    known_bad_in_service=one.known_bad_in_service,
+                    owner=one.owner,
+                    acknowledged_by=one.acknowledged_by,
                 )
                 for one in incidents
             ),
             asking=tuple(asking),
-        )  # fmt: skip
+        )
 
     def incidents(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
         rows = sorted(
@@ -165,14 +180,18 @@ class SampleReads:
             seq=(last.seq or 0) if last else 0,
             hash=(last.hash or "") if last else "",
             unsealed=len(self.sample.records) - len(sealed),
-            checkpoint=Checkpoint(cluster=cluster, seq=last.seq or 0, hash=last.hash or "", at=NOW, key="k1",
-                                  signature="") if last else None,
-        )  # fmt: skip
+            checkpoint=Checkpoint(
+                cluster=cluster, seq=last.seq or 0, hash=last.hash or "", at=NOW, key="k1", signature=""
+            )
+            if last
+            else None,
+        )
 
 
 def _fits(incident: Incident, query: IncidentQuery) -> bool:
     nodes = {*incident.nodes, incident.root.node}
-    text = f"{incident.id} {incident.title} {incident.rule} {incident.fault} {' '.join(filter(None, nodes))}".lower()
+    parts = (incident.id, incident.title, incident.rule, incident.fault, *filter(None, nodes))
+    text = " ".join(parts).lower()
     return (
         query.open in (None, incident.is_open)
         and query.state in (None, incident.state)
@@ -211,10 +230,13 @@ class Site:
         self.app = FastAPI()
         self.app.include_router(
             router(
-                SampleReads(sample), self._session, clock=clock or (lambda: NOW), sign_in=self._sign_in,
+                SampleReads(sample),
+                self._session,
+                clock=clock or (lambda: NOW),
+                sign_in=self._sign_in,
                 sign_out=self.ended.append,
             )
-        )  # fmt: skip
+        )
         self.app.get("/api/v1/events/stream")(self._stream)
         self.app.get("/api/v1/audit/verify")(lambda: {"ok": True, "broken": []})
         self.app.post("/api/v1/{path:path}")(self._press)

@@ -1,11 +1,15 @@
 """`healer up`: the whole product in one process tree."""
 
 import os
+import sys
 
 import typer
 
 from healer.commands import Failed
 from healer.settings import Settings, load
+
+#: Size of the simulated cluster: one small pod.
+SIM_NODES = 32
 
 
 def register(app: typer.Typer) -> None:
@@ -24,12 +28,20 @@ def run_tree(settings: Settings) -> None:
     """Blocks until a signal asks for the end."""
     from setproctitle import setproctitle
 
-    from healer.embedded.tree import Tree
+    from healer.embedded.tree import Part, Tree, healer_parts
     from healer.embedded.user import EmbeddedError
 
     setproctitle("healer up")
+    parts, environ = healer_parts(), dict(os.environ)
+    if settings.slurm_adapters[0] == "sim" and settings.sim_socket is None:
+        # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
+        socket = str(settings.data_dir / "sim-slurm.sock")
+        environ["HEALER_SIM_SOCKET"] = socket
+        program = (sys.executable, "-m", "healer.sim.slurm", "--socket", socket, "--nodes", str(SIM_NODES))
+        parts.insert(0, Part("sim-slurm", program))
+        _say(f"no Slurm is used here: a simulated cluster of {SIM_NODES} nodes stands in")
     try:
-        Tree(settings, os.environ, say=_say).run()
+        Tree(settings, environ, parts=parts, say=_say).run()
     except EmbeddedError as error:
         raise Failed(str(error)) from None
 

@@ -24,7 +24,7 @@ from healer.embedded.postgres import Postgres, Say
 from healer.embedded.redis import Redis, find_binary
 from healer.embedded.running import Running
 from healer.embedded.user import EmbeddedError, make_data_dir
-from healer.settings import Listen, Settings
+from healer.settings import Listen, Settings, SettingsError
 
 PARTS = ("api", "detector", "scheduler", "worker")
 PARTS_STOP_S = 5.0
@@ -63,6 +63,7 @@ class Tree:
         self._environ = dict(environ)
         self._on_ready = on_ready
         self._ready = False
+        self._ends: dict[str, str] = {}
         self._stops = 0
         self._wake, self._woken = os.pipe()
         self.data_dir: Path = make_data_dir(settings.data_dir)
@@ -83,7 +84,7 @@ class Tree:
         return f"http://{Listen(here, port)}"
 
     def run(self) -> None:
-        """Raises EmbeddedError when it cannot start; what had started is stopped then."""
+        """Raises EmbeddedError or SettingsError when it cannot start; what had started is stopped then."""
         self._listen_for_signals()
         self._check_port()
         held = lock(self.data_dir)
@@ -208,7 +209,7 @@ class Tree:
         for child in self._children:
             how = child.ended()
             if how is not None and not self._stops:
-                self.say(f"{child.name} ended ({how}); starting it again")
+                self._tell_end(child, how)
             if child.due() and not self._stops:
                 child.start(self._environ, self._guardian.popen)
                 changed = True
@@ -222,6 +223,14 @@ class Tree:
             self._rotated = time.monotonic()
             rotate(self._logs)
         self._rest()
+
+    def _tell_end(self, child: Child, how: str) -> None:
+        """Says it once while it stays the same. Wrong settings at the start end the start."""
+        if how.startswith("exit status 2: ") and not self._ready:
+            raise SettingsError(how.removeprefix("exit status 2: ").removeprefix("healer: "))
+        if self._ends.get(child.name) != how:
+            self._ends[child.name] = how
+            self.say(f"{child.name} ended ({how}); starting it again")
 
     def _restart_servers(self) -> bool:
         changed = False

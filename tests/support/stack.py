@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer import migrate
+from healer.embedded.guardian import Guardian
 from healer.embedded.postgres import Postgres
 
 _TEMPLATE = "healer"
@@ -38,8 +39,12 @@ def scratch() -> Iterator[Path]:
 def postgres() -> Iterator[Postgres]:
     """The session's embedded server. Its database `healer` is migrated, and the template: leave it empty."""
     folder = make_scratch()
-    server = Postgres(folder / "data")
+    # A test run that is killed leaves no server behind either.
+    guardian = Guardian(folder / "guardian.log")
+    server = Postgres(folder / "data", popen=guardian.popen)
     server.start()
+    assert server.process is not None
+    guardian.add("postgres", server.process.pid)
     try:
         engine = sa.create_engine(server.url)
         migrate.upgrade(engine)
@@ -47,6 +52,7 @@ def postgres() -> Iterator[Postgres]:
         yield server
     finally:
         server.stop()
+        guardian.release()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,0 +1,62 @@
+"""`healer up`, the whole product on a simulated Slurm: names, restarts, and how it ends."""
+
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import name_of
+from tests.support.up import Stack
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.crash
+PARTS = ("api", "detector", "scheduler", "worker")
+
+
+@pytest.fixture
+def stack(scratch: Path) -> Iterator[Stack]:
+    with Stack(scratch, HEALER_SLURM_ADAPTERS="sim") as stack:
+        yield stack
+
+
+def ready(stack: Stack) -> bool:
+    try:
+        with urllib.request.urlopen(f"{stack.url}/readyz", timeout=2) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def test_every_process_that_is_killed_comes_back_and_it_is_ready_again(stack: Stack) -> None:
+    for part in PARTS:
+        assert name_of(stack.pids()[part]) == f"healer {part}"
+    killed = {name: stack.pids()[name] for name in (*PARTS, "postgres", "redis")}
+    for pid in killed.values():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(
+        lambda: stack.pids().keys() >= killed.keys() and not stack.pids().items() & killed.items(),
+        20,
+        what="every killed process has a successor",
+    )
+    wait_until(lambda: ready(stack), 40, what="/readyz answers 200 again")
+    begun = time.monotonic()
+    assert stack.stop(signal.SIGINT) == 0
+    assert time.monotonic() - begun < 10
+    assert stack.left() == set()
+
+
+def test_nothing_of_the_product_is_left_10_s_after_kill_9_of_the_parent(stack: Stack) -> None:
+    stack.kill()
+    wait_until(lambda: not stack.left(), 10, what="every process of the tree has ended")
+
+
+def test_a_wrong_setting_ends_the_start_with_its_sentence(scratch: Path) -> None:
+    stack = Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="automatic")
+    stack.start(ready=False)
+    assert stack.process is not None
+    assert stack.process.wait(30) == 2
+    assert stack.said().startswith("healer: HEALER_MODE must be one of")

@@ -251,6 +251,8 @@ class RealSlurm:
             return False
 
     def _write_files(self) -> None:
+        if self.directory.exists() and any(self.directory.iterdir()) and not self.slurm_conf.exists():
+            raise SlurmNotStarted(f"{self.directory} holds other files; an embedded Slurm needs its own.")
         shutil.rmtree(self.directory, ignore_errors=True)
         for part in ("state", "log", "dev", "cgroup", "run"):
             (self.directory / part).mkdir(parents=True)

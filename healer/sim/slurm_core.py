@@ -466,7 +466,7 @@ class SimScheduler:
         if node.down:
             base = "DOWN"
         elif running:
-            base = "MIXED" if node.free else "ALLOCATED"
+            base = "MIXED" if node.free or len(running) < len(node.jobs) else "ALLOCATED"
         else:
             base = "IDLE"
         flags = (

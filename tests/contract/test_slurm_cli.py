@@ -166,6 +166,13 @@ def test_a_path_too_long_for_a_socket_is_said_before_anything_starts(tmp_path: P
         RealSlurm(tmp_path / ("x" * 90), 1).start()
 
 
+def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(SlurmNotStarted, match="other files"):
+        RealSlurm(tmp_path, 1).start()
+    assert (tmp_path / "mine").exists()
+
+
 @pytest.mark.crash
 def test_nothing_is_left_when_the_process_that_started_slurm_is_killed(tmp_path: Path) -> None:
     program = (

@@ -211,7 +211,7 @@ class Gate(RuleBasedStateMachine):
             assert one.guard is Guard.floor or one.used <= one.limit
 
 
-# No shrinking: it takes minutes of many small steps, longer than one test may last; the steps are printed whole.
+# No shrinking: of so many steps it takes minutes, longer than one test may last; the steps are printed whole.
 Gate.TestCase.settings = settings(
     max_examples=60,
     stateful_step_count=50,

@@ -1,12 +1,11 @@
 """The REST API as one ASGI application. `healer.bootstrap` makes the Services and runs it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio.to_thread
-from fastapi import APIRouter, FastAPI, Request
-from starlette.routing import BaseRoute
+from fastapi import FastAPI, Request
 from starlette.types import Receive, Scope, Send
 
 from healer.api import acting, documents, problems, reading, system
@@ -16,6 +15,7 @@ from healer.api.group_commit import GroupCommit
 from healer.api.middleware import Edge
 from healer.api.services import Services
 from healer.api.signals import SignalRoutes
+from healer.console.reads import ConsoleReads
 
 PREFIX = "/api/v1"
 #: Threads for the synchronous routes; the engine's pool has room for two connections each.
@@ -44,10 +44,8 @@ class Application(FastAPI):
             await (await hot(Request(scope, receive)))(scope, receive, send)
 
 
-def create_app(
-    services: Services, *, routers: Sequence[APIRouter] = (), mounts: Sequence[BaseRoute] = ()
-) -> FastAPI:
-    """The application. `routers` and `mounts` are the console's pages and static files."""
+def create_app(services: Services, *, console: ConsoleReads | None = None) -> FastAPI:
+    """The application; with `console`, also the pages at `/`."""
     access = Access(services)
     fleet = Fleet(services)
     commit = GroupCommit(services.signals)
@@ -76,9 +74,10 @@ def create_app(
     app.include_router(reading.router, prefix=PREFIX)
     app.include_router(acting.router, prefix=PREFIX)
     app.include_router(system.router)
-    for router in routers:
-        app.include_router(router)
-    app.router.routes.extend(mounts)
+    if console is not None:
+        from healer.api.pages import console_pages
+
+        app.include_router(console_pages(services, access, console))
     problems.install(app)
     documents.install(app, PREFIX)
     return app

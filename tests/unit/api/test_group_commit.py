@@ -1,0 +1,130 @@
+"""One commit for all that waits, and what happens when the store is away or too slow."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from healer.api.group_commit import Busy, GroupCommit
+from healer.api.services import Arrival, Unavailable
+from healer.model import Component, Observation, ObservationKind
+
+
+def arrival(number: int) -> Arrival:
+    at = datetime(2026, 11, 20, tzinfo=UTC)
+    here = Component(cluster="pod1", node="gpu0001")
+    return Arrival(
+        Observation(
+            digest=f"{number:064x}", kind=ObservationKind.xid, component=here, event_at=at, arrived_at=at
+        )
+    )
+
+
+class MemoryStore:
+    """A SignalStore that keeps digests; `gate` holds it back, `away` makes it unavailable that often."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.batches: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.away = 0
+        self.poison = ""
+
+    def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
+        self.gate.wait(10)
+        if self.away:
+            self.away -= 1
+            raise Unavailable("away")
+        if any(one.observation.digest == self.poison for one in arrivals):
+            raise ValueError("poison")
+        self.batches.append(len(arrivals))
+        new = []
+        for one in arrivals:
+            new.append(one.observation.digest not in self.known)
+            self.known.add(one.observation.digest)
+        return new
+
+
+def test_what_waits_is_written_together_and_answered_each() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        commit = GroupCommit(store)
+        commit.start()
+        store.gate.clear()
+        waiting = [asyncio.create_task(commit.add([arrival(number % 20)])) for number in range(40)]
+        await asyncio.sleep(0)
+        store.gate.set()
+        answers = await asyncio.gather(*waiting)
+        assert sum(answer[0] for answer in answers) == 20
+        assert len(store.batches) <= 3
+        assert commit.depth == 0
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_a_store_that_comes_back_loses_nothing() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        store.away = 3
+        commit = GroupCommit(store)
+        commit.start()
+        assert await commit.add([arrival(1)]) == [True]
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_a_store_that_stays_away_is_told_not_swallowed() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        store.away = 10_000
+        commit = GroupCommit(store, wait_s=0.2)
+        commit.start()
+        with pytest.raises(Unavailable):
+            await commit.add([arrival(1)])
+        assert store.known == set()
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_heartbeats_are_shed_before_fault_events() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        store.gate.clear()
+        commit = GroupCommit(store, queue=10)
+        commit.start()
+        first = asyncio.create_task(commit.add([arrival(number) for number in range(5)]))
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await commit.add([arrival(20)], shed_first=True)
+        second = asyncio.create_task(commit.add([arrival(number) for number in range(5, 10)]))
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await commit.add([arrival(30)])
+        store.gate.set()
+        assert all(await first) and all(await second)
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_one_poisoned_request_does_not_take_its_neighbours_with_it() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        store.poison = arrival(7).observation.digest
+        store.gate.clear()
+        commit = GroupCommit(store)
+        commit.start()
+        tasks = [asyncio.create_task(commit.add([arrival(number)])) for number in range(5, 10)]
+        await asyncio.sleep(0)
+        store.gate.set()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(one, ValueError) for one in answers] == [False, False, True, False, False]
+        await commit.stop()
+
+    asyncio.run(go())

@@ -1,0 +1,130 @@
+"""Kernel lines and heartbeats over HTTP: accepted means stored, and each entry falls into one heap."""
+
+import httpx
+import sqlalchemy as sa
+
+from tests.support.api import CLUSTER, XID_79, Api, serving
+
+Served = tuple[Api, httpx.Client]
+KERNEL = "/api/v1/signals/kernel-log"
+BEAT = "/api/v1/signals/heartbeat"
+
+
+def body(node: str = "gpu0001", seq: int = 1, line: str = XID_79, **more: object) -> dict[str, object]:
+    return {
+        "cluster": CLUSTER,
+        "node": node,
+        "boot_id": "b1",
+        "entries": [{"seq": seq, "line": line}],
+        **more,
+    }
+
+
+def rows(api: Api) -> int:
+    with api.engine.connect() as conn:
+        return conn.execute(sa.text("SELECT count(*) FROM inbox")).scalar_one()
+
+
+def test_a_line_is_stored_and_a_repeat_is_a_duplicate(served: Served) -> None:
+    api, client = served
+    headers = api.headers("signals")
+    first = client.post(KERNEL, json=body(), headers=headers)
+    again = client.post(KERNEL, json=body(), headers=headers)
+    assert first.status_code == again.status_code == 202
+    assert first.json() == {"accepted": 1, "duplicates": 0, "unrecognised": 0, "rejected": []}
+    assert again.json()["duplicates"] == 1
+    assert rows(api) == 1
+
+
+def test_one_bad_entry_never_loses_the_good_ones(served: Served) -> None:
+    api, client = served
+    entries = [{"seq": 1, "line": XID_79}, {"seq": 2}, {"seq": 3, "line": "usb 1-1: new device"}]
+    told = client.post(
+        KERNEL, json={"node": "gpu0001", "boot_id": "b1", "entries": entries}, headers=api.headers("signals")
+    )
+    assert told.status_code == 202
+    answer = told.json()
+    assert (answer["accepted"], answer["unrecognised"]) == (1, 1)
+    assert [one["index"] for one in answer["rejected"]] == [1]
+
+
+def test_an_unknown_node_is_rejected_by_index(served: Served) -> None:
+    api, client = served
+    told = client.post(KERNEL, json=[body(), body(node="nosuch")], headers=api.headers("signals"))
+    assert told.json()["accepted"] == 1
+    assert told.json()["rejected"][0]["index"] == 1
+    assert "nosuch" in told.json()["rejected"][0]["reason"]
+
+
+def test_plain_lines_need_a_node(served: Served) -> None:
+    api, client = served
+    headers = {**api.headers("signals"), "Content-Type": "text/plain"}
+    without = client.post(KERNEL, content=XID_79, headers=headers)
+    told = client.post(KERNEL + f"?cluster={CLUSTER}&node=gpu0002", content=XID_79 + "\n", headers=headers)
+    assert without.status_code == 422
+    assert without.json()["errors"][0]["field"] == "node"
+    assert told.json()["accepted"] == 1
+
+
+def test_a_token_bound_to_a_node_speaks_of_nothing_else(served: Served) -> None:
+    api, client = served
+    headers = api.headers("signals", node="gpu0001")
+    assert client.post(KERNEL, json=body(), headers=headers).status_code == 202
+    assert client.post(KERNEL, json=[body(seq=2), body(node="gpu0002")], headers=headers).status_code == 403
+    assert client.post(KERNEL, json=body(node="nosuch"), headers=headers).status_code == 403
+    assert client.post(BEAT, json={"node": "gpu0002"}, headers=headers).status_code == 403
+    sneaky = {"node": "gpu0001", "entries": [{"line": XID_79, "node": "gpu0002"}]}
+    assert client.post(KERNEL, json=sneaky, headers=headers).status_code == 403
+    assert rows(api) == 1
+
+
+def test_a_token_bound_to_a_cluster_speaks_of_no_other(served: Served) -> None:
+    api, client = served
+    headers = api.headers("signals", cluster="pod2")
+    assert client.post(KERNEL, json=body(), headers=headers).status_code == 403
+
+
+def test_before_slurm_was_asked_nothing_is_lost(fresh_database: sa.Engine) -> None:
+    with serving(fresh_database, nodes=0) as (api, client):
+        told = client.post(KERNEL, json=body(), headers=api.headers("signals"))
+        assert told.status_code == 503
+        assert int(told.headers["Retry-After"]) >= 1
+
+
+def test_heartbeats_within_a_second_are_one(served: Served) -> None:
+    api, client = served
+    headers = api.headers("signals")
+    answers = [client.post(BEAT, json={"node": "gpu0001", "boot_id": "b"}, headers=headers) for _ in range(5)]
+    assert all(one.status_code == 202 for one in answers)
+    assert (
+        sum(one.json()["accepted"] for one in answers) + sum(one.json()["duplicates"] for one in answers) == 5
+    )
+    assert rows(api) < 5
+
+
+def test_wrong_bodies_are_problems(served: Served) -> None:
+    api, client = served
+    headers = api.headers("signals")
+    for content in (b"", b"{", b"[1]", b'{"node":"gpu0001"}', b'{"entries":3}', b"\xff\xfe", b"[" * 100_000):
+        told = client.post(KERNEL, content=content, headers={**headers, "Content-Type": "application/json"})
+        assert told.status_code == 422, content[:20]
+        assert told.headers["content-type"] == "application/problem+json"
+    form = client.post(
+        KERNEL, content="a=b", headers={**headers, "Content-Type": "application/x-www-form-urlencoded"}
+    )
+    packed = client.post(KERNEL, content=b"x", headers={**headers, "Content-Encoding": "gzip"})
+    assert (form.status_code, packed.status_code) == (415, 415)
+
+
+def test_a_body_over_8_mb_is_413(served: Served) -> None:
+    api, client = served
+    big = {**api.headers("signals"), "Content-Type": "text/plain"}
+    told = client.post(KERNEL + "?node=gpu0001", content=b"x" * (8 * 1024 * 1024 + 1), headers=big)
+    assert told.status_code == 413
+    assert told.json()["code"] == "too_large"
+
+
+def test_readers_write_no_signals(served: Served) -> None:
+    api, client = served
+    assert client.post(KERNEL, json=body()).status_code == 401
+    assert client.post(KERNEL, json=body(), headers=api.headers("admin")).status_code == 403

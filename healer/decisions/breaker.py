@@ -83,7 +83,7 @@ def _removes(rule: Rule, incident: Incident, rules: Ruleset) -> bool:
     return any(step.do in REMOVING_VERBS for step in playbook.steps)
 
 
-def next_breaker(  # noqa: PLR0917
+def next_breaker(
     breaker: Breaker,
     roots: Sequence[Root],
     actions: Sequence[bool],

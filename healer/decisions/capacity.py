@@ -94,8 +94,8 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     answer = _floor_of("", fleet, gone, node, settings)
     for name in node.partitions:
         # The loader fills what a partition leaves out from the general guards: only a floor of its own binds.
-        own = rules.partition_guards.get(name, settings)
-        if own.min_service_share != settings.min_service_share:
+        own = rules.partition_guards.get(name, rules.guards)
+        if own.min_service_share != rules.guards.min_service_share:
             there = [one for one in fleet if name in one.partitions]
             theirs = _floor_of(f" of partition {name}", there, gone, node, own)
             answer = theirs if theirs.kind is AnswerKind.hold else answer

@@ -31,7 +31,7 @@ from healer.model.reasons import is_ours
 _ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
 
-def decide(  # noqa: PLR0917
+def decide(
     incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime, active: Run | None
 ) -> Decision | None:
     """What to do about an incident now. None: nothing to decide (settling, ended, a run is under way).

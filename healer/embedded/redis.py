@@ -113,7 +113,7 @@ class Redis:
 def find_binary() -> Path | None:
     """A Redis or Valkey that Celery can use, or None."""
     for candidate in (shutil.which("redis-server"), shutil.which("valkey-server"), _packaged()):
-        if candidate and _version(candidate) >= OLDEST:
+        if candidate and version_of(candidate) >= OLDEST:
             return Path(candidate)
     return None
 
@@ -126,8 +126,8 @@ def _packaged() -> str | None:
     return str(binary) if binary.exists() else None
 
 
-def _version(binary: str) -> tuple[int, ...]:
-    """(0,) when the program does not run or does not say."""
+def version_of(binary: str) -> tuple[int, ...]:
+    """(major, minor); (0,) when the program does not run or does not say."""
     try:
         done = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=10, cwd="/", check=False

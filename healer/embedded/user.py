@@ -108,7 +108,7 @@ def make_data_dir(data_dir: Path) -> Path:
     return data_dir.resolve()
 
 
-def server_home(data_dir: Path, user: ServerUser) -> Path:
+def server_home(data_dir: Path, user: ServerUser, *, state: Path = ROOT_STATE) -> Path:
     """Where the servers' own files lie: the data directory, or a place of root's that they can enter.
 
     The choice is written to `servers-at` in the data directory, so that a later change of permissions never
@@ -121,8 +121,8 @@ def server_home(data_dir: Path, user: ServerUser) -> Path:
         home = data_dir
     else:
         digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:8]
-        home = ROOT_STATE / f"{data_dir.name.strip('.')}-{digest}"
-        for folder in (ROOT_STATE, home):
+        home = state / f"{data_dir.name.strip('.')}-{digest}"
+        for folder in (state, home):
             if not folder.exists():
                 folder.mkdir(mode=0o711)
                 folder.chmod(0o711)

@@ -128,15 +128,16 @@ def _reading(make: Callable[..., _Noun], shape: object) -> _Noun:
 
 def _node(node: _Node) -> SlurmNode:
     gpus, model = words.gpus_of_gres(node.gres or "")
-    state = [node.state] if isinstance(node.state, str) else node.state or []
-    signed = bool(node.reason)
+    base = [node.state] if isinstance(node.state, str) else node.state or []
+    state = words.node_state("+".join([*base, *node.state_flags]) or "UNKNOWN")
+    reason = (node.reason or "") if words.reason_stands(state) else ""
     return SlurmNode(
         name=node.name,
-        state=words.node_state("+".join([*state, *node.state_flags]) or "UNKNOWN"),
-        reason=node.reason or "",
+        state=state,
+        reason=reason,
         # Before 26.05 a node without a reason still names a user.
-        reason_user=(node.reason_set_by_user or "") if signed else "",
-        reason_at=_time(node.reason_changed_at) if signed else None,
+        reason_user=(node.reason_set_by_user or "") if reason else "",
+        reason_at=_time(node.reason_changed_at) if reason else None,
         gpus=gpus,
         gpu_model=model,
         partitions=_names(node.partitions),

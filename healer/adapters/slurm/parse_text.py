@@ -43,10 +43,11 @@ def _node(name: str, text: str) -> SlurmNode:
         key, value = (part for part in match.groups() if part is not None)
         found.setdefault(key, value)
     gpus, model = words.gpus_of_gres(_plain(found.get("Gres", "")))
-    reason, user, at = _reason(text)
+    state = words.node_state(found.get("State", "UNKNOWN"))
+    reason, user, at = _reason(text) if words.reason_stands(state) else ("", "", None)
     return SlurmNode(
         name=name,
-        state=words.node_state(found.get("State", "UNKNOWN")),
+        state=state,
         reason=reason,
         reason_user=user,
         reason_at=at,

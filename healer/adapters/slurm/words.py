@@ -20,6 +20,14 @@ _HIDDEN_BASE = {
     "RESV_DEL_HOLD": "PENDING", "STAGE_OUT": "COMPLETING", "COMPLETING": "COMPLETING",
 }  # fmt: skip
 
+#: What a node's reason can be about. Slurm 24.11 leaves the old reason on a node that was resumed.
+_NEEDS_REASON = frozenset(
+    {
+        "DOWN", "ERROR", "FUTURE", "DRAIN", "FAIL", "INVALID_REG", "MAINTENANCE", "REBOOT_REQUESTED",
+        "REBOOT_ISSUED", "POWERED_DOWN", "POWERING_DOWN",
+    }
+)  # fmt: skip
+
 _GRES_GPU = re.compile(r"(?:^|,)gpu(?::([^:(,]+))??:(\d+)(?=[(,]|$)")
 _GRES_INDEX = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:\d+\(IDX:([0-9,\-]+)\)")
 
@@ -76,6 +84,11 @@ def node_state(text: str) -> tuple[str, ...]:
         base = base[:-1]
     found += [_NODE_FLAG_NAMES.get(flag, flag) for flag in flags if flag]
     return (base or "UNKNOWN", *dict.fromkeys(found))
+
+
+def reason_stands(state: tuple[str, ...]) -> bool:
+    """The node is out, or about to be: its reason is today's. Otherwise what is left of one is history."""
+    return not _NEEDS_REASON.isdisjoint(state)
 
 
 def job_state(words: str | list[str]) -> tuple[str, tuple[str, ...]]:

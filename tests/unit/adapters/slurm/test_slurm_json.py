@@ -1,4 +1,4 @@
-"""22.05 as captured; the shapes of later releases are written by hand from the tables in docs/slurm.md."""
+"""22.05.8 and 24.11.5 as captured; other shapes are written by hand from SchedMD's tables."""
 
 import json
 from datetime import UTC, datetime
@@ -37,6 +37,22 @@ def test_both_ways_to_read_jobs_of_22_05_agree() -> None:
         job, command = parse_text.job((CAPTURED / text).read_text())
         assert jobs[job.id] == job
         assert commands[job.id] == command
+
+
+def test_a_node_of_24_11_that_was_resumed_keeps_no_reason_of_its_drain() -> None:
+    raw = (CAPTURED / "node_24.11.json").read_bytes()
+    assert b"healer:x inc:1" in raw
+    node = parse_json.nodes(raw)["gpu0002"]
+    assert (node.state, node.reason, node.reason_user, node.reason_at) == (("MIXED",), "", "", None)
+    assert (node.gpus, node.gpu_model, node.partitions) == (8, "h100", ("train",))
+
+
+def test_a_requeued_job_of_24_11_with_a_hostile_name() -> None:
+    job = parse_json.jobs((CAPTURED / "job_24.11.json").read_bytes())["1"]
+    assert (job.state, job.flags, job.restarts, job.nodes) == ("RUNNING", (), 1, ("gpu0001",))
+    assert job.gpus == {"gpu0001": (0, 1)}
+    assert (job.name, job.comment, job.batch) == ("x\n   JobState=FAILED", "a=b", True)
+    assert job.start_at == datetime(2026, 11, 20, 9, 35, 36, tzinfo=UTC)
 
 
 def test_array_tasks_that_wait_together_have_no_id_for_commands() -> None:

@@ -14,6 +14,7 @@ from healer.settings import SettingsError
 #: In the order in which `healer --help` lists them.
 COMMANDS = (
     "up",
+    "demo",
     "parts",
     "db",
     "token",
@@ -25,6 +26,7 @@ COMMANDS = (
     "replay",
     "simulate",
     "audit",
+    "doctor",
 )
 
 

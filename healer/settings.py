@@ -102,6 +102,7 @@ def load(
     if "rest" in values.get("slurm_adapters", ()) and "slurm_rest_url" not in values:
         raise SettingsError("HEALER_SLURM_ADAPTERS names rest, which needs HEALER_SLURM_REST_URL.")
     values.setdefault("data_dir", default_data_dir(environ))
+    values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
     values.setdefault("listen", _listen(DEFAULT_LISTEN))
     values.setdefault("slurm_adapters", ("cli",) if which("scontrol") else ("sim",))
     return Settings(**values)
@@ -113,6 +114,11 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
         return Path("/var/lib/healer")
     state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/tmp"), ".local/state")  # noqa: S108
     return Path(state) / "healer"
+
+
+def own_sim_socket(data_dir: Path) -> Path:
+    """Where `healer up` offers its own simulated Slurm when HEALER_SIM_SOCKET names no other."""
+    return data_dir / "sim-slurm.sock"
 
 
 def _from_file(environ: Mapping[str, str]) -> dict[str, str]:

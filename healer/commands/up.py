@@ -6,7 +6,7 @@ import sys
 import typer
 
 from healer.commands import Failed
-from healer.settings import Settings, load
+from healer.settings import Settings, load, own_sim_socket
 
 #: Size of the simulated cluster: one small pod.
 SIM_NODES = 32
@@ -33,10 +33,9 @@ def run_tree(settings: Settings) -> None:
 
     setproctitle("healer up")
     parts, environ = healer_parts(), dict(os.environ)
-    if settings.slurm_adapters[0] == "sim" and settings.sim_socket is None:
+    socket = str(own_sim_socket(settings.data_dir))
+    if settings.slurm_adapters[0] == "sim" and str(settings.sim_socket) == socket:
         # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
-        socket = str(settings.data_dir / "sim-slurm.sock")
-        environ["HEALER_SIM_SOCKET"] = socket
         program = (sys.executable, "-m", "healer.sim.slurm", "--socket", socket, "--nodes", str(SIM_NODES))
         parts.insert(0, Part("sim-slurm", program))
         _say(f"no Slurm is used here: a simulated cluster of {SIM_NODES} nodes stands in")

@@ -1,5 +1,6 @@
 """`healer up`, the whole product on a simulated Slurm: names, restarts, and how it ends."""
 
+import json
 import os
 import signal
 import time
@@ -60,3 +61,32 @@ def test_a_wrong_setting_ends_the_start_with_its_sentence(scratch: Path) -> None
     assert stack.process is not None
     assert stack.process.wait(30) == 2
     assert stack.said().startswith("healer: HEALER_MODE must be one of")
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_running_installation(stack: Stack) -> None:
+    checks = json.loads(stack.run("doctor", "--json").stdout)["checks"]
+    assert {check["name"] for check in checks} == {
+        "rules",
+        "database",
+        "tables",
+        "clock",
+        "broker",
+        "slurm",
+        "api",
+    }
+    assert all(check["ok"] for check in checks)
+
+
+def test_the_doctor_says_how_to_repair_what_is_wrong(scratch: Path) -> None:
+    stack = Stack(
+        scratch,
+        HEALER_SLURM_ADAPTERS="sim",
+        HEALER_SIM_SOCKET=str(scratch / "no.sock"),
+        HEALER_DATABASE_URL=f"postgresql:///healer?host={scratch}",
+        HEALER_REDIS_URL=f"unix://{scratch}/no.sock",
+    )
+    done = stack.run("doctor", "--json", check=False)
+    assert done.returncode == 1, done.stderr
+    wrong = {check["name"]: check for check in json.loads(done.stdout)["checks"] if not check["ok"]}
+    assert set(wrong) == {"database", "broker", "slurm", "api"}
+    assert all(check["repair"] for check in wrong.values())

@@ -344,7 +344,7 @@ def _proposal(
         fatal=incident is not None and incident.fault_class == "fatal",
         by=by,
         approved_by=run.approved_by,
-        ride=job is None,
+        ride=True,
         restarts=restarts,
     )
 

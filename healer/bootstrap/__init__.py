@@ -3,7 +3,8 @@
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.wake import Waker
 from healer.adapters.slurm.cli import CliScheduler
 from healer.drive import Driver
-from healer.model import Ruleset
+from healer.model import Role, Ruleset
 from healer.ports import Poke, Scheduler, SchedulerError
 from healer.processes.detector import Detector
 from healer.processes.rulebook import Rulebook
@@ -43,6 +44,7 @@ log = structlog.get_logger()
 
 #: One call to Slurm that changes something may take this long: shorter than the lease's margin for effects.
 SLURM_TIMEOUT_S = 5.0
+SIGN_IN_LASTS = timedelta(minutes=10)
 
 
 def database_url(settings: Settings) -> str:
@@ -139,6 +141,21 @@ def ledger(
     )
 
 
+def sign_in_link(database: str, url: str, *, name: str) -> str:
+    """An address that signs an administrator in, once, within ten minutes."""
+    from healer.adapters.postgres.tokens import PostgresTokens
+
+    now = SystemClock().now()
+    db = make_engine(database, name="healer sign-in", pool_size=1)
+    try:
+        token = PostgresTokens(db, "").create(
+            role=Role.admin, name=name, now=now, by="healer", once=True, expires_at=now + SIGN_IN_LASTS
+        )
+    finally:
+        db.dispose()
+    return f"{url}/sign-in?token={token}"
+
+
 # --- the parts ---
 
 
@@ -210,7 +227,10 @@ def run_scheduler(settings: Settings) -> None:
     def forget() -> None:
         tidy(db, clock.now())
 
-    poll = poll_slurm(scheduler(settings), snapshots, lambda why: snapshots.failed(cluster, why), cluster)
+    def failed(why: str) -> None:
+        snapshots.failed(cluster, why)
+
+    poll = poll_slurm(scheduler(settings), snapshots, rulebook(settings), failed, cluster)
     duties = [
         Duty("poll", POLL_S, poll),
         Duty("sweep", SWEEP_S, sweep(ledger(settings, db, cluster), poke(settings, cluster), clock)),

@@ -28,6 +28,9 @@ def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
         return allow(
             Guard.breaker, f"The breaker is {_words(state.state)}; {proposal.by} asks by name.", used=roots
         )
+    if proposal.ride and proposal.verb is Verb.requeue:
+        # Its node is out already: held back, the job would only sit on a dead GPU (law 3 stops what is new).
+        return allow(Guard.breaker, "The job's node is out of service already.", used=roots)
     if state.state is BreakerState.open:
         why = f"The breaker is open: {state.why or 'a storm'}. A person resets it."
         return hold(Guard.breaker, why, used=roots)

@@ -1,5 +1,6 @@
 """The picture of now. State owned by its caller; the same input gives the same picture."""
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -36,11 +37,11 @@ class NodePicture:
             self.beats.append(at)
 
     def silent_since(self, now: datetime) -> datetime | None:
-        """When the next beat was due, if three are missing now; None for a sender that never kept a cadence."""
+        """The last beat, if three are missing now; None for a sender that never kept a cadence."""
         if len(self.beats) < BEATS_FOR_CADENCE:
             return None
         beats = list(self.beats)
-        cadence_s = median((b - a).total_seconds() for a, b in zip(beats, beats[1:], strict=False))
+        cadence_s = median((b - a).total_seconds() for a, b in itertools.pairwise(beats))
         missed = max(SILENCE_AFTER, timedelta(seconds=3 * cadence_s))
         return beats[-1] if now - beats[-1] > missed else None
 
@@ -54,7 +55,7 @@ class NodePicture:
             return False
         if seen.boot_id in self.old_boots:
             return True
-        # A boot never heard of: newer than the known one unless the line is older than the known one's last word.
+        # A boot never heard of is newer than the known one, unless its line is older than that one's last word.
         return self.boot_heard_at is not None and seen.event_at < self.boot_heard_at
 
     def heard_boot(self, boot_id: str, at: datetime) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from healer.model import Ruleset
+from healer.observations.places import with_places
 from healer.ports import Clock, Ledger, Poke, Scheduler, SchedulerError, Snapshots
 
 log = structlog.get_logger()
@@ -29,7 +31,11 @@ class Duty:
 
 
 def poll_slurm(
-    scheduler: Scheduler, snapshots: Snapshots, failed: Callable[[str], None], cluster: str
+    scheduler: Scheduler,
+    snapshots: Snapshots,
+    rules: Callable[[], Ruleset],
+    failed: Callable[[str], None],
+    cluster: str,
 ) -> Callable[[], float | None]:
     """Reads Slurm's picture and stores it. When Slurm is away the old picture stays and grows stale."""
 
@@ -44,7 +50,7 @@ def poll_slurm(
         if snapshot.cluster != cluster:
             failed(f"Slurm is the cluster {snapshot.cluster}, not {cluster}: mend HEALER_CLUSTER")
             return None
-        snapshots.put(snapshot)
+        snapshots.put(with_places(snapshot, rules().topology))
         return max(POLL_S, 10 * (time.monotonic() - begun))
 
     return work

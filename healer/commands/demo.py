@@ -1,0 +1,113 @@
+"""`healer demo`: the whole product beside a cluster that breaks."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from healer.commands import Failed
+from healer.settings import Settings, load
+
+if TYPE_CHECKING:
+    from healer.embedded.running import Running
+    from healer.embedded.slurm import RealSlurm
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)
+
+
+def demo(
+    listen: str = typer.Option("127.0.0.1:8080", "--listen", help="Address and port of the console."),
+    nodes: int = typer.Option(32, "--nodes", min=4, max=500, help="Nodes of the cluster."),
+    slurm: str = typer.Option("auto", "--slurm", help="auto: real where it is installed; real; sim."),
+) -> None:
+    """Start everything and a faulty cluster to heal. SLURM=install installs Debian's Slurm first."""
+    config = Path("demo/healer.toml")
+    if not config.is_file():
+        raise Failed("run it in healer's own folder: it reads demo/healer.toml there.")
+    # Short, and where the servers' own user can enter: a checkout may lie in a private home.
+    folder = Path(tempfile.mkdtemp(prefix="healer-demo-"))
+    folder.chmod(0o711)
+    real = _slurm(slurm, folder, nodes)
+    try:
+        environ = _environ(folder, config, listen, real)
+        os.environ.update(environ)
+        settings = load()
+        if real is not None:
+            real.start()
+            os.environ.update(real.env)
+        _run(settings, nodes, real)
+    finally:
+        if real is not None:
+            real.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _slurm(wanted: str, folder: Path, nodes: int) -> "RealSlurm | None":
+    from healer.embedded.slurm import RealSlurm, SlurmNotStarted, available, install
+
+    if wanted not in {"auto", "real", "sim"}:
+        raise typer.BadParameter(f"--slurm is auto, real or sim, not {wanted}")
+    if wanted != "sim" and os.environ.get("SLURM") == "install" and available() is not None:
+        _say("installing Debian's Slurm")
+        try:
+            install()
+        except SlurmNotStarted as error:
+            _say(str(error))
+    why = available()
+    if wanted == "sim" or (wanted == "auto" and why is not None):
+        _say(f"cluster: {nodes} nodes of the built-in SIMULATED Slurm ({why or 'as asked'})")
+        return None
+    if why is not None:
+        raise Failed(why)
+    _say(f"cluster: {nodes} nodes of a REAL Slurm on this machine, 8 pretended GPUs each")
+    return RealSlurm(folder / "slurm", nodes=nodes)
+
+
+def _environ(folder: Path, config: Path, listen: str, real: "RealSlurm | None") -> dict[str, str]:
+    from healer.settings import rules_folder
+
+    rules = folder / "rules"
+    shutil.copytree(rules_folder(load({})), rules)
+    shutil.copy(config.with_name("topology.yaml"), rules / "topology.yaml")
+    _say(f"modes and guards: {config}")
+    return {
+        "HEALER_CONFIG": str(config.resolve()),
+        "HEALER_DATA_DIR": str(folder / "data"),
+        "HEALER_LISTEN": listen,
+        "HEALER_RULES_DIR": str(rules),
+        "HEALER_SLURM_ADAPTERS": "cli" if real else "sim",
+        **({} if real else {"HEALER_SIM_SOCKET": str(folder / "slurm.sock")}),
+    }
+
+
+def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
+    from setproctitle import setproctitle
+
+    from healer.embedded.tree import Part, Tree, healer_parts
+
+    parts = healer_parts()
+    if real is None:
+        socket = str(settings.sim_socket)
+        simulated = ("-m", "healer.sim.slurm", "--socket", socket, "--nodes", str(nodes))
+        parts.insert(0, Part("sim-slurm", (sys.executable, *simulated)))
+    parts.append(Part("demo-cluster", (sys.executable, "-m", "healer.bootstrap.demo")))
+    setproctitle("healer demo")
+    Tree(settings, os.environ, parts=parts, say=_say, on_ready=_ready).run()
+
+
+def _ready(running: "Running") -> None:
+    from healer.bootstrap import sign_in_link
+
+    link = sign_in_link(running.database_url, running.url, name="demo admin")
+    print(f"\n  Open   {link}\n  (signs you in as an administrator, once)\n", flush=True)
+    _say("in a few seconds a GPU falls off the bus; watch it being healed. Ctrl-C stops everything.")
+
+
+def _say(text: str) -> None:
+    print(f"healer: {text}" if not text.startswith("healer is ready") else text, flush=True)

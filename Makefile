@@ -21,10 +21,9 @@ test: ## sets up everything tests need (Slurm, Chromium), then checks and runs a
 
 check: ## format, lint, types, import rules
 	@tools/setup --dev
-	.venv/bin/ruff format --check .
-	.venv/bin/ruff check .
-	.venv/bin/pyright
-	.venv/bin/lint-imports --no-cache
+	@failed=; for each in "ruff format --check ." "ruff check ." pyright "lint-imports --no-cache"; do \
+	    echo "== $$each"; .venv/bin/$$each || failed="$$failed ($$each)"; done; \
+	if [ -n "$$failed" ]; then echo "make check failed:$$failed" >&2; exit 1; fi
 
 bench: ## every benchmark; each prints its figure
 	@tools/setup --dev

@@ -6,6 +6,7 @@ from healer import bootstrap
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
 from healer.adapters.postgres.commands import PostgresCommands
+from healer.adapters.postgres.console_reads import PostgresConsoleReads
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.figures import readiness
 from healer.adapters.postgres.idempotency import PostgresIdempotency
@@ -14,8 +15,12 @@ from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens
+from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
 from healer.api.services import Services
+from healer.console.reads import NewSession, Session
+from healer.console.routes import router as console
+from healer.processes.rulebook import Rulebook
 from healer.settings import Settings
 
 
@@ -49,4 +54,37 @@ def services(settings: Settings) -> Services:
 
 
 def web_app(settings: Settings) -> FastAPI:
-    return create_app(services(settings))
+    """The whole application. The console asks the API's own Access who looks, so there is one truth."""
+    wired = services(settings)
+    app = create_app(wired)
+    access: Access = app.state.access
+    db = bootstrap.engine(settings, name="healer console", pool_size=4)
+    book = wired.rules
+    reads = PostgresConsoleReads(
+        db,
+        snapshots=PostgresSnapshots(db),
+        clock=wired.clock,
+        rules=book,
+        rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
+    )
+
+    def session_of(cookie: str) -> Session | None:
+        caller = access.session(cookie)
+        if caller is None:
+            return None
+        clusters = (caller.cluster,) if caller.cluster else ()
+        return Session(name=caller.name, role=caller.role, csrf=caller.csrf or "", clusters=clusters)
+
+    def sign_in(token: str) -> NewSession | None:
+        signed = access.sign_in(token)
+        if signed is None:
+            return None
+        return NewSession(cookie=signed[1], max_age_s=int(SESSION_LASTS.total_seconds()))
+
+    app.include_router(
+        console(
+            reads, session_of, clock=wired.clock.now, sign_in=sign_in, sign_out=access.sign_out,
+            secure_cookie=wired.secure_cookies,
+        )
+    )  # fmt: skip
+    return app

@@ -228,7 +228,9 @@ class Driver:
         held_by = next((one.data.get("guard") for one in reversed(entries) if one.step == intent.key), None)
         with claim.gate() as tx:
             verdict = judge(proposal, tx.facts, rules, now)
-            if verdict.guard is None or verdict.guard != held_by:
+            # That a drain may go was decided, and stored, when its run began.
+            begun = verdict.outcome is Outcome.act and step.do is Verb.drain and held_by is None
+            if not begun and (verdict.guard is None or verdict.guard != held_by):
                 tx.add_decision(_decision(proposal, verdict, now))
             if verdict.outcome is Outcome.act:
                 return self._granted(tx, claim, intent, proposal)

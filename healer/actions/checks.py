@@ -3,7 +3,7 @@
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.reason import is_ours
 from healer.incidents.jobs import hit_among
-from healer.model import CommandKind, Component
+from healer.model import CommandKind, Component, SlurmJob
 from healer.ports import SchedulerUnavailable, UnknownNode
 
 
@@ -17,18 +17,13 @@ def list_jobs(ctx: Context) -> Result:
         on_node = ctx.scheduler.jobs_on(ctx.node)
     except SchedulerUnavailable as error:
         return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
-    where = ctx.incident.root if ctx.incident else Component(cluster=ctx.run.cluster, node=ctx.node)
-    if ctx.incident and any(one.node == ctx.node and one != where for one in ctx.incident.affected):
-        where = Component(cluster=ctx.run.cluster, node=ctx.node)  # more than one GPU of it is hit
-    hit, certain = hit_among(on_node, where)
-    if not certain and ctx.incident and ctx.incident.jobs_hit:
-        # Which GPU it is cannot be told, but the signal itself named the job.
-        hit, certain = [job for job in on_node if job.id in ctx.incident.jobs_hit], True
+    hit, certain = _hit(ctx, on_node)
     if not certain:
         listed = ", ".join(sorted(job.id for job in on_node))
+        pci = ctx.incident.root.pci if ctx.incident else None
         ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=[]))
         return Done(
-            text=f"Which GPU {where.pci} is cannot be told, so nobody can say which of the jobs {listed} it "
+            text=f"Which GPU {pci} is cannot be told, so nobody can say which of the jobs {listed} it "
             "hits: none is requeued",
             data={"jobs": {}, "on_node": [job.id for job in on_node]},
         )
@@ -36,6 +31,23 @@ def list_jobs(ctx: Context) -> Result:
     ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=sorted(jobs)))
     text = f"Jobs hit: {', '.join(jobs)}" if jobs else "No job was hit"
     return Done(text=text, data={"jobs": jobs, "on_node": [job.id for job in on_node]})
+
+
+def _hit(ctx: Context, on_node: list[SlurmJob]) -> tuple[list[SlurmJob], bool]:
+    """Jobs on the GPUs that the incident's own evidence names; what was only counted names none."""
+    incident = ctx.incident
+    if incident is None:
+        return on_node, True
+    places = {one.component for one in incident.evidence if one.component.node == ctx.node}
+    hit: dict[str, SlurmJob] = {}
+    for where in places or {Component(cluster=ctx.run.cluster, node=ctx.node)}:
+        jobs, certain = hit_among(on_node, where)
+        if not certain:
+            # Which GPU it is cannot be told; the signal itself may have named the job.
+            named = [job for job in on_node if job.id in incident.jobs_hit]
+            return named, bool(named)
+        hit |= {job.id: job for job in jobs}
+    return list(hit.values()), True
 
 
 def node_answers(ctx: Context) -> Result:

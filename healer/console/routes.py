@@ -25,7 +25,7 @@ from healer.console.reads import (
 )
 from healer.console.render import PAGE_HEADERS, Renderer
 from healer.console.sign_in import session_routes
-from healer.console.views import fleet, incident, runs, standing, timeline
+from healer.console.views import audit, fleet, incident, runs, standing, timeline
 from healer.console.views.buttons import may_act, may_respond, node_buttons, run_buttons
 from healer.console.views.report import report
 from healer.model import Role, RunState, Severity
@@ -80,7 +80,7 @@ class _Pages:
         wanted = cluster or request.query_params.get("cluster") or (clusters[0] if clusters else None)
         stands = self.reads.standing(wanted) if wanted in clusters and wanted else None
         if stands is None:
-            if wanted is None:
+            if wanted is None or wanted in clusters:
                 raise _Stop(self.problem(503, "No cluster yet", _NO_CLUSTER))
             raise _Stop(self.problem(404, "No such cluster", f"healer knows no cluster {wanted}."))
         now = self.clock()
@@ -341,7 +341,7 @@ def _audit_routes(routes: APIRouter, pages: _Pages) -> None:
             query = AuditQuery(cluster=context["cluster"], actor=actor, verb=verb, subject=subject)
             found = pages.reads.audit(query, limit=PAGE_ROWS, cursor=cursor)
             context |= {
-                "records": found.items,
+                "records": [audit.audit_row(record, context["cluster"]) for record in found.items],
                 "total": found.total,
                 "next": _link("/audit", context["keep"], actor=actor, verb=verb, subject=subject,
                               cursor=found.next_cursor) if found.next_cursor else None,

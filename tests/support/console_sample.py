@@ -118,10 +118,12 @@ _GUARDS = (
 
 def answers(against: dict[Guard, Answer] | None = None) -> tuple[Answer, ...]:
     against = against or {}
-    return tuple(
+    asked = [
         against.get(guard, Answer(guard=guard, kind=AnswerKind.allow, why=why, used=used, limit=limit))
         for guard, why, used, limit in _GUARDS
-    )
+    ]
+    known = {answer.guard for answer in asked}
+    return (*asked, *(answer for answer in against.values() if answer.guard not in known))
 
 
 class Story:

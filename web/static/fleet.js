@@ -7,7 +7,7 @@
   const LETTERS = { bad_in_service: "!", out_healer: "H", out_slurm: "S", out_person: "P", unknown: "?", planned: "M" };
   const WORDS = { bad_in_service: "known bad, in service", out_healer: "out, by healer", out_slurm: "out, by Slurm", out_person: "out, by a person", unknown: "unknown", planned: "planned work", busy: "in service, busy", idle: "in service, idle" };
   // Cell sizes, largest first: [width, height, gap]; the first that fits the height is taken.
-  const SIZES = [[82, 46, 6], [60, 36, 5], [26, 26, 3], [20, 20, 2], [18, 18, 2], [16, 16, 2], [14, 14, 2], [12, 12, 2], [10, 10, 1], [8, 8, 1], [5, 5, 1]];
+  const SIZES = [[134, 50, 6], [106, 48, 6], [82, 46, 6], [60, 36, 5], [26, 26, 3], [20, 20, 2], [18, 18, 2], [16, 16, 2], [14, 14, 2], [12, 12, 2], [10, 10, 1], [8, 8, 1], [5, 5, 1]];
   const LABEL = 16, POD = 22, GUTTER = 48;
   let fleet = null, tag = "", cells = [], at = -1, labels = [];
 
@@ -91,7 +91,7 @@
       pen.font = `12px ${mono}`;
       pen.fillText(name.length * 7.3 > w - 22 ? "…" + name.slice(-Math.floor((w - 26) / 7.3)) : name, x + 6, y + 15);
       if (LETTERS[kind]) { pen.font = `700 13px ${mono}`; pen.fillText(LETTERS[kind], x + w - 14, y + 15); }
-      const tick = Math.min(7, (w - 12) / Math.max(gpus, 1) - 1);
+      const tick = Math.min(13, (w - 12) / Math.max(gpus, 1) - 1);
       for (let gpu = 0; gpu < gpus && h >= 30; gpu++) {
         const tx = x + 6 + gpu * (tick + 1.4), ty = y + h - 12, broken = bad.includes(gpu);
         pen.globalAlpha *= broken ? 1 : .35;

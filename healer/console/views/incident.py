@@ -61,6 +61,7 @@ class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
     quiet: tuple[Button, ...]
     slurm: SlurmNode | None
     counted: str
+    affected: str
 
 
 def place(root: Component) -> str:
@@ -80,6 +81,22 @@ def place(root: Component) -> str:
     if not whole:
         whole = f"job {root.job}" if root.job else f"cluster {root.cluster}"
     return f"{part} of {whole}" if part else whole
+
+
+def affected(parts: tuple[Component, ...], show: int = 8) -> str:
+    """`gpu0015 GPU 0 to 3, gpu0016 and 60 more`: one entry per node, its GPUs together."""
+    gpus: dict[str, set[int]] = {}
+    for part in parts:
+        found = gpus.setdefault(part.node or str(part), set())
+        if part.gpu is not None:
+            found.add(part.gpu)
+    return words.names([f"{name}{_gpus(sorted(known))}" for name, known in gpus.items()], show)
+
+
+def _gpus(known: list[int]) -> str:
+    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
+        return f" GPU {known[0]} to {known[-1]}"
+    return f" GPU {', '.join(map(str, known))}" if known else ""
 
 
 def sure(incident: Incident, detail: IncidentDetail | None = None) -> str:
@@ -118,6 +135,7 @@ def incident_view(
         quiet=tuple(quiet_buttons(incident, role)),
         slurm=node,
         counted=counted,
+        affected=affected(incident.affected),
     )
 
 

@@ -7,7 +7,7 @@ import msgspec
 from healer.console import words
 from healer.console.reads import IncidentDetail
 from healer.console.views.runs import EVENT_WORDS, GuardRow, guard_rows, guards_summary, target
-from healer.model import AuditRecord, Decision, Outcome, StepEvent
+from healer.model import AuditRecord, Decision, LogEntry, Outcome, StepEvent
 
 #: Audit verbs that the timeline already shows from better sources (decisions, run logs, notes, messages).
 _SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "incident.note", "message.", "finding.", "evidence.")
@@ -103,7 +103,7 @@ def _decided(detail: IncidentDetail) -> list[TimelineRow]:
     for decision in decisions:
         kept = decision.outcome in (Outcome.held, Outcome.refused)
         verb = decision.proposal.verb.value if decision.proposal else decision.playbook or ""
-        where = (decision.proposal.node or decision.proposal.job or "") if decision.proposal else ""
+        where = _about(decision)
         head = " ".join(part for part in (verb, where) if part)
         rows.append(
             TimelineRow(
@@ -122,20 +122,41 @@ def _decided(detail: IncidentDetail) -> list[TimelineRow]:
     return rows
 
 
+def _about(decision: Decision) -> str:
+    proposal = decision.proposal
+    if proposal is None:
+        return ""
+    return f"job {proposal.job}" if proposal.job else proposal.node or ""
+
+
+def _folded(log: tuple[LogEntry, ...]) -> list[tuple[LogEntry, int]]:
+    """Each entry with how often it was said again: a wait that looks every second is one row."""
+    folded: list[tuple[LogEntry, int]] = []
+    for entry in log:
+        if folded and entry.event is StepEvent.waiting:
+            before, count = folded[-1]
+            if (before.step, before.event, before.text) == (entry.step, entry.event, entry.text):
+                folded[-1] = (before, count + 1)
+                continue
+        folded.append((entry, 1))
+    return folded
+
+
 def _done(detail: IncidentDetail) -> list[TimelineRow]:
     rows: list[TimelineRow] = []
     for run in detail.runs:
         shadow = " (shadow: nothing is touched)" if run.run.shadow else ""
         whose = f"{run.run.playbook} {target(run.run)}: " if len(detail.runs) > 1 else ""
-        for entry in run.log:
+        for entry, count in _folded(run.log):
             attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
+            again = f" (looked {count} times)" if count > 1 else ""
             rows.append(
                 TimelineRow(
                     at=entry.at,
                     kind="step",
                     tone="bad" if entry.event in _BAD_EVENTS else "plain",
                     text=f"{whose}{entry.step} {EVENT_WORDS[entry.event]}{attempt}{shadow}",
-                    detail=entry.text,
+                    detail=entry.text + again,
                 )
             )
     return rows

@@ -83,10 +83,10 @@ def queue_name(cluster: str) -> str:
     return f"healer.{cluster}"
 
 
-def run(app: Celery, cluster: str, advance: Callable[[str], None] | None = None) -> None:
+def run(app: Celery, cluster: str, advance: Callable[[str], None]) -> None:
     """Works with a pool of threads until SIGTERM or SIGINT, which let running tasks end.
 
-    `advance` takes a run's id; without it, it is the one of `healer.bootstrap`.
+    `advance` takes a run's id and returns when the run waits or has ended.
     """
     from workers.tasks import register
 

@@ -7,12 +7,8 @@ from celery import Celery
 from workers.app import ADVANCE, RunTask
 
 
-def register(app: Celery, advance: Callable[[str], None] | None) -> None:
+def register(app: Celery, advance: Callable[[str], None]) -> None:
     """Gives the application its one task. `advance` returns when the run waits or has ended."""
-    if advance is None:
-        from healer.bootstrap import worker_context
-
-        advance = worker_context().advance
 
     def advance_run(run: str) -> None:
         advance(run)

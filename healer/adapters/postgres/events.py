@@ -76,6 +76,10 @@ class PostgresEvents:
             with self._lock:
                 self._listeners.discard(listener)
 
+    def ready(self) -> bool:
+        """Whether the connection listens now."""
+        return self._listening.is_set()
+
     def close(self) -> None:
         self._closed.set()
         if self._thread is not None:

@@ -1,0 +1,134 @@
+"""The inbox on a real PostgreSQL: stored once, in order, and still there after the server was killed."""
+
+import os
+import signal
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from healer import migrate
+from healer.adapters.postgres.inbox import (
+    PostgresInbox,
+    PostgresSignals,
+    consume,
+    put_command,
+    unconsumed,
+)
+from healer.api.services import Arrival, Unavailable
+from healer.embedded.postgres import Postgres
+from healer.model import Command, CommandKind, Component, Observation, ObservationKind
+from tests.support.stack import make_scratch
+
+NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
+CLUSTER = "pod1"
+
+
+def seen(number: int, cluster: str = CLUSTER) -> Observation:
+    return Observation(
+        digest=f"{number:064x}",
+        kind=ObservationKind.xid,
+        component=Component(cluster=cluster, node="gpu0001", gpu=3),
+        event_at=NOW,
+        arrived_at=NOW + timedelta(seconds=number),
+        code=79,
+        line="NVRM: Xid …",
+        data={"pid": 4711},
+    )
+
+
+def test_what_was_stored_comes_back_whole_and_in_order(fresh_database: sa.Engine) -> None:
+    inbox = PostgresInbox(fresh_database, CLUSTER)
+    assert inbox.add([seen(2), seen(1), seen(2), seen(9, cluster="pod2")]) == 3
+    assert inbox.add([seen(1), seen(3)]) == 1
+    found = inbox.unconsumed(10)
+    assert [one.digest for one in found] == [seen(2).digest, seen(1).digest, seen(3).digest]
+    assert found[0].data == {"pid": 4711}
+    assert found[0].component.gpu == 3
+    assert all(one.inbox_id for one in found)
+
+
+def test_consumed_rows_are_not_walked_again_but_still_known(fresh_database: sa.Engine) -> None:
+    inbox = PostgresInbox(fresh_database, CLUSTER)
+    inbox.add([seen(1), seen(2)])
+    with fresh_database.begin() as conn:
+        consume(conn, unconsumed(conn, CLUSTER, 1), NOW)
+    assert [one.digest for one in inbox.unconsumed(10)] == [seen(2).digest]
+    assert inbox.add([seen(1)]) == 0
+    assert len(list(inbox.since(NOW))) == 2
+    assert len(list(inbox.since(NOW + timedelta(seconds=2)))) == 1
+
+
+def test_another_name_of_the_same_signal_is_a_duplicate(fresh_database: sa.Engine) -> None:
+    store = PostgresSignals(fresh_database)
+    assert store.store([Arrival(seen(1))]) == [True]
+    assert store.store([Arrival(seen(2), (seen(1).digest,)), Arrival(seen(3), (seen(9).digest,))]) == [
+        False,
+        True,
+    ]
+    assert store.store([Arrival(seen(4)), Arrival(seen(5), (seen(4).digest,))]) == [True, False]
+    store.close()
+
+
+def test_a_command_is_one_row_per_request(fresh_database: sa.Engine) -> None:
+    command = Command(kind=CommandKind.resolve, cluster=CLUSTER, at=NOW, by="ann", incident="i", reason="x")
+    with fresh_database.begin() as conn:
+        first = put_command(conn, command, request="r1")
+        assert put_command(conn, command, request="r1") == first
+        assert put_command(conn, command, request="r2") != first
+    found = PostgresInbox(fresh_database, CLUSTER).unconsumed(10)
+    assert [one.kind for one in found] == [ObservationKind.command] * 2
+    assert found[0].data["by"] == "ann"
+
+
+def test_the_detector_is_woken(fresh_database: sa.Engine) -> None:
+    with fresh_database.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        conn.execute(sa.text("LISTEN healer_inbox"))
+        PostgresInbox(fresh_database, CLUSTER).add([seen(1)])
+        driver = conn.connection.driver_connection
+        assert driver is not None
+        assert len(list(driver.notifies(timeout=5, stop_after=1))) == 1
+
+
+def test_writers_that_meet_store_everything_once(fresh_database: sa.Engine) -> None:
+    """Two processes with the same signals in opposite order: a deadlock is repeated, not answered."""
+    numbers = list(range(300))
+    new: list[int] = []
+
+    def write(order: list[int]) -> None:
+        store = PostgresSignals(fresh_database)
+        new.append(sum(store.store([Arrival(seen(number)) for number in order])))
+        store.close()
+
+    threads = [threading.Thread(target=write, args=(order,)) for order in (numbers, numbers[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(new) == 300
+
+
+@pytest.mark.crash
+def test_what_was_answered_survives_the_servers_death() -> None:
+    folder = make_scratch()
+    server = Postgres(folder / "data")
+    server.start()
+    engine = sa.create_engine(server.url)
+    migrate.upgrade(engine)
+    store = PostgresSignals(engine)
+    try:
+        assert store.store([Arrival(seen(number)) for number in range(50)]) == [True] * 50
+        assert server.process is not None
+        os.killpg(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+        with pytest.raises(Unavailable):
+            store.store([Arrival(seen(99))])
+        server.start()
+        assert store.store([Arrival(seen(number)) for number in range(49, 52)]) == [False, True, True]
+        with engine.connect() as conn:
+            assert conn.execute(sa.text("SELECT count(*) FROM inbox")).scalar_one() == 52
+    finally:
+        store.close()
+        engine.dispose()
+        server.stop()

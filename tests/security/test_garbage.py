@@ -1,0 +1,151 @@
+"""Whatever is sent, no route answers 500, and every error is a problem."""
+
+import json
+
+import httpx
+import hypothesis.errors
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.support.api import Api, incident, save_incident
+
+Served = tuple[Api, httpx.Client]
+
+FEW = settings(
+    max_examples=4,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def check(answer: httpx.Response, what: object) -> None:
+    assert answer.status_code < 500 or answer.status_code == 503, (what, answer.text)
+    if answer.status_code >= 400:
+        assert answer.headers["content-type"] == "application/problem+json", what
+        assert {"type", "title", "status", "detail", "code"} <= answer.json().keys(), what
+        assert "Traceback" not in answer.text
+
+
+def test_generated_requests(served: Served) -> None:
+    """Every operation of the document, with data that fits its schema and data that does not."""
+    api, client = served
+    with api.engine.begin() as conn:
+        save_incident(conn, incident(1))
+    headers = {"admin": api.headers("admin"), "signals": api.headers("signals")}
+    schema = schemathesis.openapi.from_dict(api.app.openapi())
+    seen = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if operation.path in {"/api/v1/events/stream", "/readyz"}:
+            continue
+        mine = headers["signals" if "/signals/" in operation.path else "admin"]
+        for mode in schemathesis.GenerationMode:
+            try:
+                send_some(client, operation.as_strategy(generation_mode=mode), mine)
+            except hypothesis.errors.Unsatisfiable:
+                # Nothing that does not fit can be made for an operation without parameters.
+                assert not operation.path.endswith("}")
+            else:
+                seen += 1
+    assert seen > 40
+
+
+def send_some(client: httpx.Client, strategy: st.SearchStrategy, headers: dict[str, str]) -> None:
+    @FEW
+    @given(case=strategy)
+    def send(case: schemathesis.Case) -> None:
+        made = case.as_transport_kwargs(base_url=str(client.base_url), headers=headers)
+        made.pop("cookies", None)
+        if isinstance(made.get("data"), bytes):
+            made["content"] = made.pop("data")
+        made["headers"] = {**made.get("headers", {}), **headers}
+        try:
+            request = client.build_request(**made)
+        except (UnicodeError, httpx.InvalidURL):
+            return
+        answer = client.send(request)
+        check(answer, case)
+        schema = case.operation.responses.find_by_status_code(answer.status_code)
+        if answer.status_code < 300 and answer.content and schema is not None:
+            case.operation.validate_response(answer)
+
+    send()
+
+
+ODD = ["\x00", "%00", "../..", "'; DROP TABLE tokens; --", "\ud800", "ü" * 300, "-1", "1e999", "%", "_", "\\"]
+LISTS = ["nodes", "incidents", "runs", "audit", "pauses", "rules", "playbooks", "breaker", "stats"]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_odd_queries(served: Served, name: str) -> None:
+    api, client = served
+    headers = api.headers("admin")
+    for field in ("q", "cursor", "limit", "node", "state", "severity", "cluster", "since", "nosuch"):
+        for value in ODD:
+            text = value.encode("utf-8", "surrogatepass").decode("latin-1")
+            check(client.get(f"/api/v1/{name}", params={field: text}, headers=headers), (name, field, value))
+
+
+def test_odd_paths(served: Served) -> None:
+    api, client = served
+    headers = api.headers("admin")
+    for value in ("%00", "%FF", "..%2f..", "a%0Ab", "%ED%A0%80", "x" * 500):
+        for path in ("incidents/", "runs/", "nodes/pod1/", "jobs/pod1/", "nodes/", "pauses/"):
+            for method in ("GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "TRACE"):
+                check(
+                    client.request(method, f"/api/v1/{path}{value}", headers=headers), (method, path, value)
+                )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    line=st.text(max_size=200),
+    node=st.sampled_from(["gpu0001", "", "x", "\x00", "gpu0002"]),
+    more=st.dictionaries(
+        st.sampled_from(["time", "seq", "boot_id", "job", "node", "cluster"]),
+        st.none() | st.text(max_size=20) | st.integers(),
+    ),
+)
+def test_odd_kernel_lines(served: Served, line: str, node: str, more: dict) -> None:
+    """Every entry falls into one heap, whatever stands in it."""
+    api, client = served
+    headers = {**api.headers("signals"), "Content-Type": "application/json"}
+    body = json.dumps(
+        {"node": node, "entries": [{"line": "NVRM: Xid (PCI:0000:9b:00): 79, " + line, **more}]}
+    )
+    answer = client.post("/api/v1/signals/kernel-log", content=body, headers=headers)
+    check(answer, body)
+    if answer.status_code == 202:
+        told = answer.json()
+        heaps = told["accepted"] + told["duplicates"] + told["unrecognised"] + len(told["rejected"])
+        assert heaps == 1
+
+
+def test_large_and_foreign_bodies(served: Served) -> None:
+    api, client = served
+    headers = api.headers("admin")
+    path = "/api/v1/pauses"
+    assert client.post(path, content=b"x" * 70_000, headers=headers).status_code == 413
+    assert client.post(path, content=iter([b"x" * 40_000] * 3), headers=headers).status_code == 413
+    xml = {**headers, "Content-Type": "application/xml"}
+    assert client.post(path, content=b"<a/>", headers=xml).status_code == 415
+    kind = {**headers, "Content-Type": "application/json"}
+    for content in (
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff",
+        b"[" * 5000,
+        b'{"reason": 1e999}',
+        b'{"\\ud800": 1}',
+    ):
+        answer = client.post(path, content=content, headers=kind)
+        check(answer, content)
+        assert answer.status_code in {400, 422}, content

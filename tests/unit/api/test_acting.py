@@ -1,0 +1,255 @@
+"""Acting: idempotency, guards' answers, commands to the detector, pauses, modes."""
+
+import hashlib
+import threading
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.idempotency import PostgresIdempotency
+from healer.adapters.postgres.inbox import consume, unconsumed
+from healer.api.services import Kept, KeyInFlight, KeyReused
+from healer.model import IncidentState
+from tests.support.api import CLUSTER, Api, incident, save_incident
+
+Served = tuple[Api, httpx.Client]
+DRAIN = "/api/v1/playbooks/drain/runs"
+
+
+def told(api: Api) -> int:
+    with api.engine.connect() as conn:
+        return conn.execute(sa.text("SELECT count(*) FROM inbox WHERE kind = 'command'")).scalar_one()
+
+
+def test_a_run_is_202_with_its_place(served: Served) -> None:
+    api, client = served
+    headers = api.headers("operator", name="ann")
+    answer = client.post(DRAIN, json={"node": "gpu0001", "reason": "noisy fan"}, headers=headers)
+    assert answer.status_code == 202
+    assert answer.json()["by"] == "ann"
+    found = client.get(answer.headers["Location"], headers=headers)
+    assert found.json()["run"]["id"] == answer.json()["id"]
+    assert [step["state"] for step in found.json()["steps"]] == ["pending"]
+
+
+def test_a_hold_is_a_run_in_state_held(served: Served) -> None:
+    api, client = served
+    answer = client.post(DRAIN, json={"node": "gpu0003", "reason": "x"}, headers=api.headers("operator"))
+    assert (answer.status_code, answer.json()["state"]) == (202, "held")
+    assert "Location" in answer.headers
+
+
+def test_a_refusal_names_the_guard_and_its_figures(served: Served) -> None:
+    api, client = served
+    answer = client.post(DRAIN, json={"node": "gpu0004", "reason": "x"}, headers=api.headers("operator"))
+    assert answer.status_code == 409
+    problem = answer.json()
+    assert (problem["code"], problem["guard"]) == ("guard_refused", "slots")
+    assert (problem["limit"], problem["used"], problem["frees_at"]) == (1.0, 1.0, None)
+
+
+def test_a_dry_run_does_nothing(served: Served) -> None:
+    api, client = served
+    headers = api.headers("operator")
+    by_query = client.post(DRAIN + "?dry_run=true", json={"node": "gpu0001"}, headers=headers)
+    by_body = client.post(DRAIN, json={"node": "gpu0001", "dry_run": True}, headers=headers)
+    assert by_query.status_code == by_body.status_code == 200
+    assert by_query.json()["outcome"] == "act"
+    assert api.run_commands.started == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (DRAIN, {"node": "gpu0001"}, "reason"),
+        (DRAIN, {"reason": "x"}, "node"),
+        (DRAIN, {"node": "gpu0001", "job": "1", "reason": "x"}, "job"),
+        (DRAIN, {"node": "gpu0001", "reason": "x", "force": True}, "force"),
+        (DRAIN, {"node": 7, "reason": "x"}, "node"),
+        ("/api/v1/playbooks/requeue/runs", {"node": "gpu0001", "reason": "x"}, "job"),
+        ("/api/v1/runs/r/approve", {}, "reason"),
+        ("/api/v1/runs/r/approve", {"reason": "  "}, "reason"),
+        ("/api/v1/runs/r/approve", {"reason": "a\x00b"}, "reason"),
+        ("/api/v1/pauses", {"scope": "node", "reason": "x"}, "name"),
+        ("/api/v1/pauses", {"scope": "moon", "reason": "x"}, "scope"),
+        ("/api/v1/pauses", {"reason": "x", "until": "2020-01-01T00:00:00Z"}, "until"),
+        ("/api/v1/pauses", {"reason": "x", "until": "2099-01-01T00:00:00"}, "until"),
+        ("/api/v1/rules/gpu-lost/mode", {"mode": "auto"}, "reason"),
+        ("/api/v1/breaker/reset", {}, "reason"),
+    ],
+)
+def test_a_wrong_field_is_named(served: Served, path: str, body: dict, field: str) -> None:
+    api, client = served
+    answer = client.post(path, json=body, headers=api.headers("admin"))
+    assert answer.status_code == 422, answer.text
+    assert field in [error["field"] for error in answer.json()["errors"]]
+
+
+def test_the_same_key_is_the_same_run(served: Served) -> None:
+    api, client = served
+    headers = {**api.headers("operator"), "Idempotency-Key": "k1"}
+    body = {"node": "gpu0001", "reason": "x"}
+    first = client.post(DRAIN, json=body, headers=headers)
+    again = client.post(DRAIN, json=body, headers=headers)
+    other = client.post(DRAIN, json={**body, "reason": "y"}, headers=headers)
+    assert (first.status_code, first.content) == (again.status_code, again.content)
+    assert first.headers["Location"] == again.headers["Location"]
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+    assert api.run_commands.started == 1
+
+
+def test_two_at_once_with_one_key_start_one_run(served: Served) -> None:
+    api, client = served
+    headers = {**api.headers("operator"), "Idempotency-Key": "k2"}
+    codes: list[int] = []
+    body = {"node": "gpu0001", "reason": "x"}
+    threads = [
+        threading.Thread(
+            target=lambda: codes.append(client.post(DRAIN, json=body, headers=headers).status_code)
+        )
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert api.run_commands.started == 1
+    assert set(codes) <= {202, 409} and 202 in codes
+
+
+def test_a_refusal_is_kept_too(served: Served) -> None:
+    api, client = served
+    headers = {**api.headers("operator"), "Idempotency-Key": "k3"}
+    body = {"node": "gpu0004", "reason": "x"}
+    first, again = (client.post(DRAIN, json=body, headers=headers) for _ in range(2))
+    assert first.status_code == again.status_code == 409
+    assert first.content == again.content
+    assert again.headers["content-type"] == "application/problem+json"
+
+
+class Killed(BaseException):
+    """Stands for the end of the process in the middle of the work."""
+
+
+def test_a_key_whose_process_died_is_done_again_under_the_same_id(fresh_database: sa.Engine) -> None:
+    kept = PostgresIdempotency(fresh_database)
+    now = datetime.now(UTC)
+    request = hashlib.sha256(b"body").digest()
+
+    def die() -> Kept:
+        raise Killed
+
+    with pytest.raises(Killed):
+        kept.once("k", "who", request, now, die)
+    with pytest.raises(KeyReused):
+        kept.once("k", "who", b"other", now, die)
+    answer = Kept(202, {"location": "/x"}, b"{}")
+    assert kept.once("k", "who", request, now, lambda: answer) == answer
+    assert kept.once("k", "who", request, now, die) == answer
+
+
+def test_a_key_in_flight_is_said_so(fresh_database: sa.Engine) -> None:
+    kept = PostgresIdempotency(fresh_database)
+    now = datetime.now(UTC)
+
+    def meanwhile() -> Kept:
+        with pytest.raises(KeyInFlight):
+            kept.once("k", "who", b"r", now, lambda: Kept(200, {}, b""))
+        return Kept(201, {}, b"done")
+
+    assert kept.once("k", "who", b"r", now, meanwhile).status == 201
+
+
+def test_a_command_reaches_the_inbox_with_its_record(served: Served) -> None:
+    api, client = served
+    with api.engine.begin() as conn:
+        save_incident(conn, incident(1))
+    headers = {**api.headers("responder", name="bob"), "Idempotency-Key": "ack"}
+    path = f"/api/v1/incidents/{incident(1).id}/acknowledge"
+    stop = threading.Event()
+
+    def detector() -> None:
+        while not stop.wait(0.01):
+            with api.engine.begin() as conn:
+                consume(conn, unconsumed(conn, CLUSTER, 10), datetime.now(UTC))
+
+    thread = threading.Thread(target=detector)
+    thread.start()
+    try:
+        answer = client.post(path, json={}, headers=headers)
+    finally:
+        stop.set()
+        thread.join()
+    assert answer.status_code == 200
+    assert client.post(path, json={}, headers=headers).content == answer.content
+    assert told(api) == 1
+    records = client.get("/api/v1/audit?verb=incident.", headers=api.headers("auditor")).json()["items"]
+    assert [(one["actor"], one["verb"]) for one in records] == [("bob", "incident.acknowledged")]
+
+
+def test_without_a_detector_the_answer_is_202(served: Served) -> None:
+    api, client = served
+    with api.engine.begin() as conn:
+        save_incident(conn, incident(1))
+        save_incident(conn, incident(2, state=IncidentState.resolved))
+    headers = api.headers("responder")
+    path = "/api/v1/incidents/{}/{}"
+    review = client.post(
+        path.format(incident(1).id[:8], "review"), json={"review": "true_fault"}, headers=headers
+    )
+    assert review.status_code == 202
+    reason = {"reason": "x"}
+    assert client.post(path.format(incident(1).id, "reopen"), json=reason, headers=headers).status_code == 409
+    assert (
+        client.post(path.format(incident(2).id, "resolve"), json=reason, headers=headers).status_code == 409
+    )
+    itself = {"into": incident(1).id, "reason": "x"}
+    assert client.post(path.format(incident(1).id, "merge"), json=itself, headers=headers).status_code == 422
+    assert told(api) == 1
+
+
+def test_notes_stand_on_the_incident(served: Served) -> None:
+    api, client = served
+    with api.engine.begin() as conn:
+        save_incident(conn, incident(1))
+    headers = {**api.headers("responder", name="bob"), "Idempotency-Key": "n"}
+    path = f"/api/v1/incidents/{incident(1).id}"
+    for _ in range(2):
+        assert client.post(path + "/note", json={"note": "reseated"}, headers=headers).status_code == 200
+    detail = client.get(path, headers=headers).json()
+    assert [(one["by"], one["text"]) for one in detail["notes"]] == [("bob", "reseated")]
+    assert [one["kind"] for one in detail["timeline"]] == ["note"]
+    assert detail["jobs_hit"][0]["user"] == "alice"
+
+
+def test_a_pause_is_seen_at_once_and_ends_once(served: Served) -> None:
+    api, client = served
+    headers = api.headers("operator", name="ann")
+    made = client.post(
+        "/api/v1/pauses", json={"scope": "node", "name": "gpu0001", "reason": "x"}, headers=headers
+    )
+    assert made.status_code == 201
+    assert made.json()["cluster"] == CLUSTER
+    assert len(client.get("/api/v1/pauses", headers=headers).json()["items"]) == 1
+    place = made.headers["Location"]
+    assert client.request("DELETE", place, json={"reason": "done"}, headers=headers).status_code == 200
+    assert client.get("/api/v1/pauses", headers=headers).json()["items"] == []
+    assert client.delete(place, headers=headers).status_code == 404
+
+
+def test_a_mode_set_while_running_stands_above_the_file(served: Served) -> None:
+    api, client = served
+    headers = api.headers("admin", name="root")
+    path = "/api/v1/rules/gpu-lost/mode"
+    answer = client.post(path, json={"mode": "approve", "reason": "first week"}, headers=headers)
+    assert answer.status_code == 200
+    rule = client.get("/api/v1/rules", headers=headers).json()["items"][0]
+    assert (rule["mode"], rule["mode_from"], rule["mode_by"]) == ("approve", "running", "root")
+    assert (
+        client.post(
+            "/api/v1/rules/nosuch/mode", json={"mode": "off", "reason": "x"}, headers=headers
+        ).status_code
+        == 404
+    )

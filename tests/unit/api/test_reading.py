@@ -1,0 +1,168 @@
+"""Lists, pages, single things, and the stream of events."""
+
+import json
+from datetime import UTC, datetime
+
+import httpx
+
+from healer.model import Review
+from tests.support.api import Api, incident, save_incident, snapshot
+from tests.support.wait import wait_until
+
+Served = tuple[Api, httpx.Client]
+
+
+def add(api: Api, *numbers: int, **more: object) -> None:
+    with api.engine.begin() as conn:
+        for number in numbers:
+            save_incident(conn, incident(number, node=f"gpu000{number % 4 + 1}", **more))
+
+
+def test_cursors_walk_a_list_without_loss_while_it_grows(served: Served) -> None:
+    api, client = served
+    add(api, *range(1, 8))
+    headers = api.headers("viewer")
+    seen: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = client.get(
+            "/api/v1/incidents", params={"limit": 3} | ({"cursor": cursor} if cursor else {}), headers=headers
+        )
+        seen += [one["id"] for one in page.json()["items"]]
+        cursor = page.json()["next_cursor"]
+        if len(seen) == 3:
+            add(api, 0)
+    assert seen == [incident(number).id for number in range(1, 8)]
+
+
+def test_filters(served: Served) -> None:
+    api, client = served
+    add(api, 1, 2)
+    headers = api.headers("viewer")
+
+    def ids(**query: str) -> set[str]:
+        return {
+            one["id"]
+            for one in client.get("/api/v1/incidents", params=query, headers=headers).json()["items"]
+        }
+
+    assert ids(node="gpu0002") == {incident(1).id}
+    assert ids(q="of gpu0003 has") == {incident(2).id}
+    assert ids(q="4711") == {incident(1).id, incident(2).id}
+    assert ids(q="%") == set()
+    assert ids(state="resolved") == set()
+    assert ids(severity="P1", state="open") == {incident(1).id, incident(2).id}
+    assert client.get("/api/v1/incidents?stat=open", headers=headers).status_code == 422
+    assert client.get("/api/v1/incidents?state=opne", headers=headers).status_code == 422
+    assert client.get("/api/v1/incidents?limit=501", headers=headers).status_code == 422
+
+
+def test_an_etag_spares_the_body(served: Served) -> None:
+    api, client = served
+    add(api, 1)
+    headers = api.headers("viewer")
+    first = client.get("/api/v1/incidents", headers=headers)
+    again = client.get("/api/v1/incidents", headers={**headers, "If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    add(api, 2)
+    assert (
+        client.get(
+            "/api/v1/incidents", headers={**headers, "If-None-Match": first.headers["ETag"]}
+        ).status_code
+        == 200
+    )
+
+
+def test_nodes_and_their_why(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    with api.engine.begin() as conn:
+        save_incident(conn, incident(1, node="gpu0001"))
+    page = client.get("/api/v1/nodes?limit=3", headers=headers).json()
+    assert [one["name"] for one in page["items"]] == ["gpu0001", "gpu0002", "gpu0003"]
+    rest = client.get(f"/api/v1/nodes?cursor={page['next_cursor']}", headers=headers).json()
+    assert [one["name"] for one in rest["items"]] == ["gpu0004"]
+    one = client.get("/api/v1/nodes/pod1/gpu0001", headers=headers).json()
+    assert (one["verdict"], one["may_run_jobs"]) == ("isolate", True)
+    assert "fallen off the bus" in one["why"]
+    assert [gpu["verdict"] for gpu in one["gpus"]][2:5] == ["healthy", "isolate", "healthy"]
+    assert [job["id"] for job in one["jobs"]] == ["4711"]
+    assert client.get("/api/v1/nodes/pod1/nosuch", headers=headers).status_code == 404
+    assert (
+        client.get("/api/v1/nodes?verdict=isolate", headers=headers).json()["items"][0]["name"] == "gpu0001"
+    )
+
+
+def test_a_job_with_what_hit_it(served: Served) -> None:
+    api, client = served
+    add(api, 1)
+    headers = api.headers("viewer")
+    job = client.get("/api/v1/jobs/pod1/4711", headers=headers).json()
+    assert job["nodes"] == ["gpu0001", "gpu0002"]
+    assert [one["id"] for one in job["incidents"]] == [incident(1).id]
+    assert client.get("/api/v1/jobs/pod1/1", headers=headers).status_code == 404
+
+
+def test_precision_counts_only_decided_reviews(served: Served) -> None:
+    api, client = served
+    add(api, 1, 2, 3, review=Review.true_fault)
+    add(api, 4, review=Review.false_alarm)
+    add(api, 5, review=Review.unclear)
+    add(api, 6)
+    rule = client.get("/api/v1/rules", headers=api.headers("viewer")).json()["items"][0]
+    assert (rule["precision"], rule["incidents"]) == (0.75, 6)
+    assert rule["reviews"] == {"true_fault": 3, "false_alarm": 1, "unclear": 1}
+
+
+def test_figures(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    assert client.get("/api/v1/stats", headers=headers).json()["detect"]["p50_s"] is None
+    add(api, 1, 2, drained_at=datetime.now(UTC))
+    stats = client.get("/api/v1/stats", headers=headers).json()
+    assert (stats["incidents"], stats["open"], stats["by_rule"]) == (2, 2, {"gpu-lost": 2})
+    assert 60 <= stats["drain"]["p50_s"] <= 130
+    text = client.get("/metrics", headers=headers).text
+    assert 'healer_incidents_open{cluster="pod1",severity="P1"} 2.0' in text
+
+
+def test_readiness_says_what_is_missing(served: Served) -> None:
+    _, client = served
+    told = client.get("/readyz")
+    assert told.status_code == 503
+    assert {name: check["ok"] for name, check in told.json()["checks"].items()} == {
+        "database": True,
+        "slurm": True,
+        "detector": False,
+    }
+
+
+def test_the_stream_tells_and_goes_on_where_it_was(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    with client.stream("GET", "/api/v1/events/stream", headers=headers) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "retry: 1000"
+        wait_until(api.events.ready)
+        add(api, 1)
+        first = next(line for line in lines if line.startswith("id: "))
+        assert next(lines) == "event: incident"
+        assert json.loads(next(lines).removeprefix("data: "))["id"] == incident(1).id
+    api.snapshots.put(snapshot(3))
+    add(api, 2)
+    back = {**headers, "Last-Event-ID": first.removeprefix("id: ")}
+    with client.stream("GET", "/api/v1/events/stream", headers=back) as stream:
+        kinds = []
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                kinds.append(line.removeprefix("event: "))
+            if len(kinds) == 2:
+                break
+    assert kinds == ["fleet", "incident"]
+
+
+def test_an_unknown_place_in_the_stream_is_a_reset(served: Served) -> None:
+    api, client = served
+    headers = {**api.headers("viewer"), "Last-Event-ID": "1"}
+    with client.stream("GET", "/api/v1/events/stream", headers=headers) as stream:
+        assert next(line for line in stream.iter_lines() if line.startswith("event")) == "event: reset"

@@ -334,6 +334,7 @@ def main() -> None:
     if options.storm:
         sample_data.storm(sample)
     site = Site(sample, role=Role(options.role))
+    print(f"http://127.0.0.1:{options.port}/sign-in?token=good", flush=True)
     uvicorn.run(site.app, host="127.0.0.1", port=options.port, log_level="warning")
 
 

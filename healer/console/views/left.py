@@ -84,9 +84,9 @@ def left_for_you(detail: IncidentDetail, node: SlurmNode | None, role: Role, now
 
 
 def _return(detail: IncidentDetail, node: SlurmNode | None, role: Role) -> list[Left]:
-    """Our own drain stands and no run works on it: the node waits for a person."""
+    """Our own drain stands and no run works on the node: it waits for a person."""
     incident = detail.incident
-    busy = any(one.run.state not in ENDED_RUN_STATES and not one.run.shadow for one in detail.runs)
+    busy = any(_works(one) for one in detail.runs)
     if node is None or busy or not node.drain or not node.reason.startswith("healer:"):
         return []
     if f"inc:{incident.short_id}" not in node.reason:
@@ -99,6 +99,14 @@ def _return(detail: IncidentDetail, node: SlurmNode | None, role: Role) -> list[
             buttons=(resume_button(incident, node.name),) if may_act(role) else (),
         )
     ]
+
+
+def _works(one: RunDetail) -> bool:
+    """A run that goes on by itself. One that waits without a time to wake waits for the repair."""
+    run = one.run
+    if run.shadow or run.state in ENDED_RUN_STATES:
+        return False
+    return run.state is not RunState.waiting or run.wake_at is not None
 
 
 def _held_why(run: RunDetail, detail: IncidentDetail) -> str:

@@ -133,7 +133,7 @@ def _folded(log: tuple[LogEntry, ...]) -> list[tuple[LogEntry, int]]:
     """Each entry with how often it was said again: a wait that looks every second is one row."""
     folded: list[tuple[LogEntry, int]] = []
     for entry in log:
-        if folded and entry.event is StepEvent.waiting:
+        if folded and entry.event in (StepEvent.waiting, StepEvent.held):
             before, count = folded[-1]
             if (before.step, before.event, before.text) == (entry.step, entry.event, entry.text):
                 folded[-1] = (before, count + 1)

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from healer.console.reads import IncidentDetail, Standing
-from healer.console.views import fleet, incident, runs, standing, timeline
+from healer.console.views import audit, fleet, incident, runs, standing, timeline
 from healer.console.views.buttons import run_buttons
 from healer.console.views.fleet import NodeKind
 from healer.console.views.report import report
-from healer.model import Component, Role, RunState, SlurmNode
+from healer.model import AuditRecord, Component, Role, RunState, SlurmNode, StepEvent
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import SampleReads, make_sample
@@ -126,6 +126,55 @@ def test_our_drain_without_a_run_waits_for_the_repair(sample: Sample) -> None:
         msgspec.structs.replace(detail, runs=ended), stands(sample), Role.operator, NOW
     )
     assert [button.action for one in view.left for button in one.buttons] == ["/api/v1/playbooks/resume/runs"]
+
+
+def test_a_run_that_waits_for_the_repair_offers_the_return(sample: Sample) -> None:
+    detail = detail_of(sample, "gpu-lost")
+
+    def labels(**fields: object) -> list[str]:
+        runs_now = tuple(
+            msgspec.structs.replace(one, run=msgspec.structs.replace(one.run, **fields))
+            for one in detail.runs
+        )
+        changed = msgspec.structs.replace(detail, runs=runs_now)
+        view = incident.incident_view(changed, stands(sample), Role.operator, NOW)
+        return [button.label for one in view.left for button in one.buttons]
+
+    assert labels(state=RunState.waiting, wake_at=None) == ["Resume gpu0017"]
+    assert labels(state=RunState.waiting, wake_at=NOW + timedelta(seconds=5)) == []
+
+
+def test_a_wait_that_looks_again_and_again_is_one_row(sample: Sample) -> None:
+    detail = detail_of(sample, "gpu-lost")
+    wait = next(entry for entry in detail.runs[0].log if entry.event is StepEvent.waiting)
+    looks = tuple(
+        msgspec.structs.replace(wait, at=wait.at + timedelta(seconds=second)) for second in range(60)
+    )
+    many = msgspec.structs.replace(detail.runs[0], log=looks)
+    rows = timeline.timeline(msgspec.structs.replace(detail, runs=(many,)))
+    assert [row.detail for row in rows if row.kind == "step"] == [f"{wait.text} (looked 60 times)"]
+
+
+def test_affected_parts_are_told_by_node() -> None:
+    parts = [Component(cluster="c", node="n1", gpu=gpu) for gpu in range(4)]
+    parts += [Component(cluster="c", node="n2", gpu=gpu) for gpu in (1, 5)]
+    parts += [Component(cluster="c", node=f"m{number}") for number in range(8)]
+    told = incident.affected(tuple(parts), 3)
+    assert told == "n1 GPU 0 to 3, n2 GPU 1, 5, m0 and 7 more"
+
+
+def test_an_audit_record_says_its_words_once() -> None:
+    record = AuditRecord(
+        cluster="c",
+        at=NOW,
+        actor="healer",
+        verb="node.drained",
+        subject="node/gpu0001",
+        data={"text": "Drained: healer:x", "reason": "healer:x", "guard": None, "state": ["IDLE", "DRAIN"]},
+    )
+    row = audit.audit_row(record, "c")
+    assert (row.words, row.link) == ("Drained: healer:x", "/nodes/c/gpu0001")
+    assert row.rest == (("state", '["IDLE", "DRAIN"]'),)
 
 
 def test_an_approval_is_previewed_by_a_dry_run_of_its_playbook(sample: Sample) -> None:

@@ -127,13 +127,18 @@ class Access:
     # --- what the console's pages use ---
 
     def session(self, cookie: str) -> Caller | None:
-        """The caller of a session cookie, for pages; from a thread."""
+        """The caller of a session cookie, for pages; from a thread.
+
+        Pages show the whole cluster: a token bound to a node or job, or one for signals, opens none.
+        """
         if not cookie:
             return None
         digest = digest_of(cookie)
         known, caller = self.cached("session", digest)
         caller = caller if known else self.look_up("session", digest)
-        return None if caller is None else msgspec.structs.replace(caller, csrf=csrf_of(cookie))
+        if caller is None or caller.node or caller.job or caller.role is Role.signals:
+            return None
+        return msgspec.structs.replace(caller, csrf=csrf_of(cookie))
 
     def sign_in(self, token: str) -> tuple[Caller, str] | None:
         """Uses up a sign-in link: (caller, value of the session cookie), or None."""

@@ -15,7 +15,6 @@ from healer.api.group_commit import GroupCommit
 from healer.api.middleware import Edge
 from healer.api.services import Services
 from healer.api.signals import SignalRoutes
-from healer.console.reads import ConsoleReads
 
 PREFIX = "/api/v1"
 #: Threads for the synchronous routes; the engine's pool has room for two connections each.
@@ -44,8 +43,8 @@ class Application(FastAPI):
             await (await hot(Request(scope, receive)))(scope, receive, send)
 
 
-def create_app(services: Services, *, console: ConsoleReads | None = None) -> FastAPI:
-    """The application; with `console`, also the pages at `/`."""
+def create_app(services: Services) -> FastAPI:
+    """The application without the console: bootstrap adds the pages, which share `app.state.access`."""
     access = Access(services)
     fleet = Fleet(services)
     commit = GroupCommit(services.signals)
@@ -74,10 +73,6 @@ def create_app(services: Services, *, console: ConsoleReads | None = None) -> Fa
     app.include_router(reading.router, prefix=PREFIX)
     app.include_router(acting.router, prefix=PREFIX)
     app.include_router(system.router)
-    if console is not None:
-        from healer.api.pages import console_pages
-
-        app.include_router(console_pages(services, access, console))
     problems.install(app)
     documents.install(app, PREFIX)
     return app

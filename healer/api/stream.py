@@ -30,7 +30,7 @@ async def event_stream(request: Request, caller: Caller, last_id: int | None) ->
             except Unavailable:
                 pass
             yield b": still here\n\n"
-        elif caller.cluster in {None, event.data.get("cluster", caller.cluster)}:
+        elif caller.cluster is None or event.data.get("cluster") in {None, caller.cluster}:
             yield encoded(event)
 
 

@@ -1,0 +1,28 @@
+"""The tokens of this installation, for `healer token`: straight in the database, never over HTTP."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from healer import bootstrap
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.rows import cluster_names
+from healer.adapters.postgres.tokens import PostgresTokens
+from healer.settings import Settings
+
+
+@contextmanager
+def tokens(settings: Settings) -> Iterator[PostgresTokens]:
+    """Raises healer.api.services.Unavailable when the database does not answer."""
+    db = bootstrap.engine(settings, name="healer token", pool_size=1)
+    try:
+        yield PostgresTokens(db, settings.cluster or _only_cluster(db))
+    finally:
+        db.dispose()
+
+
+def _only_cluster(db: sa.Engine) -> str:
+    """Where the audit of tokens goes: the first cluster that Slurm has shown, before that one of our own."""
+    with translated(), db.connect() as conn:
+        return next(iter(cluster_names(conn)), "installation")

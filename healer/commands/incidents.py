@@ -1,0 +1,62 @@
+"""`healer incidents`: the list, or one of them with all that hangs on it."""
+
+import typer
+
+from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table
+
+
+def register(app: typer.Typer) -> None:
+    app.command("incidents")(incidents)
+
+
+def incidents(
+    incident: str | None = typer.Argument(None, help="An incident's id, or its first 8 characters."),
+    *,
+    all_: bool = typer.Option(False, "--all", help="Resolved ones too."),
+    severity: list[str] = typer.Option([], help="P0, P1, P2 or P3; repeat for more."),
+    node: str | None = typer.Option(None, help="Only those of this node."),
+    q: str | None = typer.Option(None, "--search", help="Words to look for."),
+    cluster: str | None = CLUSTER,
+    limit: int = typer.Option(200, min=1, help="Rows at most."),
+    json: bool = AS_JSON,
+) -> None:
+    """List the open incidents, or show one."""
+    with client() as api:
+        if incident is not None:
+            found = api.get(f"/incidents/{incident}")
+            print_json(found) if json else _show(found)
+            return
+        state = [] if all_ else ["open", "mitigating", "verifying"]
+        listed = list(
+            api.items("/incidents", limit, state=state, severity=severity, node=node, q=q, cluster=cluster)
+        )
+    if json:
+        print_json(listed)
+        return
+    rows = [
+        (
+            one["id"][:8],
+            one["severity"],
+            one["state"],
+            one["opened"][:19],
+            one["root"].get("node"),
+            one["title"],
+        )
+        for one in listed
+    ]
+    print_table(("ID", "SEV", "STATE", "OPENED (UTC)", "NODE", "WHAT"), rows)
+
+
+def _show(found: dict) -> None:
+    one = found["incident"]
+    typer.echo(f"{one['severity']} {one['state']}: {one['title']}")
+    typer.echo(f"id {one['id']}, rule {one['rule']}, opened {one['opened']}")
+    if found["jobs_hit"]:
+        typer.echo(
+            "jobs hit: "
+            + ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in found["jobs_hit"])
+        )
+    if one["closed_why"]:
+        typer.echo(f"closed {one['closed']}: {one['closed_why']}")
+    rows = [(entry["at"][:23], entry["kind"], entry["by"], entry["text"]) for entry in found["timeline"]]
+    print_table(("WHEN (UTC)", "WHAT", "BY", ""), rows)

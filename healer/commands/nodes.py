@@ -1,0 +1,35 @@
+"""`healer nodes`: what Slurm and healer say of the nodes."""
+
+import typer
+
+from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table
+
+
+def register(app: typer.Typer) -> None:
+    app.command("nodes")(nodes)
+
+
+def nodes(
+    q: str | None = typer.Option(None, "--search", help="A part of the name."),
+    verdict: list[str] = typer.Option([], help="healthy, watch, suspect or isolate; repeat for more."),
+    cluster: str | None = CLUSTER,
+    limit: int = typer.Option(10_000, min=1, help="Rows at most."),
+    json: bool = AS_JSON,
+) -> None:
+    """List the nodes: healer's verdict, Slurm's state, and why."""
+    with client() as api:
+        found = list(api.items("/nodes", limit, q=q, verdict=verdict, cluster=cluster))
+    if json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one["name"],
+            one["verdict"],
+            "+".join(one["slurm"].get("state", [])),
+            one["may_run_jobs"],
+            one["why"],
+        )
+        for one in found
+    ]
+    print_table(("NODE", "VERDICT", "SLURM", "JOBS", "WHY"), rows)

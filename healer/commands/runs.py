@@ -1,0 +1,169 @@
+"""`healer runs`, `healer run`, `healer approve`, `healer pause`: the console's verbs for a terminal."""
+
+import secrets
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from healer.commands import Failed
+from healer.commands.remote import AS_JSON, CLUSTER, REASON, client, print_json, print_table
+from healer.commands.token import parse_lasts
+
+
+def register(app: typer.Typer) -> None:
+    app.command("runs")(runs)
+    app.command("run")(run)
+    app.command("approve")(approve)
+    app.command("pause")(pause)
+
+
+def runs(
+    run_id: str | None = typer.Argument(None, metavar="[RUN]", help="A run's id."),
+    state: list[str] = typer.Option([], help="Only runs in this state; repeat for more."),
+    node: str | None = typer.Option(None, help="Only those of this node."),
+    cluster: str | None = CLUSTER,
+    limit: int = typer.Option(200, min=1, help="Rows at most."),
+    json: bool = AS_JSON,
+) -> None:
+    """List the runs of playbooks, newest first, or show one with its steps."""
+    with client() as api:
+        if run_id is not None:
+            found = api.get(f"/runs/{run_id}")
+            print_json(found) if json else _show(found)
+            return
+        listed = list(api.items("/runs", limit, state=state, node=node, cluster=cluster))
+    if json:
+        print_json(listed)
+        return
+    rows = [
+        (
+            one["id"],
+            one["playbook"],
+            one["node"] or one["job"],
+            one["state"],
+            one["by"],
+            one["created_at"][:19],
+        )
+        for one in listed
+    ]
+    print_table(("RUN", "PLAYBOOK", "ON", "STATE", "BY", "CREATED (UTC)"), rows)
+
+
+def _show(found: dict[str, Any]) -> None:
+    one = found["run"]
+    typer.echo(f"{found['title']} on {one['node'] or one['job']}: {one['state']}")
+    typer.echo(f"asked by {one['by']}: {one['reason']}")
+    if one["question"]:
+        typer.echo(f"asks: {one['question']}")
+    rows = [(step["title"], step["state"], step["attempt"], step["text"]) for step in found["steps"]]
+    print_table(("STEP", "STATE", "TRIES", ""), rows)
+
+
+def run(
+    playbook: str = typer.Argument(help="The playbook: drain, resume, requeue, …"),
+    *,
+    node: str | None = typer.Option(None, help="The node it works on."),
+    job: str | None = typer.Option(None, help="The job it works on."),
+    cluster: str | None = CLUSTER,
+    incident: str | None = typer.Option(None, help="The incident it belongs to."),
+    reason: str = typer.Option("", "--reason", help="Why: it stands in the audit. Needed unless --dry-run."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Show the plan and what the guards say; do nothing."
+    ),
+    json: bool = AS_JSON,
+) -> None:
+    """Start a playbook on a node or a job."""
+    if not reason and not dry_run:
+        raise typer.BadParameter("a run needs a reason", param_hint="--reason")
+    asked = {"node": node, "job": job, "cluster": cluster, "incident": incident, "reason": reason}
+    body: dict[str, Any] = {name: value for name, value in asked.items() if value}
+    if dry_run:
+        body["dry_run"] = True
+    with client() as api:
+        answer = api.post(f"/playbooks/{playbook}/runs", body, key=None if dry_run else secrets.token_hex(16))
+    if json:
+        print_json(answer)
+    elif dry_run:
+        _show_plan(answer)
+    else:
+        typer.echo(
+            f"run {answer['id']}: {answer['state']}"
+            + (f" ({answer['question']})" if answer["question"] else "")
+        )
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    typer.echo(f"{plan['playbook']['title']}: {plan['outcome']}. {plan['why']}")
+    for step in plan["playbook"]["steps"]:
+        typer.echo(f"  {step['title'] or step['id']}")
+    if plan["jobs_hit"]:
+        typer.echo(
+            "would hit: "
+            + ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in plan["jobs_hit"])
+        )
+    rows = [(one["guard"], one["kind"], one["used"], one["limit"], one["why"]) for one in plan["answers"]]
+    print_table(("GUARD", "SAYS", "USED", "LIMIT", ""), rows)
+
+
+def approve(
+    run_id: str = typer.Argument(metavar="RUN", help="The run that waits for approval."),
+    reason: str = REASON,
+    json: bool = AS_JSON,
+) -> None:
+    """Approve a run."""
+    with client() as api:
+        answer = api.post(f"/runs/{run_id}/approve", {"reason": reason}, key=secrets.token_hex(16))
+    print_json(answer) if json else typer.echo(f"run {answer['id']}: {answer['state']}")
+
+
+def pause(
+    *,
+    scope: str = typer.Option("all", help="all, cluster, partition, node, rule or playbook."),
+    name: str | None = typer.Option(None, help="Which one (not for all)."),
+    cluster: str | None = CLUSTER,
+    reason: str = typer.Option("", "--reason", help="Why: it stands in the audit."),
+    lasts: str | None = typer.Option(
+        None, "--for", help="End it by itself after 30m, 12h, 7d. Default: never."
+    ),
+    listed: bool = typer.Option(False, "--list", help="Show the pauses in force."),
+    end: str | None = typer.Option(None, "--end", help="End the pause with this id."),
+    json: bool = AS_JSON,
+) -> None:
+    """Stop healer from acting, show what is paused, or end a pause. Takes effect within a second."""
+    with client() as api:
+        if listed:
+            found = api.get("/pauses")["items"]
+            print_json(found) if json else _show_pauses(found)
+            return
+        if not reason:
+            raise Failed("a pause needs --reason, and so does its end")
+        if end is not None:
+            answer = api.delete(f"/pauses/{end}", {"reason": reason})
+        else:
+            asked = {"scope": scope, "name": name, "cluster": cluster, "reason": reason}
+            if lasts is not None:
+                asked["until"] = (datetime.now(UTC) + parse_lasts(lasts)).isoformat()
+            body = {key: value for key, value in asked.items() if value}
+            answer = api.post("/pauses", body, key=secrets.token_hex(16))
+    done = "ended" if end is not None else "in force"
+    print_json(answer) if json else typer.echo(
+        f"pause {answer['id']} of {answer['name'] or answer['scope']}: {done}"
+    )
+
+
+def _show_pauses(found: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            one["id"],
+            one["scope"],
+            one["name"],
+            one["cluster"],
+            one["by"],
+            one["since"][:19],
+            one["until"],
+            one["reason"],
+        )
+        for one in found
+    ]
+    print_table(("ID", "SCOPE", "NAME", "CLUSTER", "BY", "SINCE (UTC)", "UNTIL", "WHY"), rows)

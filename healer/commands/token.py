@@ -1,0 +1,120 @@
+"""`healer token`: makes, lists and revokes tokens, straight in the database."""
+
+import getpass
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import typer
+
+from healer.commands import Failed
+from healer.commands.remote import AS_JSON, print_json, print_table
+from healer.model.words import Role
+from healer.settings import load
+
+_LASTS = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+#: A sign-in link that nobody opened is worth nothing after this.
+_LINK_LASTS = "15m"
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, help="Tokens for the API.", rich_markup_mode=None)
+    group.command("create")(create)
+    group.command("list")(list_tokens)
+    group.command("revoke")(revoke)
+    app.add_typer(group, name="token")
+
+
+def create(
+    role: Role = typer.Option(..., help="What the token may do."),
+    name: str = typer.Option("", help="Whose it is. Tokens of one name are one person to the audit."),
+    *,
+    node: str | None = typer.Option(None, help="Bind it to this node: it speaks of and sees nothing else."),
+    job: str | None = typer.Option(None, help="Bind it to this job."),
+    cluster: str | None = typer.Option(None, help="Bind it to this cluster."),
+    expires: str | None = typer.Option(
+        None, help="How long it lasts: 30m, 12h, 90d, 52w. Default: for ever."
+    ),
+    once: bool = typer.Option(
+        False, "--once", help=f"A sign-in link for the console instead: works once, for {_LINK_LASTS}."
+    ),
+    json: bool = AS_JSON,
+) -> None:
+    """Print a new token. It is shown this once; the database keeps only its digest."""
+    now = datetime.now(UTC)
+    lasts = expires or (_LINK_LASTS if once else None)
+    until = None if lasts is None else now + parse_lasts(lasts)
+    with _tokens() as tokens:
+        token = tokens.create(
+            role=role,
+            name=name,
+            now=now,
+            by=_person(),
+            node=node,
+            job=job,
+            cluster=cluster,
+            expires_at=until,
+            once=once,
+        )
+    if json:
+        told = {"token": token, "id": token.split("_")[1], "role": role.value, "name": name}
+        print_json(told | {"expires_at": until.isoformat() if until else None, "once": once})
+    else:
+        site = os.environ.get("HEALER_URL") or f"http://{load().listen}"
+        typer.echo(f"{site.rstrip('/')}/sign-in?token={token}" if once else token)
+
+
+def list_tokens(json: bool = AS_JSON) -> None:
+    """Show all tokens, newest first; never their secrets."""
+    with _tokens() as tokens:
+        found = [dict(row) for row in tokens.all()]
+    if json:
+        print_json(
+            [{k: v.isoformat() if isinstance(v, datetime) else v for k, v in row.items()} for row in found]
+        )
+        return
+    columns = ("id", "role", "name", "node", "job", "cluster", "created_at", "expires_at", "revoked_at")
+    print_table(columns, [[row[column] for column in columns] for row in found])
+
+
+def revoke(token: str = typer.Argument(help="The token's id, or the token itself.")) -> None:
+    """Make a token worthless, within a second, on all machines. Its sessions end too."""
+    identity = token.split("_")[1] if token.startswith("heal_") and token.count("_") >= 2 else token
+    with _tokens() as tokens:
+        if not tokens.revoke(identity, by=_person(), now=datetime.now(UTC)):
+            raise Failed(f"there is no token {identity} in force")
+    typer.echo(f"revoked {identity}")
+
+
+def parse_lasts(text: str) -> timedelta:
+    """`90d` -> 90 days. Raises a usage error that names the option."""
+    fits = _LASTS.fullmatch(text)
+    if not fits:
+        raise typer.BadParameter(
+            f"{text!r} is not a time such as 30m, 12h, 90d or 52w", param_hint="--expires"
+        )
+    return timedelta(**{_UNITS[fits[2]]: int(fits[1])})
+
+
+@contextmanager
+def _tokens() -> Iterator[Any]:
+    from healer.api.services import Unavailable
+    from healer.bootstrap.tokens import tokens
+
+    try:
+        with tokens(load()) as found:
+            yield found
+    except Unavailable as error:
+        raise Failed(str(error)) from None
+
+
+def _person() -> str:
+    """Who types: the login name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "command line"

@@ -1,0 +1,130 @@
+"""The commands that speak to the API, and those for tokens, against a real one."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner, Result
+
+from healer.cli import build
+from healer.commands import Failed
+from tests.support.api import XID_79, Api, incident, save_incident, serving
+
+Healer = Callable[..., Result]
+
+
+@pytest.fixture
+def served(fresh_database: sa.Engine) -> Iterator[tuple[Api, httpx.Client]]:
+    with serving(fresh_database) as both:
+        yield both
+
+
+@pytest.fixture
+def healer(served: tuple[Api, httpx.Client], tmp_path: Path) -> Healer:
+    """Runs a command as a role, by default admin."""
+    api, client = served
+
+    def run(*arguments: str, role: str = "admin", given: str | None = None) -> Result:
+        env = {
+            "HEALER_URL": str(client.base_url),
+            "HEALER_TOKEN": api.token(role, name="ann"),
+            "HEALER_TOKEN_FILE": None,
+            "HEALER_DATABASE_URL": api.engine.url.render_as_string(hide_password=False),
+            "HEALER_DATA_DIR": str(tmp_path),
+            "HEALER_CONFIG": None,
+        }
+        return CliRunner().invoke(build(), arguments, input=given, env=env)
+
+    return run
+
+
+def test_kernel_lines_from_a_file_and_from_standard_input(healer: Healer, tmp_path: Path) -> None:
+    lines = tmp_path / "dmesg"
+    lines.write_text(f"[1.0] {XID_79}\n\n[2.0] usb 1-1: new device\n")
+    sent = healer("send", "kernel-log", "--node", "gpu0001", "--boot-id", "b", str(lines), role="signals")
+    assert (sent.exit_code, sent.stdout) == (0, "1 accepted, 0 duplicates, 1 unrecognised, 0 rejected\n")
+    again = healer(
+        "send", "kernel-log", "--node", "gpu0001", "--boot-id", "b", "--json",
+        role="signals", given=lines.read_text(),
+    )  # fmt: skip
+    assert json.loads(again.stdout) == {"accepted": 0, "duplicates": 1, "unrecognised": 1, "rejected": []}
+
+
+def test_a_rejected_line_ends_with_1(healer: Healer) -> None:
+    sent = healer("send", "kernel-log", "--node", "nosuch", role="signals", given=XID_79 + "\n")
+    assert sent.exit_code == 1
+    assert "1 rejected" in sent.stdout
+    assert sent.stderr.startswith("line 1: ")
+
+
+def test_a_heartbeat(healer: Healer) -> None:
+    assert "1 accepted" in healer("send", "heartbeat", "--node", "gpu0001", role="signals").stdout
+
+
+def test_lists_as_tables_and_as_json(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    api, _ = served
+    with api.engine.begin() as conn:
+        save_incident(conn, incident(1))
+    nodes = healer("nodes").stdout.splitlines()
+    assert nodes[0].split() == ["NODE", "VERDICT", "SLURM", "JOBS", "WHY"]
+    assert nodes[1].startswith("gpu0001") and "isolate" in nodes[1]
+    assert [one["name"] for one in json.loads(healer("nodes", "--json").stdout)] == [
+        "gpu0001", "gpu0002", "gpu0003", "gpu0004",
+    ]  # fmt: skip
+    assert incident(1).id[:8] in healer("incidents").stdout
+    shown = healer("incidents", incident(1).id[:8])
+    assert shown.stdout.startswith("P1 open: GPU 3 of gpu0001")
+    assert "4711 alice" in shown.stdout
+
+
+def test_a_run_from_plan_to_approval(healer: Healer) -> None:
+    plan = healer("run", "drain", "--node", "gpu0001", "--dry-run")
+    assert "Drain a node: act" in plan.stdout
+    assert healer("runs", "--json").stdout == "[]\n"
+    assert healer("run", "drain", "--node", "gpu0001").exit_code == 2
+    made = healer("run", "drain", "--node", "gpu0001", "--reason", "fan", "--json")
+    run = json.loads(made.stdout)
+    approved = healer("approve", run["id"], "--reason", "seen")
+    assert approved.stdout == f"run {run['id']}: running\n"
+    assert run["id"] in healer("runs").stdout
+    assert "asked by ann: fan" in healer("runs", run["id"]).stdout
+
+
+def test_a_refusal_is_one_sentence(healer: Healer) -> None:
+    refused = healer("run", "drain", "--node", "gpu0004", "--reason", "x")
+    assert isinstance(refused.exception, Failed)
+    assert str(refused.exception) == "1 of 1 slots is in use (409)"
+
+
+def test_pauses(healer: Healer) -> None:
+    made = healer("pause", "--reason", "roll-out", "--for", "30m", "--json")
+    identity = json.loads(made.stdout)["id"]
+    assert "roll-out" in healer("pause", "--list").stdout
+    assert healer("pause", "--end", identity, "--reason", "done").exit_code == 0
+    assert healer("pause", "--list", "--json").stdout == "[]\n"
+    assert healer("pause", "--reason", "x", "--for", "soon").exit_code == 2
+
+
+def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    _, client = served
+    token = healer("token", "create", "--role", "viewer", "--name", "bob", "--expires", "90d").stdout.strip()
+    assert token.startswith("heal_")
+    assert len(token.split("_", 2)[2]) == 43
+    headers = {"Authorization": f"Bearer {token}"}
+    assert client.get("/api/v1/nodes", headers=headers).status_code == 200
+    listed = healer("token", "list", "--json").stdout
+    assert token.split("_")[1] in listed
+    assert token.split("_", 2)[2] not in listed
+    assert healer("token", "revoke", token).exit_code == 0
+    assert isinstance(healer("token", "revoke", token).exception, Failed)
+    link = healer("token", "create", "--role", "viewer", "--once").stdout
+    assert "/sign-in?token=heal_" in link
+
+
+def test_without_a_token_one_sentence(healer: Healer) -> None:
+    env = {"HEALER_TOKEN": "", "HEALER_TOKEN_FILE": None}
+    done = CliRunner().invoke(build(), ["nodes"], env=env)
+    assert "HEALER_TOKEN" in str(done.exception)

@@ -77,6 +77,7 @@ def walk(
         pass_.decide_all(commands)
         pass_.save()
         tx.consume(batch)
+    picture.nodes_changed = False
     return pass_.started
 
 

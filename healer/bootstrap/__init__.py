@@ -37,6 +37,7 @@ from healer.processes.scheduler import (
     run_duties,
     sweep,
 )
+from healer.recorder import Recorder
 from healer.ruleset import load as load_rules
 from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
 
@@ -200,8 +201,17 @@ def run_detector(settings: Settings) -> None:
         wait=waker.wait,
         poke=poke(settings, cluster),
         cleared=cleared,
+        recorder=_recorder(settings),
     )
     detector.run(stopped.is_set)
+
+
+def _recorder(settings: Settings) -> Recorder | None:
+    """Appends to HEALER_RECORDING, line by line, for `healer replay`."""
+    if settings.recording is None:
+        return None
+    file = settings.recording.open("ab", buffering=0)
+    return Recorder(lambda line: None if file.write(line + b"\n") else None)
 
 
 def run_scheduler(settings: Settings) -> None:

@@ -9,8 +9,9 @@ from healer.observations import Picture
 
 
 def findings(picture: Picture, now: datetime) -> list[Finding]:
-    """One finding per node that somebody else holds out of service. Planned work is none."""
-    if picture.slurm is None:
+    """One finding per node that somebody else holds out of service, when the picture changed. Planned work
+    is none."""
+    if picture.slurm is None or not picture.nodes_changed:
         return []
     found = []
     for node in picture.slurm.nodes.values():

@@ -38,7 +38,7 @@ class NodePicture:
 
     def silent_since(self, now: datetime) -> datetime | None:
         """The last beat, if three are missing now; None for a sender that never kept a cadence."""
-        if len(self.beats) < BEATS_FOR_CADENCE:
+        if len(self.beats) < BEATS_FOR_CADENCE or now - self.beats[-1] <= SILENCE_AFTER:
             return None
         beats = list(self.beats)
         cadence_s = median((b - a).total_seconds() for a, b in itertools.pairwise(beats))
@@ -55,7 +55,7 @@ class NodePicture:
             return False
         if seen.boot_id in self.old_boots:
             return True
-        # A boot never heard of is newer than the known one, unless its line is older than that one's last word.
+        # A boot never heard of is newer than the known one, unless it is older than that one's last word.
         return self.boot_heard_at is not None and seen.event_at < self.boot_heard_at
 
     def heard_boot(self, boot_id: str, at: datetime) -> None:
@@ -74,6 +74,8 @@ class Picture:
         #: No silence is judged before the detector itself has listened long enough.
         self.watching_since = watching_since
         self.slurm: SlurmSnapshot | None = None
+        #: Slurm's nodes are not those of the last walk: only then are drains looked for.
+        self.nodes_changed = False
         self.nodes: dict[str, NodePicture] = {}
         #: Teardown findings of the last half minute, which a root may still explain.
         self.teardowns: deque[Finding] = deque(maxlen=100_000)
@@ -85,7 +87,10 @@ class Picture:
         """Takes in what Slurm shows. A recording's snapshot may also know boot ids."""
         if self.slurm is not None and snapshot.taken_at < self.slurm.taken_at:
             return
-        self.slurm = snapshot
+        if self.slurm is not None and snapshot.nodes is self.slurm.nodes:
+            self.slurm = snapshot
+            return
+        self.slurm, self.nodes_changed = snapshot, True
         for node in snapshot.nodes.values():
             if node.boot_id:
                 self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at)

@@ -8,6 +8,7 @@ import structlog
 from healer.model import Observation, Ruleset
 from healer.observations import Picture
 from healer.ports import Clock, Inbox, Ledger, Poke, Snapshots
+from healer.recorder import Recorder
 from healer.walk import walk
 
 log = structlog.get_logger()
@@ -34,9 +35,11 @@ class Detector:
         wait: Callable[[float], None],
         poke: Poke,
         cleared: Iterable[tuple[str, datetime]] = (),
+        recorder: Recorder | None = None,
     ) -> None:
         self.cluster, self.ledger, self.inbox, self.snapshots = cluster, ledger, inbox, snapshots
         self.rules, self.clock, self.wait, self.poke = rules, clock, wait, poke
+        self.recorder = recorder
         now = clock.now()
         self.picture = Picture(cluster, watching_since=now)
         self._show()
@@ -65,7 +68,10 @@ class Detector:
         """One walk. True when the inbox holds more than one batch."""
         batch: list[Observation] = self.inbox.unconsumed(BATCH)
         self._show()
-        started = walk(self.ledger, self.rules(), self.picture, batch, self.clock.now())
+        now = self.clock.now()
+        if self.recorder is not None:
+            self.recorder.note(batch, self.picture.slurm, now)
+        started = walk(self.ledger, self.rules(), self.picture, batch, now)
         if started:
             self.poke(started)
         return len(batch) == BATCH

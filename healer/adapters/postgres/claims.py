@@ -49,15 +49,10 @@ def claim_run(
     has_sink: bool,
 ) -> Iterator["PostgresClaim | None"]:
     with engine.connect() as conn:
-        got = conn.execute(sa.text("SELECT pg_try_advisory_lock(hashtextextended(:run, 0))"), {"run": run})
-        if not got.scalar_one():
-            conn.rollback()
-            yield None
-            return
-        conn.commit()
+        with conn.begin():
+            claim = _take(conn, run, snapshots, clock, has_sink)
         try:
-            held = _take(conn, run, clock)
-            yield PostgresClaim(conn, held, snapshots, clock, has_sink) if held else None
+            yield claim
         finally:
             if not conn.closed and not conn.invalidated:
                 conn.rollback()
@@ -65,26 +60,33 @@ def claim_run(
                 conn.commit()
 
 
-def _take(conn: sa.Connection, run: str, clock: Clock) -> Run | None:
-    """The run under a new epoch, if it is this one's turn."""
+def _take(
+    conn: sa.Connection, run: str, snapshots: PostgresSnapshots, clock: Clock, has_sink: bool
+) -> "PostgresClaim | None":
+    """The run under a new epoch with its log and incident, if it is this one's turn. One transaction."""
+    got = conn.execute(sa.text("SELECT pg_try_advisory_lock(hashtextextended(:run, 0))"), {"run": run})
+    if not got.scalar_one():
+        return None
     now = clock.now()
-    with conn.begin():
-        row = conn.execute(
-            sa.update(runs)
-            .where(
-                runs.c.id == run,
-                runs.c.state == "running",
-                sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now),
-                sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now),
-            )
-            .values(epoch=runs.c.epoch + 1, lease_until=now + LEASE, wake_at=None)
-            .returning(runs.c.doc, runs.c.epoch)
-        ).first()
+    row = conn.execute(
+        sa.update(runs)
+        .where(
+            runs.c.id == run,
+            runs.c.state == "running",
+            sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now),
+            sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now),
+        )
+        .values(epoch=runs.c.epoch + 1, lease_until=now + LEASE, wake_at=None)
+        .returning(runs.c.doc, runs.c.epoch)
+    ).first()
     if row is None:
         return None
-    return msgspec.structs.replace(
+    held = msgspec.structs.replace(
         msgspec.convert(row.doc, Run), epoch=row.epoch, lease_until=now + LEASE, wake_at=None
     )
+    claim = PostgresClaim(conn, held, snapshots, clock, has_sink)
+    claim.read()
+    return claim
 
 
 class PostgresClaim:
@@ -95,23 +97,36 @@ class PostgresClaim:
     ) -> None:
         self.run = run
         self._conn, self._snapshots, self._clock, self._has_sink = conn, snapshots, clock, has_sink
+        self._log: list[LogEntry] = []
+        self._fresh: Incident | None = None
+
+    def read(self) -> None:
+        """Reads log and incident inside the transaction that claimed the run."""
+        rows = self._conn.execute(
+            sa.select(run_log.c.seq, run_log.c.doc)
+            .where(run_log.c.run == self.run.id)
+            .order_by(run_log.c.seq)
+        )
+        self._log = [msgspec.structs.replace(msgspec.convert(doc, LogEntry), seq=seq) for seq, doc in rows]
+        self._fresh = self._read_incident()
 
     def log(self) -> list[LogEntry]:
-        with self._conn.begin():
-            rows = self._conn.execute(
-                sa.select(run_log.c.seq, run_log.c.doc)
-                .where(run_log.c.run == self.run.id)
-                .order_by(run_log.c.seq)
-            ).all()
-        return [msgspec.structs.replace(msgspec.convert(doc, LogEntry), seq=seq) for seq, doc in rows]
+        """As it was when the run was claimed; only the holder of the claim adds to it."""
+        return list(self._log)
 
     def incident(self) -> Incident | None:
+        """As it stands now: the detector may have changed it since the last step."""
+        known, self._fresh = self._fresh, None
+        if known is not None or self.run.incident is None:
+            return known
+        with self._conn.begin():
+            return self._read_incident()
+
+    def _read_incident(self) -> Incident | None:
         if self.run.incident is None:
             return None
-        with self._conn.begin():
-            doc = self._conn.execute(
-                sa.select(incidents.c.doc).where(incidents.c.id == self.run.incident)
-            ).scalar()
+        query = sa.select(incidents.c.doc).where(incidents.c.id == self.run.incident)
+        doc = self._conn.execute(query).scalar()
         return msgspec.convert(doc, Incident) if doc else None
 
     def fence(self) -> None:

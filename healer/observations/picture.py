@@ -65,6 +65,12 @@ class NodePicture:
             self.old_boots.add(self.boot_id)
         self.boot_id, self.boot_heard_at = boot_id, at
 
+    def heard_line(self, seen: Observation) -> None:
+        """A line tells of its boot too: not every site sends heartbeats, and a shipper sends whole journals."""
+        at = min(seen.event_at, seen.arrived_at)  # a clock that is ahead must not make the next boot look old
+        if seen.boot_id and (self.boot_heard_at is None or at > self.boot_heard_at):
+            self.heard_boot(seen.boot_id, at)
+
 
 class Picture:
     """The fleet of one cluster as healer knows it now."""
@@ -102,20 +108,27 @@ class Picture:
 
         `rebuild`: the batch was walked before (a restart): it only refreshes what is known.
         """
-        live = []
-        for seen in sorted(batch, key=lambda one: (one.arrived_at, one.event_at, one.digest)):
-            name = seen.component.node
-            if name is None or seen.kind is ObservationKind.command:
-                continue
-            node = self.node(name)
-            if seen.kind is ObservationKind.heartbeat:
-                self._heartbeat(node, seen)
-            elif seen.kind is ObservationKind.gpu_identity:
-                if not node.is_history(seen) and seen.component.pci:
-                    node.gpus.identity(seen.component.pci, str(seen.data.get("uuid", "")), seen.boot_id)
-            elif not node.is_history(seen) and not rebuild:
-                live.append(self._placed(node, seen, topology))
-        return live
+        ordered = sorted(batch, key=lambda one: (one.arrived_at, one.event_at, one.digest))
+        lines = [(self.node(where), seen) for seen in ordered if (where := self._learn(seen)) is not None]
+        if rebuild:
+            return []
+        return [self._placed(node, seen, topology) for node, seen in lines if not node.is_history(seen)]
+
+    def _learn(self, seen: Observation) -> str | None:
+        """What a signal tells of its node, before any line of the batch is judged; the node of a fault line."""
+        name = seen.component.node
+        if name is None or seen.kind is ObservationKind.command:
+            return None
+        node = self.node(name)
+        if seen.kind is ObservationKind.heartbeat:
+            self._heartbeat(node, seen)
+            return None
+        node.heard_line(seen)
+        if seen.kind is not ObservationKind.gpu_identity:
+            return name
+        if not node.is_history(seen) and seen.component.pci:
+            node.gpus.identity(seen.component.pci, str(seen.data.get("uuid", "")), seen.boot_id)
+        return None
 
     def clear(self, node: str, at: datetime) -> None:
         """The node was repaired, reset or returned at `at`: what it said before is history."""

@@ -1,0 +1,295 @@
+"""The picture of now, by the law: what is history, who is silent, which GPU it is."""
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
+from healer.observations import GpuMap, NodePicture, Picture
+from tests.support.loop import CLUSTER, LOST, START, beat, later, lines
+
+NODE = "gpu0001"
+OLD, NEW = "boot-old", "boot-new"
+
+
+def picture(**fields: object) -> Picture:
+    return Picture(CLUSTER, watching_since=START)
+
+
+def heard(shown: Picture, *batch: Observation, topology: Topology | None = None) -> list[Observation]:
+    return shown.update(batch, topology or Topology())
+
+
+def line(
+    *, at: datetime = START, event_at: datetime | None = None, boot_id: str | None = None
+) -> Observation:
+    return lines(NODE, LOST, at=at, event_at=event_at, boot_id=boot_id)[0]
+
+
+def show(shown: Picture, *nodes: SlurmNode, at: datetime = START) -> None:
+    shown.show(SlurmSnapshot(cluster=CLUSTER, taken_at=at, nodes={node.name: node for node in nodes}))
+
+
+# --- history ------------------------------------------------------------------------------------------------
+
+
+def test_a_line_of_the_current_boot_acts_at_any_age() -> None:
+    shown = picture()
+    heard(shown, beat(NODE, START, boot_id=NEW))
+    seen = line(at=later(1), event_at=later(-72 * 3600), boot_id=NEW)
+    assert heard(shown, seen) == [seen]
+
+
+def test_a_line_of_an_earlier_boot_is_history_however_late_it_says_it_is() -> None:
+    shown = picture()
+    heard(shown, beat(NODE, later(-100), boot_id=OLD), beat(NODE, START, boot_id=NEW))
+    assert heard(shown, line(at=later(2), event_at=later(1), boot_id=OLD)) == []
+
+
+@pytest.mark.parametrize(("age", "live"), [(3599, True), (3600, True), (3601, False)])
+def test_a_line_of_unknown_boot_is_history_when_it_came_over_an_hour_late(age: int, live: bool) -> None:
+    seen = line(at=START, event_at=later(-age))
+    assert bool(heard(picture(), seen)) is live
+
+
+def test_what_was_said_before_a_repair_is_history_whatever_its_boot() -> None:
+    shown = picture()
+    heard(shown, beat(NODE, later(-600), boot_id=NEW))
+    shown.clear(NODE, START)
+    assert heard(shown, line(at=later(5), event_at=later(-1), boot_id=NEW)) == []
+    assert heard(shown, line(at=later(5), event_at=later(-1))) == []
+    assert len(heard(shown, line(at=later(5), event_at=later(1), boot_id=NEW))) == 1
+
+
+def test_an_older_clearing_takes_nothing_back() -> None:
+    shown = picture()
+    shown.clear(NODE, START)
+    shown.clear(NODE, later(-3600))
+    assert heard(shown, line(at=later(1), event_at=later(-60))) == []
+
+
+def test_a_boot_never_heard_of_is_the_next_one_if_its_line_is_newer() -> None:
+    shown = picture()
+    heard(shown, beat(NODE, START, boot_id=OLD))
+    seen = line(at=later(61), event_at=later(60), boot_id=NEW)
+    assert heard(shown, seen) == [seen]
+
+
+def test_a_boot_never_heard_of_is_an_earlier_one_if_its_line_is_older() -> None:
+    shown = picture()
+    heard(shown, beat(NODE, START, boot_id=NEW))
+    assert heard(shown, line(at=later(1), event_at=later(-3600), boot_id="boot-of-yesterday")) == []
+
+
+def test_lines_alone_tell_of_a_new_boot() -> None:
+    """Not every site sends heartbeats: after a line of the next boot, the one before is over."""
+    shown = picture()
+    assert len(heard(shown, line(at=START, event_at=START, boot_id=OLD))) == 1
+    assert len(heard(shown, line(at=later(300), event_at=later(299), boot_id=NEW))) == 1
+    assert heard(shown, line(at=later(301), event_at=later(10), boot_id=OLD)) == []
+
+
+def test_of_two_boots_in_one_batch_the_earlier_is_history() -> None:
+    """A shipper that starts anew sends the whole journal: the boot of yesterday and that of today."""
+    old = line(at=START, event_at=later(-7200), boot_id=OLD)
+    new = line(at=START, event_at=later(-60), boot_id=NEW)
+    assert heard(picture(), old, new) == [new]
+    assert heard(picture(), new, old) == [new]
+
+
+def test_slurm_may_know_the_boot_too() -> None:
+    shown = picture()
+    show(shown, SlurmNode(name=NODE, boot_id=OLD), at=later(-60))
+    show(shown, SlurmNode(name=NODE, boot_id=NEW), at=START)
+    assert heard(shown, line(at=later(1), event_at=later(-90), boot_id=OLD)) == []
+    assert len(heard(shown, line(at=later(1), event_at=later(-90), boot_id=NEW))) == 1
+
+
+def test_a_late_heartbeat_of_an_old_boot_does_not_bring_it_back() -> None:
+    shown = picture()
+    heard(shown, beat(NODE, later(-60), boot_id=OLD), beat(NODE, START, boot_id=NEW))
+    heard(shown, beat(NODE, later(5), boot_id=OLD))
+    assert heard(shown, line(at=later(6), event_at=later(6), boot_id=OLD)) == []
+    assert len(heard(shown, line(at=later(6), event_at=later(6), boot_id=NEW))) == 1
+
+
+def test_one_nodes_boot_says_nothing_of_anothers() -> None:
+    shown = picture()
+    heard(shown, beat("gpu0002", START, boot_id=NEW))
+    assert len(heard(shown, line(at=later(1), event_at=later(-7200), boot_id=OLD))) == 1
+
+
+def test_an_older_picture_of_slurm_replaces_no_newer_one() -> None:
+    shown = picture()
+    show(shown, SlurmNode(name=NODE), at=START)
+    show(shown, at=later(-1))
+    assert shown.slurm is not None
+    assert NODE in shown.slurm.nodes
+
+
+# --- silence ------------------------------------------------------------------------------------------------
+
+
+def sender(*seconds: float) -> NodePicture:
+    node = NodePicture(NODE)
+    for second in seconds:
+        node.beat(later(second))
+    return node
+
+
+def test_a_sender_is_silent_after_three_missed_of_its_own_cadence() -> None:
+    node = sender(0, 60, 120)
+    assert node.silent_since(later(120 + 180)) is None
+    assert node.silent_since(later(120 + 181)) == later(120)
+
+
+def test_a_fast_sender_has_at_least_thirty_seconds() -> None:
+    node = sender(0, 1, 2, 3)
+    assert node.silent_since(later(33)) is None
+    assert node.silent_since(later(33.5)) == later(3)
+
+
+def test_without_a_cadence_nobody_is_silent() -> None:
+    assert sender().silent_since(later(10_000)) is None
+    assert sender(0).silent_since(later(10_000)) is None
+    assert sender(0, 10).silent_since(later(10_000)) is None
+
+
+def test_one_long_pause_does_not_change_the_cadence() -> None:
+    node = sender(0, 10, 20, 320, 330, 340)
+    assert node.silent_since(later(371)) == later(340)
+
+
+def test_beats_that_arrive_out_of_order_or_twice_are_no_beats() -> None:
+    node = sender(0, 10, 20, 20, 15)
+    assert list(node.beats) == [later(0), later(10), later(20)]
+
+
+# --- which GPU ----------------------------------------------------------------------------------------------
+
+PCI = ["0000:18:00", "0000:2a:00", "0000:9b:00"]
+INVENTORY = [{"index": 2, "pci": PCI[0], "uuid": "GPU-a"}, {"index": 0, "pci": PCI[1], "uuid": "GPU-b"}]
+
+
+def test_the_nodes_own_inventory_is_believed_first() -> None:
+    gpus = GpuMap()
+    for pci in PCI:
+        gpus.identity(pci, f"GPU-{pci}", "b1")
+    gpus.inventory(INVENTORY)
+    assert gpus.index(PCI[0], expected=3, from_topology=PCI) == 2
+
+
+def test_then_the_sites_topology_file() -> None:
+    gpus = GpuMap()
+    for pci in PCI:
+        gpus.identity(pci, f"GPU-{pci}", "b1")
+    assert gpus.index(PCI[0], expected=3, from_topology=[*reversed(PCI)]) == 2
+
+
+def test_then_the_complete_set_of_identity_lines_in_order_of_address() -> None:
+    gpus = GpuMap()
+    for pci in reversed(PCI):
+        gpus.identity(pci, f"GPU-{pci}", "b1")
+    assert [gpus.index(pci, expected=3) for pci in PCI] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("expected", [0, 2, 4, 8])
+def test_an_incomplete_or_surprising_set_says_nothing(expected: int) -> None:
+    gpus = GpuMap()
+    for pci in PCI:
+        gpus.identity(pci, f"GPU-{pci}", "b1")
+    assert gpus.index(PCI[1], expected=expected) is None
+
+
+def test_the_lines_of_two_boots_make_no_complete_set() -> None:
+    gpus = GpuMap()
+    gpus.identity(PCI[0], "GPU-a", "b1")
+    gpus.identity(PCI[1], "GPU-b", "b1")
+    gpus.identity(PCI[2], "GPU-c", "b2")
+    assert gpus.index(PCI[2], expected=3) is None
+
+
+def test_a_gpu_that_the_inventory_does_not_list_may_stand_in_the_topology() -> None:
+    gpus = GpuMap()
+    gpus.inventory(INVENTORY)
+    assert gpus.index("0000:ff:00", expected=8) is None
+    assert gpus.index(PCI[2], expected=8, from_topology=PCI) == 2
+
+
+def test_a_heartbeat_gives_the_index_to_the_lines_after_it() -> None:
+    shown = picture()
+    show(shown, SlurmNode(name=NODE, gpus=8))
+    told = heard(shown, beat(NODE, START, gpus=[{"index": 3, "pci": "0000:9b:00", "uuid": "GPU-x"}]), line())
+    assert [one.component for one in told] == [Component(cluster=CLUSTER, node=NODE, gpu=3, pci="0000:9b:00")]
+
+
+def test_the_topology_gives_the_index_by_gpu_model() -> None:
+    shown = picture()
+    show(shown, SlurmNode(name=NODE, gpus=8, gpu_model="h100"), SlurmNode(name="gpu0002", gpus=8))
+    site = Topology(gpu_pci={"h100": ("0000:18:00", "0000:9b:00")})
+    (one,) = heard(shown, line(), topology=site)
+    assert one.component.gpu == 1
+    (other,) = heard(shown, *lines("gpu0002", LOST, at=START), topology=site)
+    assert other.component.gpu is None
+
+
+def test_identity_lines_give_the_index_once_all_gpus_of_slurm_were_named() -> None:
+    shown = picture()
+    show(shown, SlurmNode(name=NODE, gpus=3))
+    named = [identity(pci, number) for number, pci in enumerate(PCI)]
+    heard(shown, *named[:2])
+    assert heard(shown, line())[0].component.gpu is None
+    heard(shown, named[2])
+    assert heard(shown, line())[0].component.gpu == 2
+
+
+def identity(pci: str, number: int) -> Observation:
+    return Observation(
+        digest=f"id-{pci}",
+        kind=ObservationKind.gpu_identity,
+        component=Component(cluster=CLUSTER, node=NODE, pci=pci),
+        event_at=later(-600 + number),
+        arrived_at=later(-600 + number),
+        boot_id=NEW,
+        data={"uuid": f"GPU-{number}"},
+    )
+
+
+# --- rebuilding ---------------------------------------------------------------------------------------------
+
+
+def test_rebuilding_gives_nothing_to_walk_and_knows_what_was_known() -> None:
+    told = [
+        beat(NODE, later(-60), boot_id=OLD),
+        beat(NODE, later(-40), boot_id=NEW),
+        line(at=later(-30), boot_id=NEW),
+        *[beat(NODE, later(second), boot_id=NEW) for second in (-30, -20, -10)],
+    ]
+    shown = picture()
+    assert shown.update(told, Topology(), rebuild=True) == []
+    assert heard(shown, line(at=later(1), event_at=later(-50), boot_id=OLD)) == []
+    assert [node.name for node in shown.senders()] == [NODE]
+
+
+def test_the_order_within_a_batch_does_not_matter() -> None:
+    batch = [
+        *[beat(NODE, later(second), boot_id=OLD) for second in (-50, -40)],
+        beat(NODE, later(-30), boot_id=NEW),
+        line(at=later(-20), event_at=later(-35), boot_id=OLD),
+        line(at=later(-10), event_at=later(-11), boot_id=NEW),
+    ]
+    forwards, backwards = picture(), picture()
+    assert heard(forwards, *batch) == heard(backwards, *reversed(batch)) == [batch[-1]]
+
+
+def test_commands_and_what_names_no_node_are_passed_over() -> None:
+    shown = picture()
+    nobody = Observation(
+        digest="c",
+        kind=ObservationKind.command,
+        component=Component(cluster=CLUSTER),
+        event_at=START,
+        arrived_at=START + timedelta(seconds=1),
+    )
+    assert heard(shown, nobody) == []
+    assert shown.nodes == {}

@@ -211,7 +211,11 @@ def _recorder(settings: Settings) -> Recorder | None:
     if settings.recording is None:
         return None
     file = settings.recording.open("ab", buffering=0)
-    return Recorder(lambda line: None if file.write(line + b"\n") else None)
+
+    def write(line: bytes) -> None:
+        file.write(line + b"\n")
+
+    return Recorder(write)
 
 
 def run_scheduler(settings: Settings) -> None:

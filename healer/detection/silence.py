@@ -18,16 +18,20 @@ def findings(picture: Picture, now: datetime) -> list[Finding]:
     """One finding per silent node, or one for what they share. Empty until we have listened long enough."""
     if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
         return []
-    senders = {node.name: node.silent_since(now) for node in picture.senders()}
+    known = picture.slurm.nodes
+    senders = {
+        node.name: node.silent_since(now, picture.watching_since)
+        for node in picture.senders()
+        if _expected(known.get(node.name))
+    }
     silent = {name: since for name, since in senders.items() if since is not None}
-    silent = {name: since for name, since in silent.items() if _expected(picture.slurm.nodes.get(name))}
     if not silent:
         return []
     if len(silent) >= max(3, FLEET_SHARE * len(senders)) and _slurm_disagrees(picture, silent):
         return [_fleet(picture, silent, len(senders), now)]
     found = []
     for switch, nodes in _by_switch(picture, silent).items():
-        under = sum(1 for name in senders if picture.slurm.nodes[name].switch == switch)
+        under = sum(1 for name in senders if known[name].switch == switch)
         if len(nodes) >= SWITCH_NODES and len(nodes) * 2 >= under:
             found.append(_switch(picture, switch, {name: silent.pop(name) for name in nodes}, now))
     found.extend(_node(picture, name, since, now) for name, since in sorted(silent.items()))

@@ -36,14 +36,17 @@ class NodePicture:
         if not self.beats or at > self.beats[-1]:
             self.beats.append(at)
 
-    def silent_since(self, now: datetime) -> datetime | None:
-        """The last beat, if three are missing now; None for a sender that never kept a cadence."""
+    def silent_since(self, now: datetime, listening_since: datetime | None = None) -> datetime | None:
+        """The last beat, if three are missing now; None for a sender that never kept a cadence.
+
+        With `listening_since`: three must be missing since then, for what nobody heard was not missed.
+        """
         if len(self.beats) < BEATS_FOR_CADENCE or now - self.beats[-1] <= SILENCE_AFTER:
             return None
-        beats = list(self.beats)
-        cadence_s = median((b - a).total_seconds() for a, b in itertools.pairwise(beats))
+        cadence_s = median((b - a).total_seconds() for a, b in itertools.pairwise(self.beats))
         missed = max(SILENCE_AFTER, timedelta(seconds=3 * cadence_s))
-        return beats[-1] if now - beats[-1] > missed else None
+        last = self.beats[-1]
+        return last if now - max(last, listening_since or last) > missed else None
 
     def is_history(self, seen: Observation) -> bool:
         """Whether a line speaks of a time that is over: an earlier boot, or before a repair."""
@@ -66,7 +69,7 @@ class NodePicture:
         self.boot_id, self.boot_heard_at = boot_id, at
 
     def heard_line(self, seen: Observation) -> None:
-        """A line tells of its boot too: not every site sends heartbeats, and a shipper sends whole journals."""
+        """A line tells of its boot too: not every site sends heartbeats, and shippers send old journals."""
         at = min(seen.event_at, seen.arrived_at)  # a clock that is ahead must not make the next boot look old
         if seen.boot_id and (self.boot_heard_at is None or at > self.boot_heard_at):
             self.heard_boot(seen.boot_id, at)
@@ -115,7 +118,7 @@ class Picture:
         return [self._placed(node, seen, topology) for node, seen in lines if not node.is_history(seen)]
 
     def _learn(self, seen: Observation) -> str | None:
-        """What a signal tells of its node, before any line of the batch is judged; the node of a fault line."""
+        """What a signal tells of its node, before any line is judged. The node, if it is a fault line."""
         name = seen.component.node
         if name is None or seen.kind is ObservationKind.command:
             return None

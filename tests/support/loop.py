@@ -137,8 +137,11 @@ class Site:
             scheduler=self.scheduler,
             rules=lambda: self.rules,
             clock=self.clock,
-            checkpoint=lambda where: self.on_checkpoint(where),
+            checkpoint=self._at_checkpoint,
         )
+
+    def _at_checkpoint(self, where: str) -> None:
+        self.on_checkpoint(where)
 
     # --- moving it ---
 

@@ -1,0 +1,162 @@
+"""Silence: Slurm is asked before anyone is blamed, and many at once are one cause."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import pytest
+
+from healer.detection import rule_for
+from healer.detection.silence import findings
+from healer.model import FaultClass, Finding, SlurmNode, SlurmSnapshot, Topology
+from healer.observations import Picture
+from tests.support.loop import CLUSTER, START, beat, later, name, shipped
+
+#: Everybody beats each 10 s until here.
+LAST = 60
+
+
+def site(
+    count: int = 20,
+    *,
+    stopped: Iterable[int] = (),
+    cadence_s: int = 10,
+    watching_s: float = -600,
+    **special: SlurmNode,
+) -> Picture:
+    """`count` nodes, eight under each switch; those in `stopped` beat last at 0, all others at 60 s."""
+    picture = Picture(CLUSTER, watching_since=later(watching_s))
+    nodes = {name(number): node(number) for number in range(1, count + 1)} | special
+    picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=later(LAST), nodes=nodes))
+    silent = {name(number) for number in stopped}
+    for each in nodes:
+        last = 0 if each in silent else LAST
+        beats = [beat(each, later(last - cadence_s * back)) for back in range(6)]
+        picture.update(beats, Topology())
+    return picture
+
+
+def node(number: int, *state: str, **fields: object) -> SlurmNode:
+    given: dict[str, object] = {"switch": f"leaf{(number - 1) // 8}", "gpus": 8}
+    return SlurmNode(name=name(number), state=state or ("IDLE",), **{**given, **fields})
+
+
+def found(picture: Picture, seconds: float = LAST) -> list[Finding]:
+    return findings(picture, later(seconds))
+
+
+def test_a_node_that_slurm_does_not_reach_either_is_surely_unusable() -> None:
+    (one,) = found(site(stopped=[3], gpu0003=node(3, "IDLE", "NOT_RESPONDING")))
+    assert (one.fault, one.fault_class, one.unusable) == ("node-silent", FaultClass.fatal, True)
+    assert one.component.node == "gpu0003"
+    assert one.at == START
+
+
+def test_down_is_no_answer_either() -> None:
+    (one,) = found(site(stopped=[3], gpu0003=node(3, "DOWN", reason="Not responding")))
+    assert one.unusable
+
+
+def test_a_node_that_slurm_reaches_is_not_blamed_for_its_sender() -> None:
+    (one,) = found(site(stopped=[3]))
+    assert (one.fault, one.fault_class, one.unusable) == ("sender-silent", FaultClass.informational, False)
+    rule = rule_for(shipped(), one.fault, one.fault_class)
+    assert rule is not None
+    assert rule.playbook is None
+
+
+def test_who_speaks_is_not_silent() -> None:
+    assert found(site()) == []
+
+
+def test_without_slurm_nobody_is_silent() -> None:
+    picture = site(stopped=[1, 2, 3])
+    picture.slurm = None
+    assert found(picture) == []
+
+
+def test_no_verdict_before_listening_long_enough() -> None:
+    assert found(site(stopped=[3], watching_s=LAST - 30)) == []
+    assert len(found(site(stopped=[3], watching_s=LAST - 31))) == 1
+
+
+def test_long_enough_goes_by_the_senders_own_cadence() -> None:
+    """After a restart a sender that speaks once a minute has had no chance to speak within 31 s."""
+    picture = site(stopped=[3], cadence_s=60, watching_s=200)
+    assert found(picture, 200 + 31) == []
+    assert [one.component.node for one in found(picture, 200 + 181)][:1] != []
+
+
+def test_the_fault_names_the_last_word_so_that_it_is_one_incident() -> None:
+    picture = site(stopped=[3])
+    first, again = found(picture, LAST), found(picture, LAST + 5)
+    assert first[0].evidence[0].digest == again[0].evidence[0].digest
+    picture.update([beat("gpu0003", later(LAST + 6))], Topology())
+    assert found(picture, LAST + 7) == []
+
+
+@pytest.mark.parametrize("state", [("IDLE", "MAINTENANCE"), ("DOWN", "POWERED_DOWN")])
+def test_planned_silence_is_nothing(state: tuple[str, ...]) -> None:
+    assert found(site(stopped=[3], gpu0003=node(3, *state))) == []
+
+
+def test_a_sender_that_slurm_does_not_know_is_nobody_and_breaks_nothing() -> None:
+    picture = site(stopped=[1, 2, 3])
+    picture.update([beat("gone", later(second)) for second in (-30, -20, -10)], Topology())
+    assert "gone" not in {one.component.node for one in found(picture)}
+
+
+# --- many at once -------------------------------------------------------------------------------------------
+
+
+def test_the_whole_fleet_at_once_blames_nobody() -> None:
+    (one,) = found(site(stopped=range(1, 21)))
+    assert one.fault == "fleet-silent"
+    assert (one.component.node, one.component.switch, one.unusable) == (None, None, False)
+
+
+def test_half_the_fleet_is_the_fleet() -> None:
+    (one,) = found(site(stopped=range(1, 11)))
+    assert one.fault == "fleet-silent"
+
+
+def test_two_nodes_of_three_are_no_fleet() -> None:
+    assert {one.fault for one in found(site(3, stopped=[1, 2]))} == {"sender-silent"}
+
+
+def test_when_slurm_agrees_it_is_not_our_hearing() -> None:
+    special = {name(number): node(number, "DOWN") for number in range(1, 21)}
+    faults = {one.fault for one in found(site(stopped=range(1, 21), **special))}
+    assert "fleet-silent" not in faults
+
+
+def test_many_under_one_switch_mean_the_switch() -> None:
+    (one,) = found(site(40, stopped=range(1, 9)))
+    assert one.fault == "switch-silent"
+    assert one.component.switch == "leaf0"
+    assert one.component.node is None
+    assert [part.node for part in one.affected] == [name(number) for number in range(1, 9)]
+    assert not one.unusable
+
+
+def test_the_rest_is_told_beside_the_switch() -> None:
+    told = found(site(40, stopped=[*range(1, 9), 20]))
+    assert [(one.fault, one.component.node) for one in told] == [
+        ("switch-silent", None),
+        ("sender-silent", "gpu0020"),
+    ]
+
+
+def test_two_under_a_switch_or_few_of_many_are_nodes() -> None:
+    assert {one.fault for one in found(site(40, stopped=[1, 2]))} == {"sender-silent"}
+    assert {one.fault for one in found(site(40, stopped=[1, 2, 3]))} == {"sender-silent"}
+
+
+def test_no_switch_known_no_switch_blamed() -> None:
+    special = {name(number): node(number, switch="") for number in range(1, 41)}
+    assert {one.fault for one in found(site(40, stopped=range(1, 9), **special))} == {"sender-silent"}
+
+
+def test_the_figure_stands_in_the_text() -> None:
+    (one,) = found(site(stopped=range(1, 21)))
+    assert "20 of 20 senders" in one.text
+    assert timedelta(0) == one.at - START

@@ -5,6 +5,7 @@ import signal
 import threading
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -47,6 +48,13 @@ def test_what_was_stored_comes_back_whole_and_in_order(fresh_database: sa.Engine
     assert found[0].data == {"pid": 4711}
     assert found[0].component.gpu == 3
     assert all(one.inbox_id for one in found)
+
+
+def test_a_nul_costs_nobody_anything(fresh_database: sa.Engine) -> None:
+    inbox = PostgresInbox(fresh_database, CLUSTER)
+    odd = msgspec.structs.replace(seen(1), line="a\x00b", data={"uuid": "\x00"})
+    assert inbox.add([odd, seen(2)]) == 2
+    assert inbox.unconsumed(1)[0].line == "a\ufffdb"
 
 
 def test_consumed_rows_are_not_walked_again_but_still_known(fresh_database: sa.Engine) -> None:

@@ -20,11 +20,13 @@ from healer.model import Command, Component, Observation, ObservationKind
 #: Wakes the detector; what was missed it finds by its own poll.
 CHANNEL = "healer_inbox"
 
+# One parameter for all rows: msgspec writes it far faster than six arrays are adapted.
 _INSERT = """
 INSERT INTO inbox (cluster, kind, node, digest, arrived_at, doc)
-SELECT cluster, kind, node, decode(digest, 'hex'), arrived_at, doc::jsonb
-FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::text[])
-  AS new (cluster, kind, node, digest, arrived_at, doc)
+SELECT
+  doc #>> '{component,cluster}', doc ->> 'kind', doc #>> '{component,node}',
+  decode(doc ->> 'digest', 'hex'), (doc ->> 'arrived_at')::timestamptz, doc
+FROM jsonb_array_elements(%s::jsonb) AS doc
 ON CONFLICT (digest) DO NOTHING
 RETURNING encode(digest, 'hex')
 """
@@ -101,17 +103,9 @@ def insert_observations(connection: psycopg.Connection, observations: Sequence[O
     """
     if not observations:
         return set()
-    rows = connection.execute(
-        _INSERT,
-        [
-            [one.component.cluster for one in observations],
-            [one.kind.value for one in observations],
-            [one.component.node for one in observations],
-            [one.digest for one in observations],
-            [one.arrived_at for one in observations],
-            [_encode(one).decode() for one in observations],
-        ],
-    )
+    # PostgreSQL's text holds no NUL; a sender's NUL must not cost the whole batch.
+    told = _encode(observations).decode().replace("\\u0000", "\\ufffd")
+    rows = connection.execute(_INSERT, [told])
     stored = {row[0] for row in rows}
     if stored:
         connection.execute("NOTIFY " + CHANNEL)

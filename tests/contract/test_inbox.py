@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,7 +21,6 @@ from healer.adapters.postgres.inbox import (
 from healer.api.services import Arrival, Unavailable
 from healer.embedded.postgres import Postgres
 from healer.model import Command, CommandKind, Component, Observation, ObservationKind
-from tests.support.stack import make_scratch
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"
@@ -118,9 +118,8 @@ def test_writers_that_meet_store_everything_once(fresh_database: sa.Engine) -> N
 
 
 @pytest.mark.crash
-def test_what_was_answered_survives_the_servers_death() -> None:
-    folder = make_scratch()
-    server = Postgres(folder / "data")
+def test_what_was_answered_survives_the_servers_death(scratch: Path) -> None:
+    server = Postgres(scratch / "data")
     server.start()
     engine = sa.create_engine(server.url)
     migrate.upgrade(engine)

@@ -43,8 +43,10 @@ def _hit(ctx: Context, on_node: list[SlurmJob]) -> tuple[list[SlurmJob], bool]:
     for where in places or {Component(cluster=ctx.run.cluster, node=ctx.node)}:
         jobs, certain = hit_among(on_node, where)
         if not certain:
-            # Which GPU it is cannot be told; the signal itself may have named the job.
-            named = [job for job in on_node if job.id in incident.jobs_hit]
+            # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
+            # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.
+            told = {one.job for one in incident.evidence}
+            named = [job for job in on_node if job.id in told]
             return named, bool(named)
         hit |= {job.id: job for job in jobs}
     return list(hit.values()), True

@@ -57,6 +57,7 @@ def read(rules: Ruleset, seen: Observation) -> Reading | None:
 
 
 def _finding(rule: str, reading: Reading, seen: Observation) -> Finding:
+    job = seen.data.get("job") or seen.component.job
     evidence = Evidence(
         digest=seen.digest,
         at=seen.event_at,
@@ -64,8 +65,8 @@ def _finding(rule: str, reading: Reading, seen: Observation) -> Finding:
         text=reading.text,
         line=seen.line,
         arrived_at=seen.arrived_at,
+        job=str(job) if job else None,
     )
-    job = seen.data.get("job") or seen.component.job
     return Finding(
         rule=rule,
         fault=reading.fault,

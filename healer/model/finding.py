@@ -9,7 +9,7 @@ from healer.model.words import FaultClass
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a finding rests on, as people read it."""
+    """What a finding rests on, as people read it. `job` is the job that the signal itself names."""
 
     digest: str
     at: datetime
@@ -17,6 +17,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     text: str
     line: str = ""
     arrived_at: datetime | None = None
+    job: str | None = None
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

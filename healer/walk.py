@@ -86,7 +86,7 @@ class _Pass:
 
     def __init__(self, tx: WalkTx, rules: Ruleset, picture: Picture, now: datetime) -> None:
         self.tx, self.rules, self.picture, self.now = tx, rules, picture, now
-        self.work = Correlator(rules, tx.open_incidents(), picture, now)
+        self.work = Correlator(rules, tx.open_incidents(), picture, now, tx.incident)
         self.by_name = {rule.name: rule for rule in rules.rules}
         self.known = set(self.work.by_id)
         self.started: list[str] = []

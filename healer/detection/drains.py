@@ -15,10 +15,14 @@ def findings(picture: Picture, now: datetime) -> list[Finding]:
         return []
     found = []
     for node in picture.slurm.nodes.values():
-        held = node.drain or node.base == "DOWN" or "FAIL" in node.state
-        if held and not node.planned and not is_ours(node.reason):
+        if is_held(node) and not node.planned and not is_ours(node.reason):
             found.append(_finding(picture.cluster, node, now))
     return found
+
+
+def is_held(node: SlurmNode) -> bool:
+    """Somebody, or Slurm itself, holds the node out of service."""
+    return node.drain or node.base == "DOWN" or "FAIL" in node.state
 
 
 def _finding(cluster: str, node: SlurmNode, now: datetime) -> Finding:

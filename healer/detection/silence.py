@@ -27,7 +27,7 @@ def findings(picture: Picture, now: datetime) -> list[Finding]:
     silent = {name: since for name, since in senders.items() if since is not None}
     if not silent:
         return []
-    if len(silent) >= max(3, FLEET_SHARE * len(senders)) and _slurm_disagrees(picture, silent):
+    if is_fleet(len(silent), len(senders)) and _slurm_disagrees(picture, silent):
         return [_fleet(picture, silent, len(senders), now)]
     found = []
     for switch, nodes in _by_switch(picture, silent).items():
@@ -36,6 +36,10 @@ def findings(picture: Picture, now: datetime) -> list[Finding]:
             found.append(_switch(picture, switch, {name: silent.pop(name) for name in nodes}, now))
     found.extend(_node(picture, name, since, now) for name, since in sorted(silent.items()))
     return found
+
+
+def is_fleet(silent: int, senders: int) -> bool:
+    return silent >= max(3, FLEET_SHARE * senders)
 
 
 def _expected(node: SlurmNode | None) -> bool:

@@ -1,6 +1,6 @@
 """Findings -> incidents: by node, by job, by what they share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -26,6 +26,11 @@ from healer.observations import Picture
 #: A root explains teardown lines and application faults of its job this long before and after.
 JOB_WINDOW = timedelta(seconds=30)
 
+#: Parts that an incident lists; what comes later is only counted.
+AFFECTED_KEPT = 1000
+#: What many silent nodes share, and what was told of each of them before that was seen.
+_SHARED_SILENCE = frozenset({"switch-silent", "fleet-silent"})
+_SILENCE = frozenset({"sender-silent", "node-silent"})
 _HARDWARE = frozenset({FaultClass.fatal, FaultClass.degraded})
 _RANK = {
     FaultClass.informational: 0,
@@ -37,12 +42,20 @@ _RANK = {
 
 
 class Correlator:
-    """One pass: the open incidents, changed by each finding in turn. `changed` holds what must be saved."""
+    """One pass: the open incidents, changed by each finding in turn. `changed` holds what must be saved.
+
+    `find` gives any incident by its id, also one that is over for long: its evidence opens nothing again.
+    """
 
     def __init__(
-        self, rules: Ruleset, incidents: Sequence[Incident], picture: Picture, now: datetime
+        self,
+        rules: Ruleset,
+        incidents: Sequence[Incident],
+        picture: Picture,
+        now: datetime,
+        find: Callable[[str], Incident | None] = lambda _: None,
     ) -> None:
-        self.rules, self.picture, self.now = rules, picture, now
+        self.rules, self.picture, self.now, self.find = rules, picture, now, find
         self.by_id = {one.id: one for one in incidents}
         self.changed: dict[str, Incident] = {}
         self.placed: list[tuple[str, Finding]] = []
@@ -78,7 +91,7 @@ class Correlator:
         """An open hardware incident in a job that the finding is about, near in time."""
         jobs = self._jobs(finding)
         for one in self._open_incidents():
-            if one.fault_class not in _HARDWARE or abs(finding.at - one.opened) > JOB_WINDOW:
+            if one.fault_class not in _HARDWARE or not _near(one, finding):
                 continue
             if jobs & set(one.jobs_hit) or (one.root.node and one.root.node == finding.component.node):
                 return one
@@ -118,9 +131,11 @@ class Correlator:
     # --- changing incidents --------------------------------------------------------------------------------
 
     def _count(self, incident: Incident, finding: Finding) -> None:
+        if not self.picture.first_count(finding.evidence[0].digest):
+            return
         counted = dict(incident.counted)
         counted[finding.fault] = counted.get(finding.fault, 0) + 1
-        affected = _with(incident.affected, finding.component, incident.root)
+        affected = _with(incident.affected, (finding.component,), incident.root)
         self.put(msgspec.structs.replace(incident, counted=counted, affected=affected, updated=self.now))
 
     def _join(self, incident: Incident, finding: Finding) -> None:
@@ -135,7 +150,7 @@ class Correlator:
                 incident,
                 evidence=(*incident.evidence, *fresh)[:EVIDENCE_KEPT],
                 evidence_count=incident.evidence_count + len(fresh),
-                affected=_with(incident.affected, finding.component, incident.root),
+                affected=_with(incident.affected, (*finding.affected, finding.component), incident.root),
                 unusable=incident.unusable or finding.unusable,
                 remedy=remedy,
                 jobs_hit=self._more_jobs(incident, finding),
@@ -143,6 +158,7 @@ class Correlator:
             )
         )
         self.placed.append((incident.id, finding))
+        self._cover(self.by_id[incident.id])
 
     def _more_jobs(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
         if incident.jobs_hit_final or finding.fault_class not in _HARDWARE:
@@ -181,12 +197,24 @@ class Correlator:
             owner=(shown.reason_user or "unknown") if shown and foreign else None,
             owner_since=shown.reason_at if shown and foreign else None,
         )
-        if incident.id in self.by_id:  # the same evidence opened it before, and it is over
+        known = self._told_before(incident.id)
+        if known is not None and not self._explained_no_more(known, finding):
             return
         self.put(incident)
         self.placed.append((incident.id, finding))
         if finding.fault_class in _HARDWARE:
             self._absorb(incident)
+        self._cover(incident)
+
+    def _told_before(self, name: str) -> Incident | None:
+        return self.by_id.get(name) or self.find(name)
+
+    def _explained_no_more(self, known: Incident, finding: Finding) -> bool:
+        """What still stands (a silence, a drain) opens again once what it was merged into is over."""
+        if known.merged_into is None or finding.fault_class is not FaultClass.informational:
+            return False
+        explained_by = self._told_before(known.merged_into)
+        return explained_by is None or not explained_by.is_open
 
     def _named(self, finding: Finding) -> set[str]:
         return set(finding.jobs) | ({finding.component.job} if finding.component.job else set())
@@ -214,16 +242,29 @@ class Correlator:
                 and self._explains(root, set(other.jobs_hit), other.root.node)
             )
             if (milder and root.fault_class is FaultClass.fatal) or sympathetic:
-                self.put(
-                    msgspec.structs.replace(
-                        other,
-                        state=IncidentState.resolved,
-                        merged_into=root.id,
-                        closed=self.now,
-                        updated=self.now,
-                        closed_why=f"explained by {root.short_id}: {root.title}",
-                    )
-                )
+                self._merge(other, root)
+
+    def _cover(self, shared: Incident) -> None:
+        """Nodes fall silent one by one: those told before their number showed what they share are merged."""
+        if shared.fault not in _SHARED_SILENCE:
+            return
+        nodes = {one.node for one in shared.affected}
+        for other in self._open_incidents():
+            covered = shared.fault == "fleet-silent" or other.root.node in nodes
+            if other.fault in _SILENCE and covered and other.run is None:
+                self._merge(other, shared)
+
+    def _merge(self, other: Incident, root: Incident) -> None:
+        self.put(
+            msgspec.structs.replace(
+                other,
+                state=IncidentState.resolved,
+                merged_into=root.id,
+                closed=self.now,
+                updated=self.now,
+                closed_why=f"explained by {root.short_id}: {root.title}",
+            )
+        )
 
     def _explains(self, root: Incident, jobs: set[str], node: str | None) -> bool:
         return bool(jobs & set(root.jobs_hit)) or (node is not None and node == root.root.node)
@@ -265,10 +306,17 @@ def _verdicts(finding: Finding) -> dict[str, Verdict]:
     return {name: verdict for name in sorted(n for n in named if n) if verdict is not None}
 
 
-def _with(affected: tuple[Component, ...], one: Component, root: Component) -> tuple[Component, ...]:
-    if one == root or one in affected or len(affected) >= 1000:
-        return affected
-    return (*affected, one)
+def _near(incident: Incident, finding: Finding) -> bool:
+    """Near in time by arrival or by the senders' clocks: those may differ, and old lines come together."""
+    told = incident.evidence[0].at if incident.evidence else incident.opened
+    return abs(finding.arrived_at - incident.opened) <= JOB_WINDOW or abs(finding.at - told) <= JOB_WINDOW
+
+
+def _with(
+    affected: tuple[Component, ...], more: Sequence[Component], root: Component
+) -> tuple[Component, ...]:
+    new = [one for one in dict.fromkeys(more) if one != root and one not in affected]
+    return (*affected, *new)[:AFFECTED_KEPT]
 
 
 def _higher(known: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:

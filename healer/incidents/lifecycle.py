@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from healer.detection.drains import is_held
+from healer.detection.silence import is_fleet
 from healer.model import (
     Command,
     CommandKind,
@@ -114,21 +116,36 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
     node = incident.root.node
     shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
     if incident.fault.startswith(("person-drain", "slurm-drain")):
-        if shown is not None and not shown.drain and shown.responding:
+        if shown is not None and not is_held(shown):
             return "the drain was lifted in Slurm"
         if shown is not None and shown.reason.startswith("healer:"):
             return "healer drained the node"
         return None
     if incident.fault in {"node-silent", "sender-silent"} and node:
-        if picture.node(node).silent_since(now) is None and (shown is None or shown.responding):
+        if _speaks(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"
         return None
-    if incident.fault in {"switch-silent", "fleet-silent"}:
-        names = [one.node for one in incident.affected if one.node] or [n.name for n in picture.senders()]
-        if all(picture.node(name).silent_since(now) is None for name in names):
+    if incident.fault == "switch-silent":
+        if all(_speaks(picture, one.node, incident, now) for one in incident.affected if one.node):
             return "the nodes speak again"
         return None
+    if incident.fault == "fleet-silent":
+        return "the nodes speak again" if _fleet_speaks(picture, now) else None
     quiet = QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return f"nothing new for {int(quiet.total_seconds() // 60)} min"
     return None
+
+
+def _speaks(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
+    """Heard since the incident opened: after a restart an empty memory is no sign of life."""
+    known = picture.node(node)
+    heard = bool(known.beats) and known.beats[-1] > incident.opened
+    return heard and known.silent_since(now) is None
+
+
+def _fleet_speaks(picture: Picture, now: datetime) -> bool:
+    """So few are silent that it is theirs again; each of them is told by itself then."""
+    senders = list(picture.senders())
+    silent = sum(1 for node in senders if node.silent_since(now) is not None)
+    return bool(senders) and not is_fleet(silent, len(senders))

@@ -18,6 +18,7 @@ UNKNOWN_BOOT_MAX_AGE = timedelta(hours=1)
 SILENCE_AFTER = timedelta(seconds=30)
 #: Beats needed before a sender has a cadence that it could fail to keep.
 BEATS_FOR_CADENCE = 3
+COUNTED_KEPT = 100_000
 
 
 @dataclass
@@ -88,6 +89,8 @@ class Picture:
         self.nodes: dict[str, NodePicture] = {}
         #: Teardown findings of the last half minute, which a root may still explain.
         self.teardowns: deque[Finding] = deque(maxlen=100_000)
+        #: Digests of what was only counted, so that the same line is counted once.
+        self._counted: dict[str, None] = {}
 
     def node(self, name: str) -> NodePicture:
         return self.nodes.setdefault(name, NodePicture(name))
@@ -137,6 +140,15 @@ class Picture:
         """The node was repaired, reset or returned at `at`: what it said before is history."""
         known = self.node(node)
         known.cleared_at = at if known.cleared_at is None else max(at, known.cleared_at)
+
+    def first_count(self, digest: str) -> bool:
+        """True the first time; the latest 100,000 are remembered."""
+        if digest in self._counted:
+            return False
+        self._counted[digest] = None
+        if len(self._counted) > COUNTED_KEPT:
+            del self._counted[next(iter(self._counted))]
+        return True
 
     def senders(self) -> Iterable[NodePicture]:
         return (node for node in self.nodes.values() if len(node.beats) >= BEATS_FOR_CADENCE)

@@ -7,16 +7,16 @@ between is taken up by the next worker, which looks first.
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+import msgspec
 import structlog
 
 from healer.actions import CHECKS, VERBS, Action, Again, Context, Done, Failed, Result, Skipped
-from healer.decisions import JudgeResult, judge
+from healer.decisions import decision_of, judge, proposal_of
 from healer.model import (
     REMOVING_VERBS,
     AuditRecord,
     Command,
     CommandKind,
-    Decision,
     Incident,
     LogEntry,
     Outcome,
@@ -27,7 +27,6 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
-    Step,
     StepEvent,
     Verb,
 )
@@ -193,17 +192,18 @@ class Driver:
         if isinstance(result, Failed) and result.final:
             data["final"] = True
         entry = self._write(claim, intent, _EVENT[type(result)], result.text, data)
-        if isinstance(result, Done) and intent.step.do is Verb.drain and claim.run.node and incident:
-            claim.remember_remedy(
-                RemedyUse(
-                    node=claim.run.node,
-                    remedy=_remedy(claim.run),
-                    rule=claim.run.rule,
-                    at=self.clock.now(),
-                    incident=claim.run.incident,
-                )
-            )
+        if isinstance(result, Done) and intent.step.do is Verb.drain and claim.run.node:
+            claim.drained(claim.run.node, self._remedy_use(claim.run) if incident else None)
         return entry
+
+    def _remedy_use(self, run: Run) -> RemedyUse:
+        return RemedyUse(
+            node=run.node or "",
+            remedy=_remedy(run),
+            rule=run.rule,
+            at=self.clock.now(),
+            incident=run.incident,
+        )
 
     # --- the gate ------------------------------------------------------------------------------------------
 
@@ -224,14 +224,17 @@ class Driver:
             return None
         now = self.clock.now()
         run, step = claim.run, intent.step
-        proposal = _proposal(run, step, intent.item, incident, _restarts(run, intent.item, entries))
+        restarts = _restarts(run, intent.item, entries)
+        asked = proposal_of(run, step.do or Verb.drain, incident, job=intent.item, restarts=restarts)
+        # The run was granted when it began: this step rides on that.
+        proposal = msgspec.structs.replace(asked, ride=True)
         held_by = next((one.data.get("guard") for one in reversed(entries) if one.step == intent.key), None)
         with claim.gate() as tx:
             verdict = judge(proposal, tx.facts, rules, now)
             # That a drain may go was decided, and stored, when its run began.
             begun = verdict.outcome is Outcome.act and step.do is Verb.drain and held_by is None
             if not begun and (verdict.guard is None or verdict.guard != held_by):
-                tx.add_decision(_decision(proposal, verdict, now))
+                tx.add_decision(decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.act:
                 return self._granted(tx, claim, intent, proposal)
             data: dict[str, object] = {"guard": str(verdict.guard)}
@@ -300,21 +303,6 @@ class Driver:
         self._tell_state(claim, state)
 
 
-def _decision(proposal: Proposal, verdict: JudgeResult, now: datetime) -> Decision:
-    return Decision(
-        at=now,
-        cluster=proposal.cluster,
-        incident=proposal.incident,
-        playbook=proposal.playbook,
-        outcome=verdict.outcome,
-        why=verdict.why,
-        proposal=proposal,
-        answers=verdict.answers,
-        guard=verdict.guard,
-        run=proposal.run,
-    )
-
-
 def _remedy(run: Run) -> Remedy:
     return Remedy(run.input.get("remedy", Remedy.none))
 
@@ -324,31 +312,6 @@ def _restarts(run: Run, item: str | None, entries: list[LogEntry]) -> int | None
         return jobs_hit(entries).get(item)
     given = run.input.get("restarts")
     return int(given) if given is not None else None
-
-
-def _proposal(
-    run: Run, step: Step, item: str | None, incident: Incident | None, restarts: int | None
-) -> Proposal:
-    by = None if run.by == "healer" else run.by
-    job = (item or run.job) if step.do is Verb.requeue else None
-    return Proposal(
-        cluster=run.cluster,
-        verb=step.do or Verb.drain,
-        node=run.node,
-        job=job,
-        incident=run.incident,
-        run=run.id,
-        rule=run.rule,
-        playbook=run.playbook,
-        remedy=_remedy(run),
-        mode=run.mode,
-        unusable=incident.unusable if incident else False,
-        fatal=incident is not None and incident.fault_class == "fatal",
-        by=by,
-        approved_by=run.approved_by,
-        ride=True,
-        restarts=restarts,
-    )
 
 
 def _audit(run: Run, intent: Do, entry: LogEntry) -> AuditRecord | None:

@@ -4,7 +4,7 @@ The same in the detector, the simulator and replay: one batch in, one transactio
 out. The caller pokes the workers; what a lost poke leaves behind, the sweep finds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
@@ -16,13 +16,25 @@ from healer.decisions import (
     canary_ended,
     canary_withdrawn,
     decide,
+    decision_of,
+    first_verb,
+    judge,
     next_breaker,
+    proposal_of,
     severity_of,
     storm_roots,
     takes_canary,
 )
 from healer.detection import detect
-from healer.incidents import Correlator, apply_command, by_urgency, close_what_is_over, find_vetoes
+from healer.incidents import (
+    Correlator,
+    apply_command,
+    by_urgency,
+    close_what_is_over,
+    find_vetoes,
+    idle_slots,
+)
+from healer.incidents.messages import approval_page, breaker_page, p0_page
 from healer.model import (
     AuditRecord,
     Breaker,
@@ -34,7 +46,6 @@ from healer.model import (
     Guard,
     Incident,
     IncidentState,
-    Message,
     Mode,
     Observation,
     ObservationKind,
@@ -46,6 +57,7 @@ from healer.model import (
     RunState,
     Severity,
     Slot,
+    Veto,
 )
 from healer.observations import Picture
 from healer.ports import Ledger, WalkTx
@@ -113,12 +125,11 @@ class _Pass:
 
     def decide_all(self, commands: Sequence[Command]) -> None:
         """Decides every open incident. Takes the gate's lock only if one of them may want an action."""
-        incidents = self._open()
-        if not any(self._wants_gate(one) for one in incidents):
+        runs = {run.id: run for run in self.tx.active_runs()}
+        if not runs and not any(self._wants_gate(one) for one in self._open()):
             return
         facts = self.tx.lock_gate()
-        runs = {run.id: run for run in self.tx.active_runs()}
-        self._vetoes(facts, list(runs.values()))
+        facts = self._vetoes(facts, runs)
         facts = self._breaker(facts, commands)
         for incident in by_urgency(self._open()):
             rule = self.by_name.get(incident.rule)
@@ -128,6 +139,31 @@ class _Pass:
             decision = decide(incident, rule, facts, self.rules, self.now, active)
             if decision is not None:
                 facts = self._carry_out(incident, rule, decision, facts, active)
+        for run in runs.values():
+            facts = self._people_wait(run, facts, runs)
+
+    def _people_wait(self, run: Run, facts: GateFacts, runs: Mapping[str, Run]) -> GateFacts:
+        """A person's run that a guard holds begins when it may; an approval that nobody gave is told of."""
+        if run.state is RunState.waiting_approval and run.approve_until and run.approve_until < self.now:
+            self.tx.queue_message(approval_page(run))
+        playbook = self.rules.playbooks.get(run.playbook)
+        if run.state is not RunState.held or run.by == "healer" or playbook is None:
+            return facts
+        incident = self.work.by_id.get(run.incident or "")
+        proposal = proposal_of(run, first_verb(playbook), incident)
+        verdict = judge(proposal, facts, self.rules, self.now)
+        if verdict.outcome is Outcome.held or run.node in facts.running:
+            return facts
+        self.tx.add_decision(decision_of(proposal, verdict, self.now))
+        if verdict.outcome is Outcome.refused:
+            self.tx.set_run_state(run.id, RunState.rejected, why=verdict.why, at=self.now)
+            return facts
+        for other in runs.values():
+            if other.node == run.node and other.id != run.id and other.state is RunState.waiting:
+                why = f"taken over by {run.by} with {run.playbook} ({run.id})"
+                self.tx.set_run_state(other.id, RunState.done, why=why, at=self.now)
+        decision = decision_of(proposal, verdict, self.now)
+        return self._set_going(msgspec.structs.replace(run, state=RunState.running), run, decision, facts)
 
     def _open(self) -> list[Incident]:
         return [one for one in self.work.by_id.values() if one.is_open]
@@ -136,17 +172,29 @@ class _Pass:
         rule = self.by_name.get(incident.rule)
         return rule is not None and (rule.playbook is not None or incident.drained_at is not None)
 
-    def _vetoes(self, facts: GateFacts, runs: list[Run]) -> None:
-        for incident, veto in find_vetoes(self.work.by_id, facts, runs, self.rules, self.now):
-            why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
-            self.tx.add_veto(veto)
-            self.tx.release_slot(veto.node, at=self.now, why=why)
-            self.picture.clear(veto.node, self.now)
-            self._audit("node.vetoed", f"node/{veto.node}", {"why": why}, incident)
-            if incident is None:
-                continue
-            if incident.run:
-                self.tx.set_run_state(incident.run, RunState.cancelled, why=why, at=self.now)
+    def _vetoes(self, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
+        """Slots whose node a person has given back, or whose drain never came: they are free again."""
+        freed = set()
+        for slot in idle_slots(facts, runs.values()):
+            self.tx.release_slot(slot.node, at=self.now, why="its run ended before the node was drained")
+            freed.add(slot.node)
+        for slot, veto in find_vetoes(facts, runs.values(), self.rules, self.now):
+            self._veto(slot, veto, runs)
+            freed.add(slot.node)
+        left = tuple(slot for slot in facts.slots if slot.node not in freed)
+        return msgspec.structs.replace(facts, slots=left)
+
+    def _veto(self, slot: Slot, veto: Veto, runs: dict[str, Run]) -> None:
+        why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
+        self.tx.add_veto(veto)
+        self.tx.release_slot(veto.node, at=self.now, why=why)
+        self.picture.clear(veto.node, self.now)
+        incident = self.work.by_id.get(slot.incident or "")
+        self._audit("node.vetoed", f"node/{veto.node}", {"why": why}, incident)
+        for name in [run.id for run in runs.values() if run.node == veto.node and not run.shadow]:
+            self.tx.set_run_state(name, RunState.cancelled, why=why, at=self.now)
+            del runs[name]
+        if incident is not None and incident.is_open:
             self.work.put(
                 msgspec.structs.replace(
                     incident,
@@ -173,19 +221,8 @@ class _Pass:
         return msgspec.structs.replace(facts, breaker=breaker)
 
     def _page_breaker(self, breaker: Breaker) -> None:
-        nodes = sorted({root.node for root in breaker.roots})
-        self.tx.queue_message(
-            Message(
-                id=f"breaker:{breaker.cluster}:{self.now.isoformat()}",
-                cluster=breaker.cluster,
-                title=f"The breaker of {breaker.cluster} is open: {breaker.why}",
-                text=f"{breaker.why}\nNodes: {', '.join(nodes[:50]) or 'none'}\nNothing more is taken out of "
-                "service until a named person resets the breaker. Detection, tickets and returns go on.",
-                severity=Severity.P0,
-                page=True,
-            )
-        )
-        data = {"why": breaker.why, "roots": nodes}
+        self.tx.queue_message(breaker_page(breaker, self.now))
+        data = {"why": breaker.why, "roots": sorted({root.node for root in breaker.roots})}
         self._audit("breaker.opened", f"breaker/{breaker.cluster}", data, None)
 
     def _carry_out(
@@ -284,18 +321,7 @@ class _Pass:
             return
         if facts.breaker.state is BreakerState.open:
             return  # one page of the storm is enough
-        jobs = ", ".join(incident.jobs_hit) or "none"
-        self.tx.queue_message(
-            Message(
-                id=f"{incident.id}:p0",
-                cluster=incident.cluster,
-                title=f"P0 {incident.root}: {incident.title}",
-                text=f"{incident.title}\nWhere: {incident.root}\nJobs hit: {jobs}\nhealer: {decision.why}",
-                severity=Severity.P0,
-                page=True,
-                incident=incident.id,
-            )
-        )
+        self.tx.queue_message(p0_page(incident, decision.why))
 
     def _audit(self, verb: str, subject: str, data: dict[str, Any], incident: Incident | None) -> None:
         told = dict(data)

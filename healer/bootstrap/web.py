@@ -20,6 +20,7 @@ from healer.api.app import create_app
 from healer.api.services import Services
 from healer.console.reads import NewSession, Session
 from healer.console.routes import router as console
+from healer.model import Role
 from healer.processes.rulebook import Rulebook
 from healer.settings import Settings
 
@@ -70,8 +71,8 @@ def web_app(settings: Settings) -> FastAPI:
 
     def session_of(cookie: str) -> Session | None:
         caller = access.session(cookie)
-        if caller is None:
-            return None
+        if caller is None or caller.node or caller.job or caller.role is Role.signals:
+            return None  # tokens of nodes and jobs write signals; they see no pages
         clusters = (caller.cluster,) if caller.cluster else ()
         return Session(name=caller.name, role=caller.role, csrf=caller.csrf or "", clusters=clusters)
 

@@ -23,8 +23,7 @@ def replay(
     import msgspec
 
     from healer import ruleset
-    from healer.sim.recording import BadRecording, read
-    from healer.sim.replay import replay as replayed
+    from healer.bootstrap.replay import replayed
 
     settings = load()
     folder = rules or rules_folder(settings)
@@ -39,13 +38,13 @@ def replay(
         raise Failed(str(error)) from error
     try:
         if str(recording) == "-":
-            document = replayed(ruled, read(sys.stdin))
+            document = replayed(ruled, sys.stdin)
         else:
             with recording.open(encoding="utf-8") as lines:
-                document = replayed(ruled, read(lines))
+                document = replayed(ruled, lines)
     except OSError as error:
         raise Failed(f"{recording} cannot be read: {error.strerror}.") from error
-    except BadRecording as error:
+    except ValueError as error:
         raise Failed(f"{recording}, {error}") from error
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")

@@ -1,5 +1,6 @@
 """Incident -> decision, and the one gate for all that takes capacity away."""
 
+from healer.decisions.ask import decision_of, first_verb, proposal_of
 from healer.decisions.breaker import (
     canary_ended,
     canary_withdrawn,
@@ -28,9 +29,12 @@ __all__ = [
     "canary_ended",
     "canary_withdrawn",
     "decide",
+    "decision_of",
+    "first_verb",
     "judge",
     "limits",
     "next_breaker",
+    "proposal_of",
     "reset",
     "severity_of",
     "storm_roots",

@@ -1,7 +1,7 @@
 """Findings -> one incident per cause."""
 
 from healer.incidents.correlate import Correlator
-from healer.incidents.lifecycle import apply_command, close_what_is_over, find_vetoes
+from healer.incidents.lifecycle import apply_command, close_what_is_over, find_vetoes, idle_slots
 from healer.incidents.severity import by_urgency
 
-__all__ = ["Correlator", "apply_command", "by_urgency", "close_what_is_over", "find_vetoes"]
+__all__ = ["Correlator", "apply_command", "by_urgency", "close_what_is_over", "find_vetoes", "idle_slots"]

@@ -1,6 +1,6 @@
 """How an incident lives on after it opened: people's words, runs' news, and its end."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -18,6 +18,7 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Slot,
     Verdict,
     Veto,
 )
@@ -31,6 +32,8 @@ QUIET = {
     FaultClass.informational: timedelta(minutes=10),
 }
 PROBATION = timedelta(hours=24)
+#: Moments that two machines noted are told apart only beyond this.
+CLOCKS_DIFFER = timedelta(seconds=5)
 
 
 def apply_command(incident: Incident, command: Command) -> Incident:
@@ -63,7 +66,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change["nodes"] = {name: Verdict.watch for name in incident.nodes}
             change["known_bad_in_service"] = False
         case CommandKind.split:
-            raise ValueError("split is applied where the new incident is made")
+            return incident  # nothing is split yet
     return msgspec.structs.replace(incident, **change)
 
 
@@ -80,24 +83,27 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str) -> dic
 
 
 def find_vetoes(
-    incidents: Mapping[str, Incident], facts: GateFacts, runs: list[Run], rules: Ruleset, now: datetime
-) -> list[tuple[Incident | None, Veto]]:
-    """Nodes that we hold a slot for and that a person has resumed: a veto for a day (law 5)."""
-    if facts.snapshot is None:
-        return []
+    facts: GateFacts, runs: Collection[Run], rules: Ruleset, now: datetime
+) -> list[tuple[Slot, Veto]]:
+    """Nodes that we had drained and that a person has resumed: a veto for a day (law 5)."""
     at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
     found = []
     for slot in facts.slots:
-        node = facts.snapshot.nodes.get(slot.node)
-        incident = incidents.get(slot.incident or "")
-        drained_at = incident.drained_at if incident else None
-        if node is None or node.drain or slot.node in at_work or drained_at is None:
+        node = facts.snapshot.nodes.get(slot.node) if facts.snapshot else None
+        if facts.snapshot is None or node is None or node.drain or slot.node in at_work:
             continue
-        if facts.snapshot.taken_at <= drained_at:
+        # The margin: the clocks of who polls and who drains may differ.
+        if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
             continue
         until = now + timedelta(hours=rules.guards.veto_h)
-        found.append((incident, Veto(node=slot.node, by="a person, in Slurm", at=now, until=until)))
+        found.append((slot, Veto(node=slot.node, by="A person", at=now, until=until)))
     return found
+
+
+def idle_slots(facts: GateFacts, runs: Collection[Run]) -> list[Slot]:
+    """Slots that were granted for a drain which never came, because its run has ended."""
+    active = {run.id for run in runs}
+    return [slot for slot in facts.slots if slot.drained_at is None and slot.run not in active]
 
 
 def close_what_is_over(incident: Incident, picture: Picture, now: datetime) -> Incident:

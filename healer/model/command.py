@@ -12,7 +12,7 @@ class CommandKind(StrEnum):
     resolve = "resolve"
     reopen = "reopen"
     merge = "merge"
-    split = "split"
+    split = "split"  # pyright: ignore[reportAssignmentType] - a word of the contract
     review = "review"
     run_changed = "run_changed"  # a run started, waits, ended, got stuck
     jobs_hit = "jobs_hit"  # listed after the drain was read back

@@ -20,6 +20,8 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     granted_at: datetime
     unusable: bool = False
+    #: When our drain was read back; a node without it later was resumed by a person.
+    drained_at: datetime | None = None
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):

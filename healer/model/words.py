@@ -77,7 +77,7 @@ class Remedy(StrEnum):
     drain_then_reset = "drain_then_reset"
     reboot_node = "reboot_node"
     power_cycle = "power_cycle"
-    replace = "replace"
+    replace = "replace"  # pyright: ignore[reportAssignmentType] - a word of the contract
     diagnose = "diagnose"
     reroute = "reroute"
     ticket = "ticket"
@@ -141,7 +141,7 @@ class Guard(StrEnum):
     slots = "slots"
     rack = "rack"
     switch = "switch"
-    partition = "partition"
+    partition = "partition"  # pyright: ignore[reportAssignmentType] - a word of the contract
     hourly = "hourly"
     floor = "floor"
     requeue_cap = "requeue_cap"

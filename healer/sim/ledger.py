@@ -288,8 +288,13 @@ class MemoryClaim:
     def queue_message(self, message: Message | Ticket) -> None:
         self._ledger.keep(message)
 
-    def remember_remedy(self, use: RemedyUse) -> None:
-        self._ledger.tables.remedies.append(use)
+    def drained(self, node: str, use: RemedyUse | None) -> None:
+        slot = self._ledger.tables.slots.get(node)
+        if slot is not None:
+            at = self._ledger.clock.now()
+            self._ledger.tables.slots[node] = msgspec.structs.replace(slot, drained_at=at)
+        if use is not None:
+            self._ledger.tables.remedies.append(use)
 
     def release_slot(self, node: str, *, why: str) -> None:
         self._ledger.tables.slots.pop(node, None)

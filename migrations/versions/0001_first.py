@@ -233,6 +233,7 @@ def upgrade() -> None:
         sa.Column("run", sa.Text(), nullable=False),
         sa.Column("unusable", sa.Boolean(), nullable=False),
         sa.Column("granted_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("drained_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("released_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("released_why", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id"),

@@ -189,11 +189,12 @@ class PostgresClaim:
         with self._written():
             messages.queue(self._conn, message, at=self._clock.now(), has_sink=self._has_sink)
 
-    def remember_remedy(self, use: RemedyUse) -> None:
+    def drained(self, node: str, use: RemedyUse | None) -> None:
         with self._written():
-            self._conn.execute(
-                sa.insert(remedies).values(cluster=self.run.cluster, **msgspec.structs.asdict(use))
-            )
+            gate.mark_drained(self._conn, self.run.cluster, node, self._clock.now())
+            if use is not None:
+                row = msgspec.structs.asdict(use)
+                self._conn.execute(sa.insert(remedies).values(cluster=self.run.cluster, **row))
 
     def release_slot(self, node: str, *, why: str) -> None:
         with self._written():

@@ -13,7 +13,7 @@ from healer.model import REMOVING_VERBS, Breaker, Decision, GateFacts, Slot
 _FACTS = sa.text("""
 SELECT
   (SELECT json_agg(one) FROM (
-     SELECT cluster, node, incident, run, granted_at, unusable FROM slots
+     SELECT cluster, node, incident, run, granted_at, unusable, drained_at FROM slots
      WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS one) AS slots,
   (SELECT json_agg(granted_at ORDER BY granted_at) FROM slots
      WHERE cluster = :cluster AND granted_at > :now - interval '1 hour' AND NOT unusable) AS granted,
@@ -103,6 +103,14 @@ def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, 
         sa.update(slots)
         .where(slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None))
         .values(released_at=at, released_why=why)
+    )
+
+
+def mark_drained(conn: sa.Connection, cluster: str, node: str, at: datetime) -> None:
+    conn.execute(
+        sa.update(slots)
+        .where(slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None))
+        .values(drained_at=at)
     )
 
 

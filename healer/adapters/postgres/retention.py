@@ -17,9 +17,7 @@ def tidy(engine: sa.Engine, now: datetime) -> None:
     with engine.begin() as conn:
         walked = inbox.c.consumed_at.is_not(None)
         conn.execute(
-            sa.delete(inbox).where(
-                walked, inbox.c.kind == "heartbeat", inbox.c.arrived_at < now - HEARTBEATS
-            )
+            sa.delete(inbox).where(walked, inbox.c.kind == "heartbeat", inbox.c.arrived_at < now - HEARTBEATS)
         )
         conn.execute(sa.delete(inbox).where(walked, inbox.c.arrived_at < now - EVENTS))
         conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEYS))

@@ -1,7 +1,6 @@
 """What people do to runs: each one transaction that passes the gate and writes its audit record."""
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -16,7 +15,15 @@ from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, run_log, runs
 from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
 from healer.api.views import Preview
-from healer.decisions import JudgeResult, judge, limits, reset
+from healer.decisions import (
+    JudgeResult,
+    decision_of,
+    first_verb,
+    judge,
+    limits,
+    proposal_of,
+    reset,
+)
 from healer.incidents.jobs import hit_among
 from healer.model import (
     ENDED_RUN_STATES,
@@ -27,20 +34,16 @@ from healer.model import (
     Command,
     CommandKind,
     Component,
-    Decision,
     GateFacts,
     Incident,
     LogEntry,
     Outcome,
     Playbook,
-    Proposal,
-    Remedy,
     Ruleset,
     Run,
     RunState,
     Slot,
     StepEvent,
-    Verb,
 )
 from healer.ports import Clock, Poke, Scheduler, SchedulerError
 
@@ -84,9 +87,8 @@ class PostgresRunCommands:
                 jobs = [job] if job else []
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
-        verdict = judge(
-            _proposal(request, playbook, incident, job.restarts if job else None), facts, rules, now
-        )
+        run = self._asked(request, playbook, incident, job.restarts if job else None)
+        verdict = judge(proposal_of(run, first_verb(playbook), incident), facts, rules, now)
         return Preview(
             playbook=playbook,
             cluster=request.cluster,
@@ -104,63 +106,59 @@ class PostgresRunCommands:
         rules, now = self._rules(), self._clock.now()
         playbook = _playbook(rules, request)
         restarts = self._restarts(request)
-        run: Run | None = None
         with translated(), self._engine.begin() as conn:
             known = conn.execute(sa.select(runs.c.doc).where(runs.c.id == request.id)).scalar()
             if known is not None:
                 return msgspec.convert(known, Run)
             facts = gate.lock_gate(conn, request.cluster, self._snapshots, now)
             incident = _incident_of(conn, request, facts)
-            proposal = _proposal(request, playbook, incident, restarts)
+            run = self._asked(request, playbook, incident, restarts)
+            proposal = proposal_of(run, first_verb(playbook), incident)
             verdict = judge(proposal, facts, rules, now)
-            gate.add_decision(conn, _decision(proposal, verdict, now, request.id))
+            gate.add_decision(conn, decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.refused:
                 self._audit(conn, request, "run.refused", {"guard": verdict.guard, "why": verdict.why})
+            elif verdict.outcome is Outcome.held:
+                run = msgspec.structs.replace(run, state=RunState.held, question=verdict.why)
+                create_run(conn, run)
+                self._audit(conn, request, "run.held", {"guard": verdict.guard, "why": verdict.why})
             else:
-                run = self._create(conn, request, playbook, incident, verdict, restarts)
-        if run is None:  # the refusal is stored: only now it may be raised
+                self._begin(conn, run, incident, playbook)
+                self._audit(conn, request, "run.started", {})
+        if verdict.outcome is Outcome.refused:  # stored first: only now it may be raised
             assert verdict.answer is not None
             raise GuardRefused(verdict.answer)
         if run.state is RunState.running:
             self._poke([run.id])
         return run
 
-    def _create(
-        self,
-        conn: sa.Connection,
-        request: RunRequest,
-        playbook: Playbook,
-        incident: Incident | None,
-        verdict: JudgeResult,
-        restarts: int | None,
+    def _asked(
+        self, request: RunRequest, playbook: Playbook, incident: Incident | None, restarts: int | None
     ) -> Run:
-        now = self._clock.now()
-        state = RunState.running if verdict.outcome is Outcome.act else RunState.held
-        run = Run(
+        """The run as it would begin now."""
+        return Run(
             id=request.id,
             cluster=request.cluster,
             playbook=playbook.name,
-            state=state,
+            state=RunState.running,
             by=request.by,
             reason=request.reason,
-            created_at=now,
+            created_at=self._clock.now(),
             node=request.node,
             job=request.job,
             incident=incident.id if incident else None,
             rule=incident.rule if incident else playbook.name,
             input={"reason_text": f"{request.by}: {request.reason}", "restarts": restarts},
-            question=verdict.why if state is RunState.held else None,
         )
-        if state is RunState.running:
-            self._take_over(conn, run)
-            self._grant(conn, run, playbook, incident)
+
+    def _begin(self, conn: sa.Connection, run: Run, incident: Incident | None, playbook: Playbook) -> None:
+        self._take_over(conn, run)
+        self._grant(conn, run, playbook, incident)
         try:
             with conn.begin_nested():
                 create_run(conn, run)
         except IntegrityError as error:
-            raise Conflict(f"another run is working on {request.node}: wait for it or cancel it") from error
-        self._audit(conn, request, "run.started" if state is RunState.running else "run.held", {})
-        return run
+            raise Conflict(f"another run is working on {run.node}: wait for it or cancel it") from error
 
     def _take_over(self, conn: sa.Connection, run: Run) -> None:
         """A person's run takes over one that only waits on the same node."""
@@ -193,8 +191,7 @@ class PostgresRunCommands:
         playbook: Playbook,
         incident: Incident | None,
     ) -> None:
-        verb = _verb(playbook)
-        if verb in REMOVING_VERBS and run.node:
+        if first_verb(playbook) in REMOVING_VERBS and run.node:
             slot = Slot(
                 cluster=run.cluster,
                 node=run.node,
@@ -234,9 +231,10 @@ class PostgresRunCommands:
                 )
             facts = gate.lock_gate(conn, known.cluster, self._snapshots, now)
             incident = _incident(conn, known.incident)
-            proposal = msgspec.structs.replace(_proposal_of(known, playbook, incident), approved_by=by)
+            approved = msgspec.structs.replace(known, approved_by=by)
+            proposal = proposal_of(approved, first_verb(playbook), incident)
             verdict = judge(proposal, facts, rules, now)
-            gate.add_decision(conn, _decision(proposal, verdict, now, run))
+            gate.add_decision(conn, decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.refused:
                 refused = verdict
             else:
@@ -386,64 +384,6 @@ def _playbook(rules: Ruleset, request: RunRequest) -> Playbook:
     if getattr(request, other) is not None:
         raise Invalid(other, f"{playbook.name} works on a {wanted}, not on a {other}")
     return playbook
-
-
-def _verb(playbook: Playbook) -> Verb:
-    acts = [step.do for step in playbook.steps if step.do is not None]
-    return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0])
-
-
-def _proposal(
-    request: RunRequest, playbook: Playbook, incident: Incident | None, restarts: int | None
-) -> Proposal:
-    return Proposal(
-        cluster=request.cluster,
-        verb=_verb(playbook),
-        node=request.node,
-        job=request.job,
-        incident=incident.id if incident else None,
-        run=request.id,
-        rule=incident.rule if incident else "",
-        playbook=playbook.name,
-        unusable=incident.unusable if incident else False,
-        fatal=incident is not None and incident.fault_class == "fatal",
-        by=request.by,
-        restarts=restarts,
-    )
-
-
-def _proposal_of(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
-    return Proposal(
-        cluster=run.cluster,
-        verb=_verb(playbook),
-        node=run.node,
-        job=run.job,
-        incident=run.incident,
-        run=run.id,
-        rule=run.rule,
-        playbook=run.playbook,
-        remedy=Remedy(run.input.get("remedy") or Remedy.none),
-        mode=run.mode,
-        unusable=incident.unusable if incident else False,
-        fatal=incident is not None and incident.fault_class == "fatal",
-        by=None if run.by == "healer" else run.by,
-        restarts=run.input.get("restarts"),
-    )
-
-
-def _decision(proposal: Proposal, verdict: JudgeResult, now: datetime, run: str) -> Decision:
-    return Decision(
-        at=now,
-        cluster=proposal.cluster,
-        incident=proposal.incident,
-        playbook=proposal.playbook,
-        outcome=verdict.outcome,
-        why=verdict.why,
-        proposal=proposal,
-        answers=verdict.answers,
-        guard=verdict.guard,
-        run=run,
-    )
 
 
 def _run(conn: sa.Connection, run: str) -> Run:

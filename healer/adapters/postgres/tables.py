@@ -134,6 +134,7 @@ slots = sa.Table(
     sa.Column("run", sa.Text, nullable=False),
     sa.Column("unusable", sa.Boolean, nullable=False),
     _moment("granted_at"),
+    _moment("drained_at", nullable=True),
     _moment("released_at", nullable=True),
     sa.Column("released_why", sa.Text),
     sa.Index(

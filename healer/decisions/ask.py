@@ -1,0 +1,65 @@
+"""The proposal that a run puts before the gate, and the decision that comes of it."""
+
+from datetime import datetime
+
+from healer.decisions.gate import JudgeResult
+from healer.model import (
+    REMOVING_VERBS,
+    Decision,
+    FaultClass,
+    Incident,
+    Playbook,
+    Proposal,
+    Remedy,
+    Run,
+    Verb,
+)
+
+
+def first_verb(playbook: Playbook) -> Verb:
+    """What the gate is asked about when a run is to begin: the first removing step, else the first act."""
+    acts = [step.do for step in playbook.steps if step.do is not None]
+    return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
+
+
+def proposal_of(
+    run: Run,
+    verb: Verb,
+    incident: Incident | None,
+    *,
+    job: str | None = None,
+    restarts: int | None = None,
+) -> Proposal:
+    """`job` is one of several that a step works on; else it is the run's own."""
+    return Proposal(
+        cluster=run.cluster,
+        verb=verb,
+        node=run.node,
+        job=(job or run.job) if verb is Verb.requeue else None,
+        incident=run.incident,
+        run=run.id,
+        rule=run.rule,
+        playbook=run.playbook,
+        remedy=Remedy(run.input.get("remedy") or Remedy.none),
+        mode=run.mode,
+        unusable=incident.unusable if incident else False,
+        fatal=incident is not None and incident.fault_class is FaultClass.fatal,
+        by=None if run.by == "healer" else run.by,
+        approved_by=run.approved_by,
+        restarts=restarts if restarts is not None else run.input.get("restarts"),
+    )
+
+
+def decision_of(proposal: Proposal, verdict: JudgeResult, now: datetime) -> Decision:
+    return Decision(
+        at=now,
+        cluster=proposal.cluster,
+        incident=proposal.incident,
+        playbook=proposal.playbook,
+        outcome=verdict.outcome,
+        why=verdict.why,
+        proposal=proposal,
+        answers=verdict.answers,
+        guard=verdict.guard,
+        run=proposal.run,
+    )

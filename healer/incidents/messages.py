@@ -1,0 +1,45 @@
+"""What healer tells people by itself, outside of playbooks. A stable id each: a repeat is no second page."""
+
+from datetime import datetime
+
+from healer.model import Breaker, Incident, Message, Run, Severity
+
+
+def breaker_page(breaker: Breaker, now: datetime) -> Message:
+    nodes = sorted({root.node for root in breaker.roots})
+    return Message(
+        id=f"breaker:{breaker.cluster}:{now.isoformat()}",
+        cluster=breaker.cluster,
+        title=f"The breaker of {breaker.cluster} is open: {breaker.why}",
+        text=f"{breaker.why}\nNodes: {', '.join(nodes[:50]) or 'none'}\nNothing more is taken out of "
+        "service until a named person resets the breaker. Detection, tickets and returns go on.",
+        severity=Severity.P0,
+        page=True,
+    )
+
+
+def p0_page(incident: Incident, why: str) -> Message:
+    jobs = ", ".join(incident.jobs_hit) or "none"
+    return Message(
+        id=f"{incident.id}:p0",
+        cluster=incident.cluster,
+        title=f"P0 {incident.root}: {incident.title}",
+        text=f"{incident.title}\nWhere: {incident.root}\nJobs hit: {jobs}\nhealer: {why}",
+        severity=Severity.P0,
+        page=True,
+        incident=incident.id,
+    )
+
+
+def approval_page(run: Run) -> Message:
+    """Nobody approved in time; nothing is done for that (law 8)."""
+    return Message(
+        id=f"{run.id}:approval",
+        cluster=run.cluster,
+        title=f"Nobody has approved {run.playbook} on {run.node or run.job}",
+        text=f"{run.reason}\nIt was asked at {run.created_at:%H:%M} UTC and waits. Nothing is done before "
+        "somebody approves or rejects it.",
+        severity=Severity.P0,
+        page=True,
+        incident=run.incident,
+    )

@@ -205,9 +205,14 @@ class Site:
 
     def sql(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Reads the database itself: for what no route tells."""
-        url = running.find(self.stack.data_dir).database_url
-        with psycopg.connect(url.replace("postgresql+psycopg:", "postgresql:"), connect_timeout=5) as conn:
+        with self.database() as conn:
             return conn.execute(statement, values).fetchall()  # type: ignore[arg-type]
+
+    def database(self) -> psycopg.Connection:
+        url = running.find(self.stack.data_dir).database_url
+        return psycopg.connect(
+            url.replace("postgresql+psycopg:", "postgresql:"), connect_timeout=5, autocommit=True
+        )
 
     def audit_holds(self) -> None:
         """`healer audit verify` says that the chain is whole, with all that was done in it."""

@@ -1,0 +1,176 @@
+"""A storm: half of 32 nodes report a fatal fault within 10 s. The caps hold at every moment.
+
+With the default guards: 1 slot, at least 29 nodes in service, the breaker opens at the fifth root.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+
+from healer.embedded.slurm import RealSlurm
+from tests.support.sink import Sink, serve_sink
+from tests.support.site import XID_48, XID_79, Site, site_on, stays
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slurm
+
+SLOTS = 1
+FLOOR = 29
+ROOTS = 5
+HALF = [f"gpu{number:04d}" for number in range(1, 33, 2)]
+#: Time in which the first two are acted on, before it is a storm; then the pace of the others.
+LULL_S = 3.0
+PACE_S = 0.45
+#: A P0 pages after 10 s: only after that is one page surely the only one.
+PAGES_LATE_S = 12.0
+
+_OUT = """
+SELECT count(*) FILTER (WHERE NOT unusable), count(*) FROM slots WHERE released_at IS NULL
+"""
+
+
+@dataclass
+class Watch:
+    """What was seen while the storm lasted, at every look."""
+
+    looks: int = 0
+    slots: int = 0
+    out_by_us: int = 0
+    drained: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def watching(site: Site) -> Iterator[Watch]:
+    """Looks at the slots and at Slurm itself without a pause, beside the test."""
+    seen, over = Watch(), threading.Event()
+
+    def look() -> None:
+        with site.database() as conn:
+            while not over.wait(0.05):
+                slots, nodes = conn.execute(_OUT).fetchone() or (0, 0)
+                drained = site.slurm.run("sinfo", "-hN", "-t", "drain", "-o", "%N").split()
+                seen.looks += 1
+                seen.slots = max(seen.slots, slots)
+                seen.out_by_us = max(seen.out_by_us, nodes)
+                seen.drained = max(seen.drained, len(set(drained)))
+
+    def run() -> None:
+        try:
+            look()
+        except (psycopg.Error, OSError) as error:
+            seen.errors.append(repr(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+    assert seen.errors == []
+    assert seen.looks > 50
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    with serve_sink() as one:
+        yield one
+
+
+@pytest.fixture
+def site(real_slurm: RealSlurm, sink: Sink) -> Iterator[Site]:
+    with site_on(real_slurm, HEALER_NOTIFY_WEBHOOK_URL=sink.url) as one:
+        yield one
+
+
+def storm(site: Site, line: str) -> None:
+    """Two nodes, 3 s later the others one by one; returns when each is an incident and the breaker open."""
+    site.snapshot()
+    site.api("signals")
+    dues = [0.0, 0.0, *(LULL_S + number * PACE_S for number in range(len(HALF) - 2))]
+    began = time.monotonic()
+    for count, node in enumerate(HALF):
+        wait_until(lambda due=began + dues[count]: time.monotonic() >= due)
+        site.kernel(node, line)
+    assert time.monotonic() - began < 10
+    wait_until(lambda: all(site.incidents(node) for node in HALF), 15, what="16 incidents", every_s=0.2)
+    wait_until(lambda: breaker(site)["state"] == "open", 10, what="the breaker opens", every_s=0.1)
+
+
+def breaker(site: Site) -> dict[str, Any]:
+    return site.get("/breaker")
+
+
+def incidents(site: Site) -> dict[str, dict[str, Any]]:
+    return {node: site.incidents(node)[0] for node in HALF}
+
+
+def pages(site: Site) -> list[str]:
+    return [name for (name,) in site.sql("SELECT id FROM messages WHERE page ORDER BY at")]
+
+
+def assert_one_page(site: Site, sink: Sink) -> None:
+    """In the list, and at the sink too: of the whole storm, and of nothing else."""
+    stays(lambda: len(pages(site)) == 1, PAGES_LATE_S, what="one page")
+    assert pages(site)[0].startswith("breaker:pod1:")
+    wait_until(lambda: pages(site)[0] in sink.ids(), 10, what="the page reached the sink")
+    assert [name for name in sink.ids() if name.startswith("breaker:")] == pages(site)
+    assert not [name for name in sink.ids() if name.endswith(":p0")]
+
+
+def assert_resume_works(site: Site, node: str) -> None:
+    assert breaker(site)["state"] == "open"
+    answer = site.resume(node)
+    assert answer.status_code == 202, answer.text
+    wait_until(lambda: site.node(node).in_service, 20, what=f"{node} is back", every_s=0.1)
+    wait_until(lambda: site.incident(node)["state"] == "resolved", 10, what="resolved", every_s=0.1)
+
+
+def out_now(site: Site) -> list[str]:
+    return sorted(node for node in HALF if site.drained_by_us(node))
+
+
+def test_a_storm_of_ecc_errors_takes_no_more_than_the_slots(site: Site, sink: Sink) -> None:
+    with watching(site) as seen:
+        storm(site, XID_48)
+        assert_one_page(site, sink)
+        assert len(breaker(site)["roots"]) >= ROOTS
+        held = [node for node, one in incidents(site).items() if one["held_by"]]
+        out = out_now(site)
+        assert len(out) == SLOTS
+        assert sorted(held) == sorted(set(HALF) - set(out))
+        assert all(incidents(site)[node]["severity"] == "P0" for node in held)
+        site.keep("storm-xid-48")
+        assert_resume_works(site, out[0])
+        stays(lambda: out_now(site) == [], 3.0, what="nothing new is taken while the breaker is open")
+    assert (seen.slots, seen.out_by_us, seen.drained) == (SLOTS, SLOTS, SLOTS)
+    assert sum(site.drains(node) for node in HALF) == SLOTS
+    site.audit_holds()
+
+
+def test_surely_unusable_nodes_pass_the_slots_but_not_the_floor_nor_the_breaker(
+    site: Site, sink: Sink
+) -> None:
+    with watching(site) as seen:
+        storm(site, XID_79)
+        assert_one_page(site, sink)
+        out = out_now(site)
+        assert SLOTS < len(out) <= 32 - FLOOR
+        stay = {node: one for node, one in incidents(site).items() if node not in out}
+        assert all(one["known_bad_in_service"] for one in stay.values())
+        assert {one["held_by"] for one in stay.values()} <= {"breaker", "floor"}
+        assert {one["severity"] for one in stay.values()} == {"P0"}
+        site.keep("storm-xid-79")
+        assert_resume_works(site, out[0])
+        stays(lambda: out_now(site) == out[1:], 3.0, what="nothing new is taken while the breaker is open")
+    assert seen.slots == 0, "what law 2 lets pass uses no slot up"
+    assert seen.out_by_us == seen.drained == len(out)
+    assert sum(site.drains(node) for node in HALF) == len(out)
+    site.audit_holds()

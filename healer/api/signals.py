@@ -77,7 +77,7 @@ class SignalRoutes:
         else:
             body = _decoded(raw)
             if caller.node or caller.cluster:
-                await self._confine(request, caller, wire.named_nodes(body, cluster=cluster))
+                await self._confine(request, caller, wire.nodes_of_kernel_log(body, cluster=cluster))
             parsed = wire.kernel_log_observations(body, known, now, cluster=cluster)
         if caller.job and any(one.component.job != caller.job for one in parsed.observations):
             await refuse(request, caller, f"this token is bound to the job {caller.job}")
@@ -89,7 +89,7 @@ class SignalRoutes:
         known_query(request, set())
         body = _decoded(await read_body(request))
         cluster = self._services.cluster
-        await self._confine(request, caller, wire.named_nodes(body, cluster=cluster))
+        await self._confine(request, caller, wire.nodes_of_heartbeats(body, cluster=cluster))
         if caller.job:
             await refuse(request, caller, f"this token is bound to the job {caller.job}")
         parsed = wire.heartbeat_observations(body, known, self._services.clock.now(), cluster=cluster)

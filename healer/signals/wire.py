@@ -110,10 +110,10 @@ def kernel_text_observations(
 
 
 def heartbeat_observations(body: Any, known: Known, now: datetime, *, cluster: str) -> Accepted:
-    """One heartbeat, or a list of them."""
+    """One heartbeat, or a list of them. Raises BadBody."""
     observations: list[Observation] = []
     rejected: list[Rejected] = []
-    for index, item in enumerate(_objects(body)):
+    for index, item in enumerate(_beats(body)):
         try:
             observations.append(_heartbeat(item, known, now, cluster))
         except (_Bad, msgspec.ValidationError) as error:
@@ -121,16 +121,19 @@ def heartbeat_observations(body: Any, known: Known, now: datetime, *, cluster: s
     return Accepted(observations=tuple(observations), rejected=tuple(rejected))
 
 
-def named_nodes(body: Any, *, cluster: str) -> set[tuple[str, str]]:
-    """Every (cluster, node) that a kernel-log or heartbeat body speaks of: for tokens bound to one node.
+def nodes_of_kernel_log(body: Any, *, cluster: str) -> set[tuple[str, str]]:
+    """Every (cluster, node) that a kernel-log body names: for tokens bound to one node. Raises BadBody."""
+    pairs = [(outer, entry) for outer, entry in _entries(body, cluster) if isinstance(entry, dict)]
+    return {
+        (str(entry.get("cluster") or outer["cluster"]), str(entry.get("node") or outer["node"] or ""))
+        for outer, entry in pairs
+    }
 
-    Raises BadBody like the function that reads the body.
-    """
-    if any(isinstance(item, dict) and "entries" in item for item in _objects(body)):
-        sources = ({**outer, **entry} for outer, entry in _entries(body, cluster) if isinstance(entry, dict))
-    else:
-        sources = iter(_objects(body))
-    return {(str(one.get("cluster") or cluster), str(one.get("node") or "")) for one in sources}
+
+def nodes_of_heartbeats(body: Any, *, cluster: str) -> set[tuple[str, str]]:
+    """The same of a heartbeat body."""
+    beats = [item for item in _beats(body) if isinstance(item, dict)]
+    return {(str(one.get("cluster") or cluster), str(one.get("node") or "")) for one in beats}
 
 
 # --- kernel lines ----------------------------------------------------------------------------------------
@@ -329,6 +332,12 @@ def _with_year(local: datetime, now: datetime) -> datetime:
 
 
 # --- heartbeats ------------------------------------------------------------------------------------------
+
+
+def _beats(body: Any) -> list[Any]:
+    if not isinstance(body, dict | list):
+        raise BadBody("the body: expected an object with `node`, or a list of them")
+    return _objects(body)
 
 
 def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observation:

@@ -12,7 +12,8 @@ from healer.signals.wire import (
     heartbeat_observations,
     kernel_log_observations,
     kernel_text_observations,
-    named_nodes,
+    nodes_of_heartbeats,
+    nodes_of_kernel_log,
 )
 
 NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
@@ -198,10 +199,27 @@ def test_a_bad_heartbeat_is_rejected(body: Any) -> None:
     assert len(taken.observations) == 1
 
 
-def test_named_nodes() -> None:
+def test_nodes_that_a_body_names() -> None:
     body = {
         "node": "gpu0001",
         "entries": [{"line": LOST}, {"line": LOST, "node": "gpu0002", "cluster": "pod2"}],
     }
-    assert named_nodes(body, cluster="pod1") == {("pod1", "gpu0001"), ("pod2", "gpu0002")}
-    assert named_nodes([{"node": "gpu0003"}], cluster="pod1") == {("pod1", "gpu0003")}
+    assert nodes_of_kernel_log(body, cluster="pod1") == {("pod1", "gpu0001"), ("pod2", "gpu0002")}
+    assert nodes_of_heartbeats([{"node": "gpu0003"}], cluster="pod1") == {("pod1", "gpu0003")}
+
+
+def test_a_heartbeat_names_its_node_whatever_stands_beside_it() -> None:
+    """A word of the other form must not hide the node from the check of a token's bounds."""
+    body = [{"node": "gpu0003", "entries": []}, None, 7]
+    assert nodes_of_heartbeats(body, cluster="pod1") == {("pod1", "gpu0003")}
+
+
+def test_an_entry_without_a_node_of_its_own_names_the_one_around_it() -> None:
+    body = {"node": "gpu0001", "entries": [{"line": "x", "node": None}, None]}
+    assert nodes_of_kernel_log(body, cluster="pod1") == {("pod1", "gpu0001")}
+
+
+@pytest.mark.parametrize("body", [None, True, 7, "gpu0001"])
+def test_a_heartbeat_body_that_is_no_object_is_refused_whole(body: object) -> None:
+    with pytest.raises(BadBody, match="expected an object"):
+        nodes_of_heartbeats(body, cluster="pod1")

@@ -30,11 +30,12 @@ def real_slurm() -> RealSlurm:
         pytest.fail(
             f"These tests need a real Slurm. {why_not} `make test` installs it where it may.", pytrace=False
         )
-    return _started()
+    return started()
 
 
 @functools.cache
-def _started() -> RealSlurm:
+def started() -> RealSlurm:
+    """The Slurm of this process, up to its end."""
     # Cached here, not by pytest: a fixture imported into several conftest files is several fixtures.
     directory = Path(tempfile.mkdtemp(prefix="hs-"))
     cluster = RealSlurm(

@@ -1,7 +1,7 @@
 """Steps that only look, and the wait for a repair."""
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.reason import is_ours
+from healer.actions.reason import holder_of
 from healer.incidents.jobs import hit_among
 from healer.model import CommandKind, Component, SlurmJob
 from healer.ports import SchedulerUnavailable, UnknownNode
@@ -60,8 +60,8 @@ def node_answers(ctx: Context) -> Result:
         return Failed(text=str(error), final=True)
     except SchedulerUnavailable as error:
         return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
-    if node.drain and node.reason and not is_ours(node.reason):
-        return Failed(text=f"{node.reason_user or 'Somebody'} holds it: {node.reason}", final=True)
+    if holder := holder_of(node):
+        return Failed(text=f"{holder} it: {node.reason or 'no reason given'}", final=True)
     if "NOT_RESPONDING" in node.state:
         return Failed(text=f"Slurm does not reach {node.name} ({'+'.join(node.state)})")
     since = [one for one in (ctx.incident.evidence if ctx.incident else ()) if one.at > ctx.run.created_at]

@@ -1,7 +1,7 @@
 """Drain: no new job starts on the node. Done when our reason is read back from Slurm."""
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.reason import drain_reason, is_ours
+from healer.actions.reason import drain_reason, holder_of, is_ours
 from healer.model import SlurmNode
 from healer.ports import SchedulerRefused, SchedulerUnavailable, UnknownNode
 
@@ -23,8 +23,7 @@ def _read(ctx: Context) -> SlurmNode | Failed | Again:
 
 
 def _judge(ctx: Context, node: SlurmNode) -> Result | None:
-    held = node.drain or (node.base == "DOWN" and bool(node.reason))
-    if held and node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id):
+    if node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id):
         return Done(
             text=f"Drained: {node.reason}",
             data={"state": list(node.state), "reason": node.reason, "user": node.reason_user},
@@ -34,12 +33,9 @@ def _judge(ctx: Context, node: SlurmNode) -> Result | None:
             text=f"Drained already by healer for another incident: {node.reason}",
             data={"state": list(node.state), "reason": node.reason, "user": node.reason_user, "other": True},
         )
-    if node.drain and node.reason:
+    if holder := holder_of(node):
         # Read just before: somebody was faster. Their reason is never replaced (law 5).
-        return Failed(
-            text=f"{node.reason_user or 'Somebody'} holds {node.name} with the reason: {node.reason}",
-            final=True,
-        )
+        return Failed(text=f"{holder} {node.name} with the reason: {node.reason or 'none'}", final=True)
     return None
 
 

@@ -2,7 +2,8 @@
 
 import re
 
-from healer.model.reasons import OUR_PREFIX
+from healer.model import SlurmNode
+from healer.model.reasons import OUR_PREFIX, slurm_kind
 from healer.model.reasons import is_ours as is_healers
 
 #: `sinfo -R` cuts at 20 columns by default; operators print up to about this many.
@@ -20,3 +21,16 @@ def drain_reason(rule: str, incident: str | None, text: str) -> str:
 def is_ours(reason: str, incident: str | None = None) -> bool:
     """Whether the drain is ours; with an incident: whether it is that incident's."""
     return is_healers(reason) and (incident is None or f" inc:{incident[:8]}" in reason)
+
+
+def holder_of(node: SlurmNode) -> str | None:
+    """`ann holds`, where somebody else's word keeps the node out; None where only ours or Slurm's own does.
+
+    A drain without a reason is somebody's too. Slurm's own DOWN ends by itself when the node registers.
+    """
+    held = node.drain or node.base == "DOWN" or "FAIL" in node.state
+    if not held or is_healers(node.reason):
+        return None
+    if not node.drain and (not node.reason or slurm_kind(node.reason) is not None):
+        return None
+    return f"{node.reason_user or 'Somebody'} holds"

@@ -1,7 +1,7 @@
 """Resume: the node may run jobs again. Only a drain of ours is ever lifted."""
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.reason import is_ours
+from healer.actions.reason import holder_of
 from healer.model import CommandKind
 from healer.ports import SchedulerRefused, SchedulerUnavailable, UnknownNode
 
@@ -9,8 +9,9 @@ _REBOOTING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
 
 
 def _returned(ctx: Context, text: str) -> Done:
-    ctx.release_slot("the node returned to service")
+    # In this order: with its slot gone and its incident open the node would be drained once more.
     ctx.tell_detector(ctx.command(CommandKind.node_returned, node=ctx.node))
+    ctx.release_slot("the node returned to service")
     return Done(text=text)
 
 
@@ -21,10 +22,9 @@ def probe(ctx: Context) -> Result | None:
         return Failed(text=str(error), final=True)
     except SchedulerUnavailable as error:
         return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
-    if node.drain and node.reason and not is_ours(node.reason):
+    if holder := holder_of(node):
         return Failed(
-            text=f"{node.reason_user or 'Somebody'} holds {node.name}: {node.reason}. healer lifts only "
-            "its own drains.",
+            text=f"{holder} {node.name}: {node.reason or 'no reason given'}. healer lifts only its drains.",
             final=True,
         )
     if _REBOOTING.intersection(node.state):

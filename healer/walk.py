@@ -13,14 +13,16 @@ import msgspec
 
 from healer.decisions import (
     after,
-    canary_ended,
-    canary_withdrawn,
+    after_news,
     decide,
+    decision_key,
     decision_of,
     first_verb,
     judge,
+    known_bad_in_service,
     next_breaker,
     proposal_of,
+    run_state_of,
     severity_of,
     storm_roots,
     takes_canary,
@@ -43,10 +45,8 @@ from healer.model import (
     CommandKind,
     Decision,
     GateFacts,
-    Guard,
     Incident,
     IncidentState,
-    Mode,
     Observation,
     ObservationKind,
     Outcome,
@@ -67,7 +67,7 @@ PAGE_AFTER = timedelta(seconds=10)
 #: An approval that nobody gave ends after this; it never acts (law 8).
 APPROVAL_LASTS = timedelta(minutes=30)
 
-_WITHDRAWN = frozenset({RunState.cancelled, RunState.rejected})
+_WAITS_FOR_LEAVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
 
 def walk(
@@ -118,8 +118,18 @@ class _Pass:
     def close_what_is_over(self) -> None:
         for incident in list(self.work.by_id.values()):
             closed = close_what_is_over(incident, self.picture, self.now)
-            if closed is not incident:
+            if closed is not incident and self._withdrawn(incident, closed.closed_why or ""):
                 self.work.put(closed)
+
+    def _withdrawn(self, incident: Incident, why: str) -> bool:
+        """Nothing works on the incident any more: a run that only waits for leave goes with its cause."""
+        run = next((run for run in self.tx.active_runs() if run.id == incident.run), None)
+        if run is None or run.shadow:
+            return True
+        if run.state not in _WAITS_FOR_LEAVE:
+            return False
+        self.tx.set_run_state(run.id, RunState.rejected, why=why, at=self.now)
+        return True
 
     # --- deciding ---
 
@@ -139,6 +149,8 @@ class _Pass:
             decision = decide(incident, rule, facts, self.rules, self.now, active)
             if decision is not None:
                 facts = self._carry_out(incident, rule, decision, facts, active)
+            elif active is not None and not active.shadow:
+                self._under_way(incident, active, facts)
         for run in runs.values():
             facts = self._people_wait(run, facts, runs)
 
@@ -210,7 +222,8 @@ class _Pass:
         breaker = facts.breaker
         for command in commands:
             if command.kind is CommandKind.run_changed:
-                breaker = _canary(breaker, command, self.now)
+                run, state = str(command.data.get("run")), RunState(str(command.data["state"]))
+                breaker = after_news(breaker, run, state, self.now)
         roots = storm_roots(self.work.by_id.values(), facts, self.rules, self.now)
         nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
         breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, self.rules, self.now)
@@ -230,9 +243,11 @@ class _Pass:
     ) -> GateFacts:
         """Stores a decision that is new, and what follows: a run, its slot, how the incident stands."""
         run = self._run_for(incident, rule, decision, active)
-        facts = self._set_going(run, active, decision, facts)
+        new = run is not None and active is None and run.id != incident.run
+        if new or active is not None:
+            facts = self._set_going(run, active, decision, facts)
         decision = msgspec.structs.replace(decision, run=run.id if run else decision.run)
-        key = _decision_key(decision)
+        key = decision_key(decision)
         if key != incident.decision_key:
             self.tx.add_decision(decision)
             data = {"why": decision.why, "guard": decision.guard, "run": decision.run}
@@ -242,11 +257,11 @@ class _Pass:
         changed = msgspec.structs.replace(
             incident,
             run=run.id if run else None,
-            run_count=incident.run_count + (1 if run is not None and active is None else 0),
+            run_count=incident.run_count + (1 if new else 0),
             held_by=None if acting else decision.guard,
             decision_key=key,
             state=IncidentState.mitigating if acting else incident.state,
-            known_bad_in_service=_known_bad(incident, decision, facts),
+            known_bad_in_service=known_bad_in_service(incident, decision, facts),
             severity=severity,
             p0_since=(incident.p0_since or self.now) if severity is Severity.P0 else None,
         )
@@ -255,6 +270,29 @@ class _Pass:
             self.work.put(msgspec.structs.replace(changed, updated=self.now))
         return facts
 
+    def _under_way(self, incident: Incident, run: Run, facts: GateFacts) -> None:
+        """A run that got stuck is as urgent as one that a guard holds; one that goes on is not."""
+        stuck = Decision(
+            at=self.now,
+            cluster=incident.cluster,
+            incident=incident.id,
+            playbook=run.playbook,
+            outcome=Outcome.held,
+            why=f"stuck: {run.question}",
+            run=run.id,
+        )
+        decision = stuck if run.state is RunState.stuck else None
+        severity = severity_of(incident, decision, facts)
+        changed = msgspec.structs.replace(
+            incident,
+            severity=severity,
+            known_bad_in_service=decision is not None and known_bad_in_service(incident, decision, facts),
+            p0_since=(incident.p0_since or self.now) if severity is Severity.P0 else None,
+        )
+        self._page(changed, stuck, facts)
+        if changed != incident:
+            self.work.put(msgspec.structs.replace(changed, updated=self.now))
+
     def _run_for(self, incident: Incident, rule: Rule, decision: Decision, active: Run | None) -> Run | None:
         """The run that this decision leads to, in the state it must have; None where there is none."""
         if decision.outcome in {Outcome.nothing, Outcome.refused} or rule.playbook is None:
@@ -262,10 +300,16 @@ class _Pass:
                 self.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=self.now)
             return None
         mode = decision.proposal.mode if decision.proposal else self.rules.mode_of(rule)
-        state, shadow = _state_of(decision, mode)
+        state, shadow = run_state_of(decision, mode)
+        if active is not None and shadow:
+            # The rule is only watched now: what waited for leave must not go for real.
+            self.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=self.now)
+            return None
         if active is not None:
             return msgspec.structs.replace(active, state=state)
-        name = sha256(f"{incident.id}|{rule.playbook}|{incident.run_count}".encode()).hexdigest()
+        # In shadow an incident is gone through once.
+        count = "shadow" if shadow else incident.run_count
+        name = sha256(f"{incident.id}|{rule.playbook}|{count}".encode()).hexdigest()
         waits = state is RunState.waiting_approval
         return Run(
             id=f"r{name[:23]}",
@@ -351,47 +395,6 @@ class _Pass:
             self.tx.add_findings(name, [finding])
 
 
-def _canary(breaker: Breaker, command: Command, now: datetime) -> Breaker:
-    """The half-open breaker after news of a run: its canary worked, failed, or was withdrawn."""
-    run, state = str(command.data.get("run")), RunState(str(command.data["state"]))
-    if state in _WITHDRAWN:
-        return canary_withdrawn(breaker, run)
-    if state in {RunState.waiting, RunState.done}:
-        return canary_ended(breaker, run, worked=True, now=now)
-    if state is RunState.stuck:
-        return canary_ended(breaker, run, worked=False, now=now)
-    return breaker
-
-
-def _state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
-    """State of the run, and whether it is a shadow run: what the guard that kept it back asks for."""
-    if decision.outcome is Outcome.act:
-        return RunState.running, False
-    if decision.guard is Guard.mode and mode is Mode.shadow:
-        return RunState.running, True
-    if decision.guard is Guard.mode and mode is Mode.suggest:
-        return RunState.proposed, False
-    if decision.guard is Guard.approval:
-        return RunState.waiting_approval, False
-    return RunState.held, False
-
-
 def _remedy(decision: Decision) -> str:
     """The remedy that this run tries: counted by `repeat`, so that the next one goes up the ladder."""
     return str(decision.proposal.remedy if decision.proposal else Remedy.none)
-
-
-def _decision_key(decision: Decision) -> str:
-    """The same for decisions that say the same; figures that move with the clock make no new decision."""
-    said: list[str] = [decision.outcome, str(decision.guard), str(decision.run)]
-    said += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
-    if decision.outcome is Outcome.nothing:
-        said.append(decision.why)
-    return sha256("|".join(said).encode()).hexdigest()[:16]
-
-
-def _known_bad(incident: Incident, decision: Decision, facts: GateFacts) -> bool:
-    """Law 2: surely unusable, and it must still stay in service."""
-    node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
-    kept = decision.outcome in {Outcome.held, Outcome.refused}
-    return incident.unusable and kept and node is not None and node.in_service

@@ -2,6 +2,7 @@
 
 from healer.decisions.ask import decision_of, first_verb, proposal_of
 from healer.decisions.breaker import (
+    after_news,
     canary_ended,
     canary_withdrawn,
     next_breaker,
@@ -19,6 +20,7 @@ from healer.decisions.gate import (
     limits,
     takes_canary,
 )
+from healer.decisions.outcomes import decision_key, known_bad_in_service, run_state_of
 
 __all__ = [
     "ASKED",
@@ -26,16 +28,20 @@ __all__ = [
     "JudgeResult",
     "Limit",
     "after",
+    "after_news",
     "canary_ended",
     "canary_withdrawn",
     "decide",
+    "decision_key",
     "decision_of",
     "first_verb",
     "judge",
+    "known_bad_in_service",
     "limits",
     "next_breaker",
     "proposal_of",
     "reset",
+    "run_state_of",
     "severity_of",
     "storm_roots",
     "takes_canary",

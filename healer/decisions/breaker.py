@@ -24,6 +24,7 @@ from healer.model import (
     Root,
     Rule,
     Ruleset,
+    RunState,
 )
 
 STORM_WINDOW = timedelta(minutes=5)
@@ -186,3 +187,14 @@ def canary_withdrawn(breaker: Breaker, run: str) -> Breaker:
     if breaker.state is not BreakerState.half_open or breaker.canary != run:
         return breaker
     return msgspec.structs.replace(breaker, canary=None)
+
+
+def after_news(breaker: Breaker, run: str, state: RunState, now: datetime) -> Breaker:
+    """The half-open breaker after news of a run: its canary worked, failed, or was withdrawn."""
+    if state in {RunState.cancelled, RunState.rejected}:
+        return canary_withdrawn(breaker, run)
+    if state in {RunState.waiting, RunState.done}:
+        return canary_ended(breaker, run, worked=True, now=now)
+    if state is RunState.stuck:
+        return canary_ended(breaker, run, worked=False, now=now)
+    return breaker

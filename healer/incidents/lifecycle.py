@@ -107,14 +107,23 @@ def idle_slots(facts: GateFacts, runs: Collection[Run]) -> list[Slot]:
 
 
 def close_what_is_over(incident: Incident, picture: Picture, now: datetime) -> Incident:
-    """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run."""
-    if not incident.is_open or incident.run is not None:
+    """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run.
+
+    A run that only waits for leave is the caller's to withdraw.
+    """
+    if incident.state is not IncidentState.open:
         return incident
     why = _over(incident, picture, now)
     if why is None:
         return incident
     return msgspec.structs.replace(
-        incident, state=IncidentState.resolved, closed=now, updated=now, closed_why=why, held_by=None
+        incident,
+        state=IncidentState.resolved,
+        closed=now,
+        updated=now,
+        closed_why=why,
+        held_by=None,
+        run=None,
     )
 
 

@@ -124,7 +124,7 @@ class Driver:
             refused = self._pass_gate(claim, rules, intent, entries, incident)
             if refused is not None:
                 return refused
-        elif intent.fresh and action.effect:
+        elif action.effect and not _is_started(entries, intent.key):
             self._write(claim, intent, StepEvent.started, "")
         self.checkpoint(f"started:{intent.key}")
         if claim.run.shadow and action.effect:
@@ -163,7 +163,9 @@ class Driver:
     def _context(
         self, claim: RunClaim, intent: Do, entries: list[LogEntry], incident: Incident | None
     ) -> Context:
-        began = [one.at for one in entries if one.step == intent.key]
+        # What a guard held before, or a person mended, is no part of the time that the step takes.
+        latest = _since_retry(entries, intent.key)
+        began = [one.at for one in latest if one.event is StepEvent.started]
         run = claim.run
         return Context(
             run=run,
@@ -176,7 +178,8 @@ class Driver:
             scheduler=self.scheduler,
             fence=claim.fence,
             queue=claim.queue_message,
-            tell_detector=claim.tell,
+            # In shadow nothing was drained: the incident's list of jobs stays a guess.
+            tell_detector=_tell_nobody if run.shadow else claim.tell,
             release_slot=lambda why: claim.release_slot(run.node or "", why=why),
         )
 
@@ -219,9 +222,9 @@ class Driver:
 
         A step that was started before has passed already: what it asked for stands in the log.
         """
-        started = any(one.step == intent.key and one.event is StepEvent.started for one in entries)
-        if started and not any(one.step == intent.key and one.event is StepEvent.retry for one in entries):
+        if _is_started(entries, intent.key):
             return None
+        started = any(one.step == intent.key and one.event is StepEvent.started for one in entries)
         now = self.clock.now()
         run, step = claim.run, intent.step
         restarts = _restarts(run, intent.item, entries)
@@ -236,7 +239,7 @@ class Driver:
             if not begun and (verdict.guard is None or verdict.guard != held_by):
                 tx.add_decision(decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.act:
-                return self._granted(tx, claim, intent, proposal)
+                return self._granted(tx, claim, intent, proposal, ours=started)
             data: dict[str, object] = {"guard": str(verdict.guard)}
             if verdict.outcome is Outcome.held:
                 data["wake_at"] = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
@@ -245,13 +248,20 @@ class Driver:
                 # A refused requeue leaves the job to its owner; a refused drain needs a person.
                 event = StepEvent.skipped if step.do is Verb.requeue else StepEvent.failed
                 entry = self._entry(claim, intent, event, verdict.why, {**data, "final": True})
-            tx.write(entry)
+            if verdict.outcome is not Outcome.held or verdict.guard != held_by:
+                tx.write(entry)  # a pause of a weekend is one line of the log
             return entry
 
-    def _granted(self, tx: GateTx, claim: RunClaim, intent: Do, proposal: Proposal) -> LogEntry | None:
-        """Logs `started`; a job whose life was requeued before is left to whoever did it."""
+    def _granted(
+        self, tx: GateTx, claim: RunClaim, intent: Do, proposal: Proposal, *, ours: bool
+    ) -> LogEntry | None:
+        """Logs `started`; a job whose life was requeued before is left to whoever did it.
+
+        `ours`: this run was granted it before, and a person lets it try again.
+        """
         now = self.clock.now()
-        if intent.step.do is Verb.requeue and proposal.job and proposal.restarts is not None:
+        requeues = intent.step.do is Verb.requeue and not ours
+        if requeues and proposal.job and proposal.restarts is not None:
             use = RequeueUse(
                 job=proposal.job, restarts=proposal.restarts, at=now, incident=claim.run.incident
             )
@@ -301,6 +311,21 @@ class Driver:
     def _end(self, claim: RunClaim, state: RunState, why: str) -> None:
         claim.set_state(state, why=why)
         self._tell_state(claim, state)
+
+
+def _since_retry(entries: list[LogEntry], key: str) -> list[LogEntry]:
+    """A step's entries since a person let it go on, theirs first; all of them where nobody did."""
+    own = [one for one in entries if one.step == key]
+    retries = [index for index, one in enumerate(own) if one.event is StepEvent.retry]
+    return own[retries[-1] :] if retries else own
+
+
+def _is_started(entries: list[LogEntry], key: str) -> bool:
+    return any(one.event is StepEvent.started for one in _since_retry(entries, key))
+
+
+def _tell_nobody(_: Command) -> None:
+    return None
 
 
 def _remedy(run: Run) -> Remedy:

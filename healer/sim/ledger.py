@@ -38,7 +38,7 @@ from healer.model import (
     Ticket,
     Veto,
 )
-from healer.ports import AlreadyRequeued, Clock
+from healer.ports import AlreadyRequeued, Clock, LeaseLost
 
 _RECENT = timedelta(minutes=5)
 
@@ -78,6 +78,7 @@ class MemoryLedger:
         self.cluster, self.clock = cluster, clock
         self.tables = Tables(breaker=Breaker(cluster=cluster))
         self.snapshot: SlurmSnapshot | None = None
+        self._claimed: set[str] = set()
 
     @contextmanager
     def transaction(self) -> Iterator["MemoryTx"]:
@@ -91,9 +92,16 @@ class MemoryLedger:
 
     @contextmanager
     def claim(self, run: str) -> Iterator["MemoryClaim | None"]:
-        known = self.tables.runs[run]
-        due = known.wake_at is None or known.wake_at <= self.clock.now()
-        yield MemoryClaim(self, known) if known.state is RunState.running and due else None
+        known = self.tables.runs.get(run)
+        due = known is not None and (known.wake_at is None or known.wake_at <= self.clock.now())
+        if known is None or not due or known.state is not RunState.running or run in self._claimed:
+            yield None
+            return
+        self._claimed.add(run)
+        try:
+            yield MemoryClaim(self, known)
+        finally:
+            self._claimed.discard(run)
 
     def due_runs(self, now: datetime) -> list[str]:
         return [
@@ -241,7 +249,7 @@ class MemoryTx:
 
 
 class MemoryClaim:
-    """`healer.ports.RunClaim`. In one process nobody can overtake it, so the fence always holds."""
+    """`healer.ports.RunClaim`. No time-out takes it; a person who ends the run does, as in PostgreSQL."""
 
     def __init__(self, ledger: MemoryLedger, run: Run) -> None:
         self._ledger = ledger
@@ -259,11 +267,11 @@ class MemoryClaim:
 
     @contextmanager
     def gate(self) -> Iterator[MemoryTx]:
-        with self._ledger.transaction() as tx:
+        with self._written() as tx:
             yield tx
 
     def write(self, entry: LogEntry, *, audit: AuditRecord | None = None) -> None:
-        with self._ledger.transaction() as tx:
+        with self._written() as tx:
             tx.write(entry)
             if audit is not None:
                 tx.audit(audit)
@@ -277,24 +285,37 @@ class MemoryClaim:
         question: str | None = None,
     ) -> None:
         ended = self._ledger.clock.now() if state in ENDED_RUN_STATES else None
-        self.run = msgspec.structs.replace(
+        changed = msgspec.structs.replace(
             self.run, state=state, wake_at=wake_at, question=question, ended_at=ended
         )
-        self._ledger.tables.runs[self.run.id] = self.run
+        with self._written():
+            self._ledger.tables.runs[self.run.id] = changed
+        self.run = changed
 
     def tell(self, command: Command) -> None:
-        self._ledger.tables.commands.append(command)
+        with self._written():
+            self._ledger.tables.commands.append(command)
 
     def queue_message(self, message: Message | Ticket) -> None:
-        self._ledger.keep(message)
+        with self._written():
+            self._ledger.keep(message)
 
     def drained(self, node: str, use: RemedyUse | None) -> None:
-        slot = self._ledger.tables.slots.get(node)
-        if slot is not None:
-            at = self._ledger.clock.now()
-            self._ledger.tables.slots[node] = msgspec.structs.replace(slot, drained_at=at)
-        if use is not None:
-            self._ledger.tables.remedies.append(use)
+        with self._written():
+            tables, at = self._ledger.tables, self._ledger.clock.now()
+            if node in tables.slots:
+                tables.slots[node] = msgspec.structs.replace(tables.slots[node], drained_at=at)
+            if use is not None:
+                tables.remedies.append(use)
 
     def release_slot(self, node: str, *, why: str) -> None:
-        self._ledger.tables.slots.pop(node, None)
+        with self._written():
+            self._ledger.tables.slots.pop(node, None)
+
+    @contextmanager
+    def _written(self) -> Iterator[MemoryTx]:
+        """One transaction that also proves the claim."""
+        with self._ledger.transaction() as tx:
+            if self._ledger.tables.runs[self.run.id].epoch != self.run.epoch:
+                raise LeaseLost(f"run {self.run.id} was ended by a person")
+            yield tx

@@ -175,6 +175,22 @@ class Site:
                 return
             self.clock.advance(min(step_s, (end - self.now).total_seconds()))
 
+    def drive_to(self, where: str) -> None:
+        """Drives, and dies at this checkpoint."""
+
+        def die(at: str) -> None:
+            if at == where:
+                raise Crash(at)
+
+        before, self.on_checkpoint = self.on_checkpoint, die
+        try:
+            self.drive()
+        except Crash:
+            return
+        finally:
+            self.on_checkpoint = before
+        raise AssertionError(f"the run never came to {where}")
+
     def say(self, node: int | str, *texts: str, **fields: Any) -> list[Observation]:
         where = name(node) if isinstance(node, int) else node
         return lines(where, *texts, **({"at": self.now} | fields))

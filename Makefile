@@ -1,6 +1,8 @@
 # `make` prints what there is to do. Everything runs in .venv, made from uv.lock by tools/setup.
 
 PYTEST_ARGS ?=
+# Modules are compiled once, not by each of the many processes that tests and demo start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test check bench clean
 

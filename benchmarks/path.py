@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -145,6 +145,10 @@ def split(db: sa.Engine) -> list[tuple[str, float]]:
         "walk to step": [row.started - row.created_at for row in rows],
         "step to read back": [row.done - row.started for row in rows],
     }
+    totals = [sum((times[index] for times in stages.values()), timedelta()) for index in range(len(rows))]
+    slow = totals.index(max(totals))
+    told = ", ".join(f"{name} {times[slow].total_seconds() * 1000:.1f} ms" for name, times in stages.items())
+    print(f"the slowest, to read back: {told}")
     return [
         (name, statistics.median(one.total_seconds() * 1000 for one in times))
         for name, times in stages.items()

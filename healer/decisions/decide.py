@@ -51,6 +51,9 @@ def decide(
     node = incident.root.node
     if (job if verb in {Verb.requeue, Verb.revive, Verb.cancel} else node) is None:
         return _nothing(incident, rule.playbook, f"{incident.title}: it names no node or job to act on.", now)
+    other = facts.running.get(node or "")
+    if other is not None and (active is None or other != active.id):
+        return _nothing(incident, rule.playbook, f"Run {other} is at work on {node}: it goes first.", now)
     if verb is Verb.drain and node and (out := _out_by_us(node, facts)):
         return _nothing(incident, rule.playbook, out, now)
     proposal = Proposal(

@@ -161,6 +161,7 @@ class Site:
         return walk(self.ledger, self.rules, self.picture, [*batch, *told], self.now)
 
     def drive(self) -> None:
+        self.look()
         for run in self.ledger.due_runs(self.now):
             self.driver.drive(run)
 

@@ -102,9 +102,11 @@ class Picture:
         if self.slurm is not None and snapshot.nodes is self.slurm.nodes:
             self.slurm = snapshot
             return
+        before = self.slurm.nodes if self.slurm is not None else {}
         self.slurm, self.nodes_changed = snapshot, True
         for node in snapshot.nodes.values():
-            if node.boot_id:
+            # Only a change is news: what a recording repeats was not said again at that later time.
+            if node.boot_id and (node.name not in before or before[node.name].boot_id != node.boot_id):
                 self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at)
 
     def update(

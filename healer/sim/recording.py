@@ -15,12 +15,13 @@ class BadRecording(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line: when, which route with which query, and its body as the API takes it."""
+    """One line: when, which route with which query, its body as the API takes it, and its number."""
 
     at: datetime
     route: str
     query: dict[str, str]
     body: Any
+    line: int = 0
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -49,4 +50,4 @@ def read(lines: Iterable[str]) -> Iterator[Entry]:
         parts = urlsplit(line.route)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         route = parts.path.strip("/").removeprefix("api/v1/")
-        yield Entry(at=at, route=route, query=query, body=line.body)
+        yield Entry(at=at, route=route, query=query, body=line.body, line=number)

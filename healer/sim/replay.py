@@ -5,6 +5,7 @@ The same input gives the same bytes: no clock, no chance, no order of threads.
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from healer.observations import Picture
 from healer.signals import wire
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
-from healer.sim.recording import Entry
+from healer.sim.recording import BadRecording, Entry
 from healer.sim.replay_slurm import ReplaySlurm
 from healer.sim.report import report
 from healer.walk import walk
@@ -43,6 +44,9 @@ class Replay:
         self.driver = Driver(
             ledger=self.ledger, scheduler=self.slurm, rules=lambda: self.rules, clock=self.clock
         )
+        #: Heartbeats that came since the last walk: thousands a second are walked once a second.
+        self.beats: list[Observation] = []
+        self.walked_at = start
         self.known: set[str] = set()
         self.quiet_since = start
         self.rejected = 0
@@ -52,11 +56,17 @@ class Replay:
 
     def feed(self, entries: Iterable[Entry]) -> None:
         for at, group in itertools.groupby(entries, key=lambda entry: entry.at):
-            self._pass_time(at)
             batch = list(group)
+            only_beats = all(entry.route == "signals/heartbeat" for entry in batch)
+            if only_beats and at - self.walked_at < timedelta(seconds=FINE_S):
+                self.beats.extend(one for entry in batch for one in self._signals(entry))
+                self.quiet_since = at
+                continue
+            self._pass_time(at)
             for entry in batch:
                 if entry.route.startswith("slurm/"):
-                    self._show(entry)
+                    with _named(entry):
+                        self._show(entry)
             seen = [one for entry in batch for one in self._signals(entry)]
             self.quiet_since = at
             self._walk(seen)
@@ -80,11 +90,11 @@ class Replay:
 
     def _show(self, entry: Entry) -> None:
         if entry.route == "slurm/nodes":
-            self.slurm.show_nodes(entry.body["nodes"])
+            self.slurm.show_nodes(_rows(entry, "nodes"))
             for node in self.slurm.nodes.values():
                 self._note_drain(node, entry.at)
         elif entry.route == "slurm/jobs":
-            self.slurm.show_jobs(entry.body["jobs"])
+            self.slurm.show_jobs(_rows(entry, "jobs"))
         else:
             self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
 
@@ -93,7 +103,8 @@ class Replay:
             self.recorded_drains.setdefault(node.name, node.reason_at or at)
 
     def _signals(self, entry: Entry) -> list[Observation]:
-        parsed = self._parsed(entry)
+        with _named(entry):
+            parsed = self._parsed(entry)
         if parsed is None:
             return []
         self.rejected += len(parsed.rejected)
@@ -129,8 +140,8 @@ class Replay:
 
     def _walk(self, seen: list[Observation]) -> None:
         """Walks and drives until nothing more is due at this moment."""
-        now = self.clock.now()
-        batch = seen
+        now = self.walked_at = self.clock.now()
+        batch, self.beats = [*self.beats, *seen], []
         while True:
             self._look()
             walk(self.ledger, self.rules, self.picture, [*batch, *self.ledger.take_commands()], now)
@@ -169,6 +180,24 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
     if run.rejected:
         log.warning("signals rejected", entries=run.rejected)
     return document
+
+
+@contextmanager
+def _named(entry: Entry) -> Iterator[None]:
+    """A body that is not what its route takes is an error that names the line."""
+    try:
+        yield
+    except KeyError as error:
+        raise BadRecording(f"line {entry.line}: {entry.route}: a row has no {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadRecording(f"line {entry.line}: {entry.route}: {error}") from error
+
+
+def _rows(entry: Entry, name: str) -> list[dict[str, Any]]:
+    rows = entry.body.get(name) if isinstance(entry.body, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"`{name}` has to be a list of objects")
+    return rows
 
 
 def _cluster_of(entry: Entry) -> str | None:

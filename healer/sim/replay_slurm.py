@@ -1,6 +1,6 @@
 """Slurm as a recording shows it: every action succeeds at once, and a later snapshot overrides."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,10 +20,19 @@ class ReplaySlurm:
         self.nodes: dict[str, SlurmNode] = {}
         self.jobs: dict[str, SlurmJob] = {}
 
-    def show_nodes(self, rows: list[Mapping[str, Any]]) -> None:
-        self.nodes = {str(row["name"]): _node(row) for row in rows}
+    def show_nodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        shown = [_node(row) for row in rows]
+        self.nodes = {node.name: self._dated(node, self.nodes.get(node.name)) for node in shown}
 
-    def show_jobs(self, rows: list[Mapping[str, Any]]) -> None:
+    def _dated(self, node: SlurmNode, before: SlurmNode | None) -> SlurmNode:
+        """A reason stands since the recording first shows it: its words a week later are another drain."""
+        if not node.reason or node.reason_at is not None:
+            return node
+        stands = before is not None and before.reason == node.reason
+        at = before.reason_at if before is not None and stands else self._clock.now()
+        return msgspec.structs.replace(node, reason_at=at)
+
+    def show_jobs(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.jobs = {str(row["id"]): _job(row) for row in rows}
 
     def describe(self) -> str:

@@ -27,6 +27,7 @@ def site(shared: Site) -> Iterator[Site]:
 
 def two_jobs(site: Site, node: str) -> tuple[str, str, int]:
     """Two jobs of one GPU each on the node; (the first, the second, the second's GPU)."""
+    site.snapshot()
     jobs = [site.sbatch("--requeue", f"--nodelist={node}", gpus=1) for _ in range(2)]
     taken = [site.job(job).gpus[node] for job in jobs]
     assert [len(gpus) for gpus in taken] == [1, 1] and taken[0] != taken[1]

@@ -1,0 +1,201 @@
+"""The documents name everything that exists, name nothing that does not, and their links lead somewhere."""
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+
+from healer.actions import CHECKS, VERBS
+from healer.cli import build
+from healer.decisions import GUARDS
+from healer.model import (
+    CatalogueEntry,
+    Cause,
+    DriverAsk,
+    GuardSettings,
+    IncidentState,
+    Mode,
+    NvlinkRow,
+    Playbook,
+    Remedy,
+    Role,
+    Rule,
+    RunState,
+    Step,
+    Verdict,
+    Xid74Bits,
+)
+from healer.ruleset import load
+from healer.settings import secret_names, setting_names
+from tests.support.api import Api
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+#: Seen in process lists, started by `healer up` alone.
+PARTS_WITHOUT_COMMAND = {"guardian"}
+#: What is printed or signed, and reads like a command.
+NO_COMMANDS = ("healer is ready", "healer audit checkpoint")
+_FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def codes(text: str) -> set[str]:
+    """What stands between single backticks."""
+    return set(re.findall(r"`([^`\n]+)`", _FENCED.sub("", text)))
+
+
+def missing(names: Iterator[str] | list[str], name: str) -> list[str]:
+    """Names that the page does not show as code, alone or within a longer piece of it."""
+    shown = codes(page(name))
+    return [one for one in names if not any(re.search(rf"(?<!\w){one}(?!\w)", code) for code in shown)]
+
+
+def commands() -> list[str]:
+    def below(command: object, path: tuple[str, ...]) -> Iterator[str]:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield " ".join(path)
+        else:
+            for name, one in inner.items():
+                yield from below(one, (*path, name))
+
+    return list(below(typer.main.get_command(build()), ("healer",)))
+
+
+def test_every_setting_is_explained() -> None:
+    secrets = [f"{name}_FILE" for name in secret_names()]
+    assert missing([*setting_names(), *secrets], "settings.md") == []
+
+
+def test_every_route_is_explained(api: Api) -> None:
+    lines = page("api.md").splitlines()
+    unnamed = [
+        f"{method.upper()} {path}"
+        for path, operations in api.app.openapi()["paths"].items()
+        for method in operations
+        if not any(names(line, method.upper(), path) for line in lines)
+    ]
+    assert unnamed == []
+
+
+def names(line: str, method: str, path: str) -> bool:
+    """Whether a line of `api.md` names this route; siblings may be named by their last part alone."""
+    inside = path.removeprefix("/api/v1")
+    if inside == path:
+        return f"`{path}`" in line
+    head, _, last = inside.rpartition("/")
+    alone = re.search(rf"{re.escape(inside)}[`?]", line)
+    beside = f"{head}/" in line and f"`/{last}`" in line
+    return method in line and bool(alone or beside)
+
+
+@pytest.fixture
+def api(fresh_database: object) -> Iterator[Api]:
+    made = Api(fresh_database)  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+def test_every_command_is_explained() -> None:
+    shown = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert [one for one in commands() if not re.search(rf"{one}(?![\w-])", shown)] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_page_names_a_command_that_is_not_there(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    fenced = "\n".join(_FENCED.findall(text))
+    named = [one for one in codes(text) if one.startswith("healer ") and not one.startswith(NO_COMMANDS)]
+    named += re.findall(r"^(?:\w+=\S+ )*(healer .*)$", fenced, re.MULTILINE)
+    known = {one.removeprefix("healer ") for one in commands()} | PARTS_WITHOUT_COMMAND
+    groups = {one.split()[0] for one in known}
+    for one in named:
+        words = re.findall(r"^healer ([a-z]+(?:-[a-z]+)*)(?: ([a-z]+(?:-[a-z]+)*))?", one)
+        if not words:
+            continue  # an option, or healer's name in Slurm
+        first, second = words[0]
+        assert first in groups, one
+        assert first in known or not second or f"{first} {second}" in known, one
+
+
+@pytest.mark.parametrize("kind", [Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits])
+def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Struct]) -> None:
+    assert missing(list(kind.__struct_fields__), "rules.md") == []
+
+
+def test_every_guard_and_its_settings_are_explained() -> None:
+    assert missing([*GuardSettings.__struct_fields__, *(guard.value for guard, _ in GUARDS)], "gate.md") == []
+
+
+@pytest.mark.parametrize("kind", [Playbook, Step])
+def test_every_field_of_playbooks_is_explained(kind: type[msgspec.Struct]) -> None:
+    assert missing(list(kind.__struct_fields__), "playbooks.md") == []
+
+
+def test_every_verb_check_and_wait_is_explained() -> None:
+    assert missing([*(verb.value for verb in VERBS), *CHECKS], "playbooks.md") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (IncidentState, "words.md"),
+        (RunState, "words.md"),
+        (Verdict, "words.md"),
+        (Cause, "words.md"),
+        (Remedy, "words.md"),
+        (Mode, "operate.md"),
+        (Role, "api.md"),
+    ],
+)
+def test_every_word_in_answers_is_explained(words: type[StrEnum], name: str) -> None:
+    assert missing([word.value for word in words], name) == []
+
+
+def test_every_runbook_that_rules_name_exists() -> None:
+    rules = load(ROOT / "rules")
+    named = {one.runbook for one in (*rules.rules, *rules.playbooks.values()) if one.runbook}
+    assert named == {path.stem for path in (DOCS / "runbooks").glob("*.md")}
+
+
+def test_the_readme_shows_the_two_commands_that_a_newcomer_needs() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in ("demo", "test"):
+        assert f"\nmake {target} " in readme
+        assert f"\n{target}:" in makefile
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", _FENCED.sub("", text))
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that headings get: small letters, spaces as dashes, no punctuation."""
+    heads = re.findall(r"^#+ (.+)$", _FENCED.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for link in links(path.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        where, _, anchor = link.partition("#")
+        target = (path.parent / where) if where else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_found_from_the_index() -> None:
+    index = DOCS / "README.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in links(index.read_text())}
+    assert [path for path in PAGES if path != index and path.resolve() not in linked] == []

@@ -202,18 +202,30 @@ class MemoryTx:
         self._tables.decisions.append(decision)
 
     def create_run(self, run: Run) -> None:
-        self._tables.runs.setdefault(run.id, run)
+        if run.id not in self._tables.runs:
+            self._put(run)
+
+    def _put(self, run: Run) -> None:
+        """One run per node at a time; shadow runs never count."""
+        for other in self._tables.runs.values():
+            both = other.state is run.state is RunState.running and not (other.shadow or run.shadow)
+            if both and other.id != run.id and run.node is not None and other.node == run.node:
+                raise ValueError(f"another run is working on {run.node}: {other.id}")
+        self._tables.runs[run.id] = run
 
     def set_run_state(self, run: str, state: RunState, *, why: str, at: datetime) -> None:
         known = self._tables.runs[run]
         ended = at if state in ENDED_RUN_STATES else None
-        self._tables.runs[run] = msgspec.structs.replace(
-            known,
-            state=state,
-            ended_at=ended,
-            wake_at=None,
-            epoch=known.epoch + 1,
-            reason=known.reason or why,
+        self._put(
+            msgspec.structs.replace(
+                known,
+                state=state,
+                ended_at=ended,
+                wake_at=None,
+                question=None,
+                epoch=known.epoch + 1,
+                reason=known.reason or why,
+            )
         )
 
     def grant_slot(self, slot: Slot) -> None:

@@ -1,0 +1,333 @@
+"""One suite for the ledger in memory and the one on PostgreSQL: who holds a run, and what is written."""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.inbox import PostgresInbox
+from healer.model import (
+    CommandKind,
+    Component,
+    GateFacts,
+    Observation,
+    ObservationKind,
+    RequeueUse,
+    RunState,
+    StepEvent,
+)
+from healer.ports import LeaseLost, RunClaim
+from tests.support.ledgers import (
+    CLUSTER,
+    LEASE_S,
+    START,
+    Bench,
+    Broken,
+    PostgresBench,
+    begin,
+    bench_of,
+    claimed,
+    command,
+    decision,
+    entry,
+    facts,
+    free,
+    incident,
+    message,
+    node,
+    record,
+    run,
+    slot,
+)
+from tests.support.wait import wait_until
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return bench_of(request)
+
+
+@pytest.fixture
+def real(fresh_database: sa.Engine) -> PostgresBench:
+    """For what only a database with several sessions can show."""
+    return PostgresBench(fresh_database)
+
+
+# --- claims -------------------------------------------------------------------------------------------------
+
+
+def test_one_claim_at_a_time(bench: Bench) -> None:
+    begin(bench, run())
+    with ExitStack() as stack:
+        claimed(stack, bench)
+        assert not free(bench)
+
+
+def test_the_next_claim_has_a_higher_epoch(bench: Bench) -> None:
+    begin(bench, run())
+    epochs = []
+    for _ in range(3):
+        with ExitStack() as stack:
+            epochs.append(claimed(stack, bench).run.epoch)
+        bench.clock.advance(LEASE_S)
+    assert epochs == sorted(set(epochs))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        RunState.proposed,
+        RunState.waiting_approval,
+        RunState.held,
+        RunState.waiting,
+        RunState.stuck,
+        RunState.done,
+        RunState.cancelled,
+    ],
+)
+def test_only_a_running_run_is_claimed(bench: Bench, state: RunState) -> None:
+    begin(bench, run(state=state))
+    assert not free(bench)
+    assert bench.ledger.due_runs(START) == []
+
+
+def test_a_run_that_nobody_knows_is_not_claimed(bench: Bench) -> None:
+    assert not free(bench, "nobody")
+
+
+def test_a_run_sleeps_until_its_moment(bench: Bench) -> None:
+    begin(bench, run())
+    with ExitStack() as stack:
+        claimed(stack, bench).set_state(
+            RunState.running, why="again in 10 s", wake_at=START + timedelta(seconds=10)
+        )
+    assert not free(bench)
+    bench.clock.advance(10)
+    assert free(bench)
+
+
+def test_the_log_comes_back_in_order_with_all_that_was_written(bench: Bench) -> None:
+    begin(bench, run())
+    written = [
+        entry("drain", StepEvent.started),
+        entry("drain", StepEvent.done, text="Drained", data={"reason": "healer:x"}, attempt=2),
+        entry("jobs", StepEvent.done, data={"jobs": {"4711": 0}}),
+    ]
+    with ExitStack() as stack:
+        claim = claimed(stack, bench)
+        with claim.gate() as tx:
+            tx.write(written[0])
+        for one in written[1:]:
+            claim.write(one, audit=record())
+    bench.clock.advance(LEASE_S)
+    with ExitStack() as stack:
+        read = claimed(stack, bench).log()
+    assert [msgspec.structs.replace(one, seq=0) for one in read] == written
+    assert bench.audited() == ["node.drained"] * 2
+
+
+def test_a_claim_sees_its_incident_as_it_is_now(bench: Bench) -> None:
+    begin(bench, run(incident=incident().id))
+    with bench.ledger.transaction() as tx:
+        tx.save_incident(incident())
+    with ExitStack() as stack:
+        claim = claimed(stack, bench)
+        assert claim.incident() == incident()
+        with bench.ledger.transaction() as tx:
+            tx.save_incident(incident(title="more is known"))
+        told = claim.incident()
+        assert told is not None
+        assert told.title == "more is known"
+
+
+def test_a_claim_of_a_run_without_incident_has_none(bench: Bench) -> None:
+    begin(bench, run())
+    with ExitStack() as stack:
+        assert claimed(stack, bench).incident() is None
+
+
+def test_what_a_claim_sets_is_what_others_read(bench: Bench) -> None:
+    begin(bench, run())
+    with ExitStack() as stack:
+        claimed(stack, bench).set_state(RunState.stuck, why="no", question="What now?")
+    with bench.ledger.transaction() as tx:
+        (one,) = tx.active_runs()
+    assert (one.state, one.question) == (RunState.stuck, "What now?")
+
+
+def test_commands_reach_the_detectors_inbox(bench: Bench) -> None:
+    begin(bench, run())
+    told = [command(jobs=["4711"]), command(CommandKind.run_changed, run="r1", state="waiting")]
+    with ExitStack() as stack:
+        claim = claimed(stack, bench)
+        for one in told:
+            claim.tell(one)
+    assert bench.commands() == told
+
+
+def test_the_gate_of_a_claim_is_one_transaction(bench: Bench) -> None:
+    begin(bench, run())
+    with ExitStack() as stack:
+        claim = claimed(stack, bench)
+        with pytest.raises(Broken), claim.gate() as tx:
+            assert tx.facts.running == {node(): "r1"}
+            tx.add_decision(decision())
+            tx.grant_slot(slot())
+            tx.add_requeue(RequeueUse(job="1", restarts=0, at=START))
+            tx.write(entry())
+            tx.audit(record())
+            raise Broken
+    bench.clock.advance(LEASE_S)
+    with ExitStack() as stack:
+        assert claimed(stack, bench).log() == []
+    assert (facts(bench).slots, facts(bench).requeues) == ((), ())
+    assert bench.decisions() == bench.audited() == []
+
+
+def gate_write(claim: RunClaim) -> None:
+    with claim.gate() as tx:
+        tx.write(entry())
+
+
+WRITES: dict[str, Callable[[RunClaim], None]] = {
+    "write": lambda claim: claim.write(entry(), audit=record("late")),
+    "gate": gate_write,
+    "set_state": lambda claim: claim.set_state(RunState.done, why="late"),
+    "tell": lambda claim: claim.tell(command()),
+    "queue_message": lambda claim: claim.queue_message(message("late")),
+    "drained": lambda claim: claim.drained(node(), None),
+    "release_slot": lambda claim: claim.release_slot(node(), why="late"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("state", [RunState.cancelled, RunState.waiting])
+def test_nothing_is_written_for_a_run_that_a_person_has_taken_away(
+    bench: Bench, write: str, state: RunState
+) -> None:
+    begin(bench, run())
+    with bench.ledger.transaction() as tx:
+        tx.grant_slot(slot())
+    with ExitStack() as stack:
+        claim = claimed(stack, bench)
+        with bench.ledger.transaction() as tx:
+            tx.set_run_state("r1", state, why="ann", at=START)
+        with pytest.raises(LeaseLost):
+            WRITES[write](claim)
+    with bench.ledger.transaction() as tx:
+        assert [one.state for one in tx.active_runs()] == ([state] if state is RunState.waiting else [])
+    assert [one.drained_at for one in facts(bench).slots] == [None]
+    assert "late" not in [*bench.audited(), *bench.messages()]
+    assert bench.commands() == []
+
+
+# --- what only a database can show --------------------------------------------------------------------------
+
+
+def test_a_run_whose_worker_died_is_taken_over_after_its_lease(real: PostgresBench) -> None:
+    begin(real, run())
+    with ExitStack() as stack:
+        dead = claimed(stack, real)
+        dead.write(entry("drain", StepEvent.started))
+        kill_workers(real)
+        assert not free(real)
+        assert real.ledger.due_runs(real.clock.now()) == []
+        real.clock.advance(LEASE_S)
+        assert real.ledger.due_runs(real.clock.now()) == ["r1"]
+        with ExitStack() as next_one:
+            claim = claimed(next_one, real)
+            assert claim.run.epoch > dead.run.epoch
+            assert [one.event for one in claim.log()] == [StepEvent.started]
+            with pytest.raises(LeaseLost):
+                dead.fence()
+            with pytest.raises((LeaseLost, sa.exc.DBAPIError)):
+                dead.write(entry("drain", StepEvent.done))
+            claim.write(entry("drain", StepEvent.done))
+
+
+def kill_workers(real: PostgresBench) -> None:
+    """Ends every session that holds a run, as the death of its process does."""
+    with real.engine.connect() as conn:
+        holders = sa.text(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        assert conn.execute(holders).all()
+
+
+def test_a_worker_that_was_slow_may_not_start_an_effect(real: PostgresBench) -> None:
+    begin(real, run())
+    with ExitStack() as stack:
+        claim = claimed(stack, real)
+        claim.fence()
+        real.clock.advance(9)  # less is left of the lease than a call to Slurm may take
+        with pytest.raises(LeaseLost):
+            claim.fence()
+        claim.write(entry())  # nobody took it: a write makes the lease new
+        claim.fence()
+
+
+def test_while_its_session_lives_nobody_takes_a_run_over(real: PostgresBench) -> None:
+    begin(real, run())
+    with ExitStack() as stack:
+        claim = claimed(stack, real)
+        real.clock.advance(3600)
+        assert not free(real)
+        claim.write(entry())
+
+
+def test_two_who_judge_at_once_come_one_after_the_other(real: PostgresBench) -> None:
+    """The second sees the slot that the first has granted: caps cannot be passed side by side."""
+    facts(real)
+    seen: list[GateFacts] = []
+
+    def second() -> None:
+        with real.ledger.transaction() as tx:
+            seen.append(tx.lock_gate())
+
+    other = threading.Thread(target=second)
+    with real.ledger.transaction() as tx:
+        tx.lock_gate()
+        other.start()
+        wait_until(lambda: blocked(real), what="the second waits for the gate")
+        assert seen == []
+        tx.grant_slot(slot())
+    other.join(timeout=10)
+    assert [one.node for one in seen[0].slots] == [node()]
+
+
+def blocked(real: PostgresBench) -> bool:
+    with real.engine.connect() as conn:
+        waiting = sa.text(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        return conn.execute(waiting).scalar_one() > 0
+
+
+def test_signals_are_consumed_with_the_walk_or_not_at_all(real: PostgresBench) -> None:
+    inbox = PostgresInbox(real.engine, CLUSTER)
+    seen = Observation(
+        digest="ab" * 32,
+        kind=ObservationKind.xid,
+        component=Component(cluster=CLUSTER, node=node()),
+        event_at=START,
+        arrived_at=START,
+        code=79,
+    )
+    assert inbox.add([seen]) == 1
+    batch = inbox.unconsumed(10)
+    with pytest.raises(Broken), real.ledger.transaction() as tx:
+        tx.save_incident(incident())
+        tx.consume(batch)
+        raise Broken
+    assert len(inbox.unconsumed(10)) == 1
+    with real.ledger.transaction() as tx:
+        tx.save_incident(incident())
+        tx.consume(batch)
+    assert inbox.unconsumed(10) == []
+    assert inbox.add([seen]) == 0

@@ -1,0 +1,238 @@
+"""The ledger in memory and the one on PostgreSQL under one drive, and small nouns to put into them."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres import tables
+from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.model import (
+    AuditRecord,
+    Command,
+    CommandKind,
+    Component,
+    Decision,
+    FaultClass,
+    Finding,
+    GateFacts,
+    Incident,
+    LogEntry,
+    Message,
+    Mode,
+    ObservationKind,
+    Outcome,
+    Pause,
+    Run,
+    RunState,
+    Severity,
+    Slot,
+    SlurmSnapshot,
+    StepEvent,
+)
+from healer.ports import Ledger, RunClaim
+from healer.sim.clock import SimClock
+from healer.sim.ledger import MemoryLedger
+
+START = datetime(2026, 11, 20, 3, tzinfo=UTC)
+CLUSTER = "pod1"
+#: Longer than the lease of a worker that died.
+LEASE_S = 16
+
+
+class Bench(Protocol):
+    """A ledger under test, and what others write into it or read from it."""
+
+    ledger: Ledger
+    clock: SimClock
+
+    def show(self, snapshot: SlurmSnapshot) -> None: ...
+    def pause(self, pause: Pause) -> None: ...
+    def mode(self, rule: str, mode: Mode) -> None: ...
+    def decisions(self) -> list[Decision]: ...
+    def findings(self) -> list[tuple[str, Finding]]: ...
+    def audited(self) -> list[str]: ...
+    def messages(self) -> list[str]: ...
+    def commands(self) -> list[Command]: ...
+
+
+class MemoryBench:
+    def __init__(self) -> None:
+        self.clock = SimClock(START)
+        self.ledger = MemoryLedger(CLUSTER, self.clock)
+
+    def show(self, snapshot: SlurmSnapshot) -> None:
+        self.ledger.snapshot = snapshot
+
+    def pause(self, pause: Pause) -> None:
+        self.ledger.tables.pauses.append(pause)
+
+    def mode(self, rule: str, mode: Mode) -> None:
+        self.ledger.tables.modes[rule] = mode
+
+    def decisions(self) -> list[Decision]:
+        return self.ledger.tables.decisions
+
+    def findings(self) -> list[tuple[str, Finding]]:
+        return self.ledger.tables.findings
+
+    def audited(self) -> list[str]:
+        return [one.verb for one in self.ledger.tables.audit]
+
+    def messages(self) -> list[str]:
+        return list(self.ledger.tables.messages)
+
+    def commands(self) -> list[Command]:
+        return self.ledger.tables.commands
+
+
+class PostgresBench:
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.clock = SimClock(START)
+        self.snapshots = PostgresSnapshots(engine)
+        self.ledger = PostgresLedger(
+            engine, CLUSTER, snapshots=self.snapshots, clock=self.clock, has_sink=False
+        )
+
+    def show(self, snapshot: SlurmSnapshot) -> None:
+        self.snapshots.put(snapshot)
+
+    def pause(self, pause: Pause) -> None:
+        self._insert(tables.pauses, **msgspec.structs.asdict(pause))
+
+    def mode(self, rule: str, mode: Mode) -> None:
+        self._insert(tables.rule_modes, rule=rule, mode=mode, by="ann", reason="x", at=self.clock.now())
+
+    def decisions(self) -> list[Decision]:
+        rows = self._read(sa.select(tables.decisions.c.doc).order_by(tables.decisions.c.id))
+        return [msgspec.convert(row.doc, Decision) for row in rows]
+
+    def findings(self) -> list[tuple[str, Finding]]:
+        rows = self._read(sa.select(tables.findings).order_by(tables.findings.c.id))
+        return [(row.incident, msgspec.convert(row.doc, Finding)) for row in rows]
+
+    def audited(self) -> list[str]:
+        rows = self._read(sa.select(tables.audit_records.c.verb).order_by(tables.audit_records.c.id))
+        return [row.verb for row in rows]
+
+    def messages(self) -> list[str]:
+        return [row.id for row in self._read(sa.select(tables.messages.c.id).order_by(tables.messages.c.at))]
+
+    def commands(self) -> list[Command]:
+        seen = PostgresInbox(self.engine, CLUSTER).unconsumed(100)
+        return [msgspec.convert(one.data, Command) for one in seen if one.kind is ObservationKind.command]
+
+    def _insert(self, table: sa.Table, **values: Any) -> None:
+        with self.engine.begin() as conn:
+            conn.execute(sa.insert(table).values(**values))
+
+    def _read(self, query: Any) -> Sequence[Any]:
+        with self.engine.connect() as conn:
+            return conn.execute(query).all()
+
+
+def bench_of(request: pytest.FixtureRequest) -> Bench:
+    """For a fixture with the params `memory` and `postgres`."""
+    if request.param == "memory":
+        return MemoryBench()
+    return PostgresBench(request.getfixturevalue("fresh_database"))
+
+
+def node(number: int = 1) -> str:
+    return f"gpu{number:04d}"
+
+
+def ago(seconds: float = 0, **span: float) -> datetime:
+    return START - timedelta(seconds=seconds, **span)
+
+
+def incident(number: int = 1, **fields: Any) -> Incident:
+    given: dict[str, Any] = {
+        "id": f"{number:032x}",
+        "cluster": CLUSTER,
+        "rule": "gpu-lost",
+        "fault": "xid-79",
+        "fault_class": FaultClass.fatal,
+        "title": "GPU fell off the bus",
+        "root": Component(cluster=CLUSTER, node=node(number), gpu=3),
+        "opened": START,
+        "updated": START,
+        "settle_until": START,
+        "severity": Severity.P1,
+    }
+    return Incident(**(given | fields))
+
+
+def run(name: str = "r1", number: int | None = 1, **fields: Any) -> Run:
+    given: dict[str, Any] = {
+        "id": name,
+        "cluster": CLUSTER,
+        "playbook": "gpu-fatal",
+        "state": RunState.running,
+        "by": "healer",
+        "reason": "GPU fell off the bus",
+        "created_at": START,
+        "node": node(number) if number else None,
+        "rule": "gpu-lost",
+    }
+    return Run(**(given | fields))
+
+
+def slot(number: int = 1, **fields: Any) -> Slot:
+    given: dict[str, Any] = {"cluster": CLUSTER, "node": node(number), "incident": None, "run": "r1"}
+    return Slot(**(given | {"granted_at": START} | fields))
+
+
+def entry(step: str = "drain", event: StepEvent = StepEvent.done, **fields: Any) -> LogEntry:
+    given: dict[str, Any] = {"run": "r1", "at": START, "epoch": 1, "step": step, "event": event}
+    return LogEntry(**(given | fields))
+
+
+def record(verb: str = "node.drained") -> AuditRecord:
+    return AuditRecord(cluster=CLUSTER, at=START, actor="healer", verb=verb, subject="node/gpu0001")
+
+
+def decision(**fields: Any) -> Decision:
+    given: dict[str, Any] = {"at": START, "cluster": CLUSTER, "incident": None, "playbook": "gpu-fatal"}
+    return Decision(**(given | {"outcome": Outcome.act, "why": "every guard allows it"} | fields))
+
+
+def message(name: str = "m1") -> Message:
+    return Message(id=name, cluster=CLUSTER, title="t", text="x", severity=Severity.P0, page=True)
+
+
+def command(kind: CommandKind = CommandKind.jobs_hit, **data: Any) -> Command:
+    return Command(kind=kind, cluster=CLUSTER, at=START, by="healer", incident="i", data=data)
+
+
+def begin(bench: Bench, *runs: Run) -> None:
+    with bench.ledger.transaction() as tx:
+        for one in runs:
+            tx.create_run(one)
+
+
+def facts(bench: Bench) -> GateFacts:
+    with bench.ledger.transaction() as tx:
+        return tx.lock_gate()
+
+
+def claimed(stack: ExitStack, bench: Bench, name: str = "r1") -> RunClaim:
+    claim = stack.enter_context(bench.ledger.claim(name))
+    assert claim is not None
+    return claim
+
+
+def free(bench: Bench, name: str = "r1") -> bool:
+    with bench.ledger.claim(name) as claim:
+        return claim is not None
+
+
+class Broken(Exception):
+    """What goes wrong at the end of a transaction."""

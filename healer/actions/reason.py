@@ -11,8 +11,9 @@ MAX_LENGTH = 120
 
 
 def drain_reason(rule: str, incident: str | None, text: str) -> str:
-    """`healer:<rule> inc:<8 characters> <text>`, ASCII, no quotes, commas or `=` (they break parsers)."""
-    plain = text.encode("ascii", "ignore").decode()
+    """`healer:<rule> inc:<8 characters> <text>`, printable ASCII, no quotes, commas or `=` (they break parsers)."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    plain = plain.encode("ascii", "ignore").decode()
     plain = re.sub(r"""["'`,=\\;|]""", " ", plain)
     plain = re.sub(r"\s+", " ", plain).strip()
     return f"{OUR_PREFIX}{rule} inc:{(incident or 'none')[:8]} {plain}"[:MAX_LENGTH].rstrip()

@@ -1,0 +1,340 @@
+"""Each verb alone on the simulated Slurm: look, do, read back, take back."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from healer.actions import CHECKS, VERBS, Action, Again, Context, Done, Failed, Result, Skipped
+from healer.model import (
+    Command,
+    Component,
+    Evidence,
+    FaultClass,
+    Incident,
+    Message,
+    Run,
+    RunState,
+    Severity,
+    Step,
+    Ticket,
+    Verb,
+)
+from healer.ports import LeaseLost, SchedulerUnavailable
+from healer.sim.clock import SimClock
+from healer.sim.slurm_core import SimScheduler
+from tests.support.loop import CLUSTER, START, name
+
+NODE = name(1)
+INCIDENT = Incident(
+    id="0123456789abcdef0123456789abcdef",
+    cluster=CLUSTER,
+    rule="gpu-lost",
+    fault="xid-79",
+    fault_class=FaultClass.fatal,
+    title="Xid 79: GPU fell off the bus",
+    root=Component(cluster=CLUSTER, node=NODE),
+    opened=START,
+    updated=START,
+    settle_until=START,
+    severity=Severity.P1,
+)
+RUN = Run(
+    id="r1",
+    cluster=CLUSTER,
+    playbook="gpu-fatal",
+    state=RunState.running,
+    by="healer",
+    reason="x",
+    created_at=START,
+    node=NODE,
+    incident=INCIDENT.id,
+    rule="gpu-lost",
+)
+REASON = "healer:gpu-lost inc:01234567 Xid 79: GPU fell off the bus"
+
+
+class Desk:
+    """A simulated Slurm and a context; what the action hands out is kept."""
+
+    def __init__(self, **context: Any) -> None:
+        self.clock = SimClock(START)
+        self.slurm = SimScheduler(CLUSTER, self.clock, 4)
+        self.queued: list[Message | Ticket] = []
+        self.told: list[Command] = []
+        self.released: list[str] = []
+        given: dict[str, Any] = {
+            "run": RUN,
+            "step": Step(id="step"),
+            "item": None,
+            "restarts": None,
+            "incident": INCIDENT,
+            "began_at": START,
+            "now": self.clock.now,
+            "scheduler": self.slurm,
+            "fence": lambda: None,
+            "queue": self.queued.append,
+            "tell_detector": self.told.append,
+            "release_slot": self.released.append,
+        }
+        self.ctx = Context(**(given | context))
+
+    def act(self, action: Action) -> Result:
+        """As the driver does it: look, do, read back."""
+        return action.probe(self.ctx) or action.do(self.ctx) or action.verify(self.ctx)
+
+
+class Away:
+    """Slurm does not answer at all."""
+
+    name = "away"
+
+    def __getattr__(self, call: str) -> Callable[..., Any]:
+        def fail(*_: object) -> None:
+            raise SchedulerUnavailable("no route to slurmctld")
+
+        return fail
+
+
+DRAIN, RESUME, REQUEUE = VERBS[Verb.drain], VERBS[Verb.resume], VERBS[Verb.requeue]
+
+
+# --- drain --------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_is_done_when_our_reason_is_read_back() -> None:
+    desk = Desk()
+    assert DRAIN.probe(desk.ctx) is None
+    done = desk.act(DRAIN)
+    assert isinstance(done, Done)
+    assert done.data["reason"] == REASON == desk.slurm.node(NODE).reason
+    again = DRAIN.probe(desk.ctx)
+    assert isinstance(again, Done)
+
+
+def test_a_drain_of_another_incident_of_ours_is_enough() -> None:
+    desk = Desk()
+    desk.slurm.drain(NODE, "healer:gpu-fatal inc:ffffffff x")
+    done = desk.act(DRAIN)
+    assert isinstance(done, Done)
+    assert done.data["other"]
+    assert desk.slurm.node(NODE).reason == "healer:gpu-fatal inc:ffffffff x"
+
+
+def test_a_drain_is_undone_only_while_it_is_ours() -> None:
+    desk = Desk()
+    assert DRAIN.undo is not None
+    desk.act(DRAIN)
+    desk.slurm.person_drain(NODE, "PSU", "ann")
+    assert isinstance(DRAIN.undo(desk.ctx), Done)
+    assert desk.slurm.node(NODE).reason == "PSU"
+    assert desk.released == []
+    desk.slurm.drain(NODE, REASON)
+    assert isinstance(DRAIN.undo(desk.ctx), Done)
+    assert desk.slurm.node(NODE).in_service
+    assert len(desk.released) == 1
+
+
+@pytest.mark.parametrize("action", [DRAIN, RESUME])
+def test_a_node_that_slurm_does_not_have_is_a_question_at_once(action: Action) -> None:
+    desk = Desk(run=msgspec.structs.replace(RUN, node="gone"))
+    failed = desk.act(action)
+    assert isinstance(failed, Failed)
+    assert failed.final
+
+
+# --- nothing without leave ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [Verb.drain, Verb.resume, Verb.requeue])
+def test_a_worker_whose_lease_is_over_touches_nothing(verb: Verb) -> None:
+    def over() -> None:
+        raise LeaseLost("over")
+
+    desk = Desk(fence=over)
+    job = desk.slurm.submit(required=[NODE])
+    ctx = msgspec.structs.replace(desk.ctx, item=job, restarts=0)
+    if verb is Verb.resume:
+        desk.slurm.drain(NODE, REASON)
+    before = desk.slurm.snapshot()
+    with pytest.raises(LeaseLost):
+        VERBS[verb].do(ctx)
+    assert desk.slurm.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "action", [DRAIN, RESUME, REQUEUE, CHECKS["jobs_hit"], CHECKS["node_answers"]], ids=str
+)
+def test_slurm_that_does_not_answer_is_waited_for(action: Action) -> None:
+    desk = Desk(scheduler=Away(), item="1", restarts=0)
+    assert isinstance(desk.act(action), Again)
+
+
+# --- requeue ------------------------------------------------------------------------------------------------
+
+
+def requeuing(**job: Any) -> Desk:
+    desk = Desk()
+    number = desk.slurm.submit(required=[NODE], **job)
+    desk.ctx = msgspec.structs.replace(desk.ctx, item=number, restarts=0)
+    return desk
+
+
+def finish(desk: Desk, seconds: float = 30) -> Result:
+    result: Result = Again(text="", after_s=0)
+    for _ in range(int(seconds * 4)):
+        result = desk.act(REQUEUE)
+        if not isinstance(result, Again):
+            return result
+        desk.clock.advance(0.25)
+    return result
+
+
+def test_a_requeue_is_done_when_nothing_but_the_queue_keeps_the_job_from_starting() -> None:
+    desk = requeuing()
+    assert isinstance(desk.act(REQUEUE), Again)  # it is still completing
+    done = finish(desk)
+    assert isinstance(done, Done)
+    assert done.data["restarts"] == 1
+    # Well before the two minutes that Slurm's begin time alone would have cost.
+    assert desk.clock.now() - START < timedelta(seconds=10)
+
+
+def test_a_job_that_was_restarted_meanwhile_is_not_requeued_again() -> None:
+    desk = requeuing()
+    desk.slurm.requeue(desk.ctx.job)
+    assert isinstance(finish(desk), Done)
+    found = desk.slurm.job(desk.ctx.job)
+    assert found is not None
+    assert found.restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (SimScheduler.complete, "ended COMPLETED"),
+        (SimScheduler.fail_job, "ended FAILED"),
+        (SimScheduler.cancel, "ended CANCELLED"),
+    ],
+)
+def test_a_job_that_ended_before_is_left_alone_and_that_is_said(
+    end: Callable[[SimScheduler, str], None], words: str
+) -> None:
+    desk = requeuing()
+    end(desk.slurm, desk.ctx.job)
+    skipped = finish(desk)
+    assert isinstance(skipped, Skipped)
+    assert words in skipped.text
+    found = desk.slurm.job(desk.ctx.job)
+    assert found is not None
+    assert found.restarts == 0
+
+
+def test_a_job_that_slurm_no_longer_knows_is_skipped() -> None:
+    desk = Desk(item="999", restarts=0)
+    assert isinstance(desk.act(REQUEUE), Skipped)
+
+
+@pytest.mark.parametrize("job", [{"requeue": False}, {"batch": False}])
+def test_a_job_that_cannot_be_requeued_is_skipped(job: dict[str, bool]) -> None:
+    assert isinstance(finish(requeuing(**job)), Skipped)
+
+
+def test_without_a_restart_count_nothing_is_requeued() -> None:
+    desk = requeuing()
+    desk.ctx = msgspec.structs.replace(desk.ctx, restarts=None)
+    failed = desk.act(REQUEUE)
+    assert isinstance(failed, Failed)
+    assert failed.final
+
+
+# --- resume -------------------------------------------------------------------------------------------------
+
+
+def test_a_resume_frees_the_slot_and_tells_the_detector_first() -> None:
+    order: list[str] = []
+    desk = Desk(
+        tell_detector=lambda told: order.append(told.kind),
+        release_slot=lambda _: order.append("slot"),
+    )
+    desk.slurm.drain(NODE, REASON)
+    assert isinstance(desk.act(RESUME), Done)
+    assert desk.slurm.node(NODE).in_service
+    assert order == ["node_returned", "slot"]
+
+
+def test_a_node_in_service_already_is_returned() -> None:
+    desk = Desk()
+    assert isinstance(RESUME.probe(desk.ctx), Done)
+
+
+# --- looking ------------------------------------------------------------------------------------------------
+
+
+def test_the_jobs_hit_are_listed_with_their_restarts() -> None:
+    desk = Desk()
+    job = desk.slurm.submit(required=[NODE])
+    listed = desk.act(CHECKS["jobs_hit"])
+    assert isinstance(listed, Done)
+    assert listed.data["jobs"] == {job: 0}
+    assert desk.told[0].data["jobs"] == [job]
+
+
+def test_two_gpus_of_a_shared_node_hit_two_jobs() -> None:
+    first, second = (Component(cluster=CLUSTER, node=NODE, gpu=gpu) for gpu in (0, 6))
+    evidence = tuple(
+        Evidence(digest=str(one.gpu), at=START, component=one, text="x") for one in (first, second)
+    )
+    known = msgspec.structs.replace(INCIDENT, root=first, affected=(second,), evidence=evidence)
+    desk = Desk(incident=known)
+    jobs = [desk.slurm.submit(gpus=gpus, required=[NODE]) for gpus in (2, 2, 4)]
+    listed = desk.act(CHECKS["jobs_hit"])
+    assert isinstance(listed, Done)
+    assert {jobs[0], jobs[2]} <= set(listed.data["jobs"])
+
+
+def test_an_answering_node_without_new_faults_is_fit() -> None:
+    assert isinstance(Desk().act(CHECKS["node_answers"]), Done)
+
+
+def test_evidence_of_before_the_run_is_no_new_fault() -> None:
+    def told(seconds: float) -> Result:
+        one = Evidence(
+            digest="d", at=START + timedelta(seconds=seconds), component=INCIDENT.root, text="Xid 79"
+        )
+        desk = Desk(incident=msgspec.structs.replace(INCIDENT, evidence=(one,)))
+        return desk.act(CHECKS["node_answers"])
+
+    assert isinstance(told(0), Done)
+    assert isinstance(told(1), Failed)
+
+
+def test_a_repair_is_waited_for_without_end() -> None:
+    waits = Desk().act(CHECKS["repair"])
+    assert isinstance(waits, Again)
+    assert waits.after_s is None
+
+
+# --- telling ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [Verb.ticket, Verb.notify])
+def test_what_people_are_told_has_a_stable_id_and_the_story(verb: Verb) -> None:
+    desk = Desk(incident=msgspec.structs.replace(INCIDENT, jobs_hit=("4711",)))
+    for _ in range(2):
+        assert isinstance(desk.act(VERBS[verb]), Done)
+    first, again = desk.queued
+    assert first == again
+    assert first.id.startswith(INCIDENT.id)
+    assert "4711" in first.text
+    assert INCIDENT.title in first.title
+
+
+def test_every_step_of_every_shipped_playbook_can_be_done() -> None:
+    from tests.support.loop import shipped
+
+    for playbook in shipped().playbooks.values():
+        for step in playbook.steps:
+            assert step.do in VERBS or (step.check or step.wait) in CHECKS

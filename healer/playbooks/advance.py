@@ -67,6 +67,13 @@ def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Inten
     return Finish(why="all steps are done")
 
 
+def stuck_at(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list[str]:
+    """The keys of all parts that ask a person: what a retry begins again."""
+    last = {entry.step: entry for entry in log}
+    parts = [(step, key, item) for step in playbook.steps for key, item in _parts(step, log)]
+    return [key for step, key, item in parts if isinstance(_part(step, key, item, last.get(key), now), Ask)]
+
+
 def _parts(step: Step, log: Sequence[LogEntry]) -> list[tuple[str, str | None]]:
     if step.for_each is None:
         return [(step.id, None)]

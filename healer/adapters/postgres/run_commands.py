@@ -45,6 +45,7 @@ from healer.model import (
     Slot,
     StepEvent,
 )
+from healer.playbooks import stuck_at
 from healer.ports import Clock, Poke, Scheduler, SchedulerError
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
@@ -296,15 +297,12 @@ class PostgresRunCommands:
                 return known
             if known.state is not RunState.stuck:
                 raise Conflict(f"run {run} is {known.state}: only a stuck run is retried")
-            last = conn.execute(
-                sa.select(run_log.c.step).where(run_log.c.run == run).order_by(run_log.c.seq.desc()).limit(1)
-            ).scalar()
-            if last is not None:
+            for step in self._stuck_at(conn, known):
                 entry = LogEntry(
                     run=run,
                     at=now,
                     epoch=known.epoch + 1,
-                    step=last,
+                    step=step,
                     event=StepEvent.retry,
                     text=f"{by}: {reason}",
                 )
@@ -317,6 +315,14 @@ class PostgresRunCommands:
             self._audit_run(conn, known, by, "run.retried", reason, request)
         self._poke([run])
         return known
+
+    def _stuck_at(self, conn: sa.Connection, run: Run) -> list[str]:
+        """Of several jobs one may be stuck while the last line of the log speaks of another."""
+        docs = conn.execute(
+            sa.select(run_log.c.doc).where(run_log.c.run == run.id).order_by(run_log.c.seq)
+        ).scalars()
+        log = [msgspec.convert(doc, LogEntry) for doc in docs]
+        return stuck_at(self._rules().playbooks[run.playbook], log, self._clock.now())
 
     def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
         now = self._clock.now()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.model import LogEntry, Playbook, Step, StepEvent, Verb
-from healer.playbooks import Ask, Do, Finish, Intent, Sleep, advance
+from healer.playbooks import Ask, Do, Finish, Intent, Sleep, advance, stuck_at
 from tests.support.loop import START, later, shipped
 
 BOOK = Playbook(
@@ -156,6 +156,17 @@ def test_a_final_failure_asks_at_once() -> None:
 def test_a_persons_retry_begins_again_and_looks_first() -> None:
     log = [entry("drain", "failed", attempt=3), entry("drain", "retry")]
     assert wanted(next_of(*log)) == ("drain", 1, False)
+
+
+def test_a_retry_begins_all_parts_again_that_are_stuck_and_no_other() -> None:
+    log = [
+        *listed(j1=0, j2=0, j3=0),
+        entry("requeue:1", "failed", final=True),
+        entry("requeue:2", "failed", attempt=9),
+        entry("requeue:3", "done"),
+    ]
+    assert stuck_at(BOOK, log, START) == ["requeue:1", "requeue:2"]
+    assert stuck_at(BOOK, listed(j1=0), START) == []
 
 
 def test_undone_is_a_question_for_a_person() -> None:

@@ -30,6 +30,7 @@ from healer.model import (
 )
 from healer.observations import Picture
 from healer.ruleset import load
+from healer.signals.identity import digest_of
 from healer.signals.wire import kernel_log_observations
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
@@ -96,7 +97,7 @@ def beat(
 ) -> Observation:
     """One heartbeat that arrives at `at`."""
     return Observation(
-        digest=f"beat-{node}-{at.isoformat()}",
+        digest=digest_of("beat", node, at.isoformat()),
         kind=ObservationKind.heartbeat,
         component=Component(cluster=CLUSTER, node=node),
         event_at=event_at or at,
@@ -106,7 +107,7 @@ def beat(
     )
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """The process died at a checkpoint."""
 
 

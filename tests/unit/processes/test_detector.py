@@ -1,0 +1,162 @@
+"""The detector's loop over a real database: wake, walk, consume, poke, and what a restart remembers."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.model import Incident, Mode, SlurmNode
+from healer.processes.detector import BATCH, Detector
+from healer.sim.clock import SimClock
+from healer.sim.slurm_core import SimScheduler
+from tests.support.loop import CLUSTER, LOST, START, beat, lines, name, rules_in
+
+
+class Place:
+    """One database, a simulated Slurm, and as many detectors after each other as a test starts."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.clock = SimClock(START)
+        self.slurm = SimScheduler(CLUSTER, self.clock, 10)
+        self.inbox = PostgresInbox(engine, CLUSTER)
+        self.snapshots = PostgresSnapshots(engine)
+        self.ledger = PostgresLedger(
+            engine, CLUSTER, snapshots=self.snapshots, clock=self.clock, has_sink=False
+        )
+        self.poked: list[str] = []
+        self.waited: list[float] = []
+        self.poll()
+
+    def poll(self) -> None:
+        self.snapshots.put(self.slurm.snapshot())
+
+    def detector(self, cleared: list[tuple[str, datetime]] | None = None) -> Detector:
+        rules = rules_in(Mode.auto, settle_s=0.0)
+        return Detector(
+            cluster=CLUSTER,
+            ledger=self.ledger,
+            inbox=self.inbox,
+            snapshots=self.snapshots,
+            rules=lambda: rules,
+            clock=self.clock,
+            wait=self.waited.append,
+            poke=self.poked.extend,
+            cleared=cleared or [],
+        )
+
+    def incidents(self) -> list[Incident]:
+        with self.ledger.transaction() as tx:
+            return [one for one in tx.open_incidents() if one.is_open]
+
+
+@pytest.fixture
+def place(fresh_database: sa.Engine) -> Place:
+    return Place(fresh_database)
+
+
+def until(place: Place, seconds: float, work: Callable[[], object], step_s: float = 10) -> None:
+    end = place.clock.now() + timedelta(seconds=seconds)
+    while place.clock.now() < end:
+        place.clock.advance(step_s)
+        work()
+
+
+def test_a_signal_is_walked_consumed_and_its_run_poked(place: Place) -> None:
+    detector = place.detector()
+    place.inbox.add(lines(name(1), LOST, at=START))
+    assert detector.once() is False
+    (one,) = place.incidents()
+    assert place.poked == [one.run]
+    assert place.inbox.unconsumed(10) == []
+    detector.once()
+    assert len(place.poked) == 1
+
+
+def test_without_signals_it_rests_and_stops_when_told(place: Place) -> None:
+    place.detector().run(lambda: len(place.waited) >= 3)
+    assert place.waited == [1.0, 1.0, 1.0]
+
+
+def test_what_came_while_no_detector_ran_is_walked_by_the_next(place: Place) -> None:
+    place.detector()
+    place.inbox.add(lines(name(1), LOST, at=START))
+    place.clock.advance(20)
+    place.detector().once()
+    assert len(place.incidents()) == 1
+
+
+def test_what_was_walked_before_a_restart_opens_nothing_again(place: Place) -> None:
+    place.inbox.add(lines(name(1), LOST, at=START))
+    place.detector().once()
+    known = [one.id for one in place.incidents()]
+    place.clock.advance(5)
+    place.detector().once()
+    assert [one.id for one in place.incidents()] == known
+    assert len(place.poked) == 1
+
+
+def test_a_restart_knows_which_boot_is_over(place: Place) -> None:
+    old, new = "boot-old", "boot-new"
+    place.inbox.add([beat(name(1), START, boot_id=old)])
+    place.clock.advance(60)
+    place.inbox.add([beat(name(1), place.clock.now(), boot_id=new)])
+    place.detector().once()
+    again = place.detector()
+    place.inbox.add(lines(name(1), LOST, at=place.clock.now(), boot_id=old))
+    again.once()
+    assert place.incidents() == []
+
+
+def test_a_restart_knows_which_nodes_came_back(place: Place) -> None:
+    place.clock.advance(60)
+    detector = place.detector(cleared=[(name(1), START + timedelta(seconds=30))])
+    told = START + timedelta(seconds=20)
+    place.inbox.add(lines(name(1), LOST, at=place.clock.now(), event_at=told))
+    detector.once()
+    assert place.incidents() == []
+
+
+def test_after_a_restart_nobody_is_silent_before_three_of_their_beats_were_missed(place: Place) -> None:
+    def beats() -> None:
+        place.inbox.add([beat(name(number), place.clock.now()) for number in range(1, 11)])
+
+    until(place, 300, beats, step_s=60)
+    place.detector().once()
+    place.clock.advance(300)  # the whole product was down
+    place.poll()
+    detector = place.detector()
+    until(place, 170, lambda: (place.poll(), detector.once()))
+    assert place.incidents() == []
+    until(place, 30, lambda: (place.poll(), detector.once()))
+    assert [one.fault for one in place.incidents()] == ["fleet-silent"]
+
+
+def test_slurms_picture_reaches_the_walk(place: Place) -> None:
+    detector = place.detector()
+    place.slurm.person_drain(name(3), "PSU", "ann")
+    detector.once()
+    assert place.incidents() == []
+    place.clock.advance(2)
+    place.poll()
+    detector.once()
+    assert [(one.rule, one.owner) for one in place.incidents()] == [("person-drain", "ann")]
+
+
+def test_a_full_batch_says_that_there_is_more(place: Place) -> None:
+    detector = place.detector()
+    first = [beat(name(1), START + timedelta(milliseconds=number)) for number in range(BATCH + 1)]
+    place.inbox.add([*first])
+    assert detector.once() is True
+    assert detector.once() is False
+    assert place.inbox.unconsumed(10) == []
+
+
+def test_nodes_of_the_simulated_slurm_are_nodes(place: Place) -> None:
+    shown = place.snapshots.latest(CLUSTER)
+    assert shown is not None
+    assert isinstance(shown.nodes[name(1)], SlurmNode)
+    assert shown.taken_at.tzinfo is UTC

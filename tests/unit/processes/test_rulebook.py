@@ -1,0 +1,62 @@
+"""The rules in force: a valid change is taken, a wrong one is not, and it is said why."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from healer.processes.rulebook import Rulebook
+from healer.ruleset import RulesInvalid, load
+from tests.support.loop import SHIPPED
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+
+
+def edit(folder: Path, file: str, old: str, new: str) -> None:
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new, 1))
+
+
+def test_no_process_starts_without_rules(folder: Path) -> None:
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: many")
+    with pytest.raises(RulesInvalid, match="max_nodes"):
+        Rulebook(folder, load)
+
+
+def test_a_change_is_taken_while_running(folder: Path) -> None:
+    book = Rulebook(folder, load)
+    before = book().version
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: 4")
+    wait_until(lambda: book().version != before, 5, what="the new rules")
+    assert book().guards.max_nodes == 4
+    assert book.problem == ""
+
+
+def test_a_wrong_change_leaves_the_old_rules_and_says_why_until_it_is_mended(folder: Path) -> None:
+    book = Rulebook(folder, load)
+    before = book().version
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: many")
+    wait_until(lambda: book() and book.problem, 5, what="the problem")
+    assert "guards.yaml" in book.problem
+    assert book().version == before
+    edit(folder, "guards.yaml", "max_nodes: many", "max_nodes: 3")
+    wait_until(lambda: book().guards.max_nodes == 3, 5, what="the mended rules")
+    assert book.problem == ""
+
+
+def test_rules_that_do_not_change_are_read_once(folder: Path) -> None:
+    loads: list[Path] = []
+
+    def counted(where: Path):
+        loads.append(where)
+        return load(where)
+
+    book = Rulebook(folder, counted)
+    for _ in range(1000):
+        book()
+    assert len(loads) == 1

@@ -40,6 +40,8 @@ OPEN_CAPS = {
     "HEALER_BREAKER_SHARE": "1.0",
 }
 LINE = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=python3, GPU has fallen off the bus."
+#: First turns that are not counted: connections are made and caches filled.
+WARM_UP = 5
 _DRAIN = re.compile(r"^\[(\S+)\] update_node: node (\S+) state set to DRAIN", re.MULTILINE)
 
 
@@ -79,7 +81,7 @@ def measure(slurm: RealSlurm, stack: Stack, count: int) -> None:
     drained: dict[str, datetime] = {}
     answered: dict[str, datetime] = {}
     costs, post = [], []
-    for number in range(count):
+    for number in range(count + WARM_UP):
         node = slurm.node_names[number % slurm.nodes]
         drained.pop(node, None)
         body = {
@@ -99,7 +101,8 @@ def measure(slurm: RealSlurm, stack: Stack, count: int) -> None:
             return node in drained  # noqa: B023 - asked within the loop's turn
 
         wait(seen, f"the drain of {node}")
-        costs.append((drained[node] - answered[node]).total_seconds() * 1000)
+        if number >= WARM_UP:
+            costs.append((drained[node] - answered[node]).total_seconds() * 1000)
         give_back(ask, db, node)
     report(costs, post, db)
 

@@ -6,12 +6,13 @@ between is taken up by the next worker, which looks first.
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import structlog
 
 from healer.actions import CHECKS, VERBS, Action, Again, Context, Done, Failed, Result, Skipped
-from healer.decisions import decision_of, judge, proposal_of
+from healer.decisions import decision_of, judge, proposal_of, takes_canary
 from healer.model import (
     REMOVING_VERBS,
     AuditRecord,
@@ -37,6 +38,7 @@ from healer.ports import (
     GateTx,
     LeaseLost,
     Ledger,
+    LedgerAway,
     RunClaim,
     Scheduler,
     SchedulerError,
@@ -74,20 +76,26 @@ class Driver:
 
     def drive(self, run: str) -> None:
         """Takes the run as far as it goes now. Returns when it waits, ended, got stuck or is another's."""
-        with self.ledger.claim(run) as claim:
-            if claim is None:
-                return
-            try:
-                self._loop(claim)
-            except LeaseLost:
-                log.warning("lease lost", run=run)
+        try:
+            with self.ledger.claim(run) as claim:
+                if claim is not None:
+                    self._loop(claim)
+        except (LeaseLost, LedgerAway) as error:
+            log.warning("run left", run=run, why=str(error))  # the sweep brings it back
 
     def _loop(self, claim: RunClaim) -> None:
         rules = self.rules()
-        playbook = rules.playbooks[claim.run.playbook]
+        playbook = rules.playbooks.get(claim.run.playbook)
+        if playbook is None:
+            self._ask(
+                claim, f"The playbook {claim.run.playbook} is no longer in rules/: put it back, or cancel."
+            )
+            return
         entries = claim.log()
         if not entries and claim.run.by != "healer":
-            self._tell_state(claim, RunState.running)  # what healer started itself, the detector knows
+            news = self._news(claim.run, RunState.running)
+            if news is not None:  # what healer started itself, the detector knows
+                claim.tell(news)
         while True:
             intent = advance(playbook, entries, self.clock.now())
             match intent:
@@ -98,20 +106,29 @@ class Driver:
                         self._end(claim, RunState.done, "shadow: it would now wait")
                         return
                 case Sleep():
-                    # A wait for a moment keeps the node; a wait for a person may be taken over by theirs.
-                    if intent.until is not None:
-                        claim.set_state(RunState.running, why=intent.why, wake_at=intent.until)
-                    else:
-                        claim.set_state(RunState.waiting, why=intent.why)
-                        self._tell_state(claim, RunState.waiting)
+                    self._sleep(claim, intent, entries)
                     return
                 case Ask():
-                    claim.set_state(RunState.stuck, why=intent.question, question=intent.question)
-                    self._tell_state(claim, RunState.stuck)
+                    self._ask(claim, intent.question)
                     return
                 case Finish():
                     self._end(claim, RunState.done, intent.why)
                     return
+
+    def _sleep(self, claim: RunClaim, intent: Sleep, entries: list[LogEntry]) -> None:
+        """A wait for a moment keeps the node; a wait for a person may be taken over by theirs."""
+        if intent.until is None:
+            tell = self._news(claim.run, RunState.waiting)
+            claim.set_state(RunState.waiting, why=intent.why, tell=tell)
+            return
+        last = next((one for one in reversed(entries) if one.step == intent.key), None)
+        held = last is not None and last.event is StepEvent.held
+        question = intent.why if held else None  # what a guard holds is shown, and paged like any hold
+        claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)
+
+    def _ask(self, claim: RunClaim, question: str) -> None:
+        tell = self._news(claim.run, RunState.stuck)
+        claim.set_state(RunState.stuck, why=question, question=question, tell=tell)
 
     # --- one step ------------------------------------------------------------------------------------------
 
@@ -120,45 +137,53 @@ class Driver:
             VERBS[intent.step.do] if intent.step.do else CHECKS[intent.step.check or intent.step.wait or ""]
         )
         incident = claim.incident()
+        ctx = self._context(claim, intent, entries, incident)
+        started = _is_started(entries, intent.key)
         if action.effect and intent.step.do in REMOVING_VERBS and not claim.run.shadow:
-            refused = self._pass_gate(claim, rules, intent, entries, incident)
-            if refused is not None:
-                return refused
-        elif action.effect and not _is_started(entries, intent.key):
+            # What is done already needs no leave; what is still to be done asks for it each time: a pause, the
+            # breaker or a person may have come since the last attempt.
+            seen = self._guarded(lambda: action.probe(ctx)) if started else None
+            if seen is not None:
+                return self._record(claim, intent, self._in_time(ctx, intent, seen))
+            kept = self._pass_gate(claim, rules, intent, entries, incident)
+            if kept is not None:
+                return kept
+        elif action.effect and not started:
             self._write(claim, intent, StepEvent.started, "")
         self.checkpoint(f"started:{intent.key}")
         if claim.run.shadow and action.effect:
             would = f"shadow: would {intent.step.do} {intent.item or claim.run.node or ''}".strip()
             return self._write(claim, intent, StepEvent.done, would)
-        result = self._perform(claim, action, intent, entries, incident)
+        result = self._guarded(lambda: self._perform(action, ctx, intent.key))
         self.checkpoint(f"performed:{intent.key}")
-        return self._record(claim, intent, result, incident)
+        return self._record(claim, intent, self._in_time(ctx, intent, result))
 
-    def _perform(
-        self,
-        claim: RunClaim,
-        action: Action,
-        intent: Do,
-        entries: list[LogEntry],
-        incident: Incident | None,
-    ) -> Result:
-        ctx = self._context(claim, intent, entries, incident)
+    def _perform(self, action: Action, ctx: Context, key: str) -> Result:
+        result = action.probe(ctx)
+        if result is None:
+            result = action.do(ctx)
+            self.checkpoint(f"done:{key}")
+        return result if result is not None else action.verify(ctx)
+
+    def _guarded(self, act: Callable[[], Result | None]) -> Any:
+        """Slurm's refusals are failed attempts; an error of our own asks a person instead of looping."""
         try:
-            result = action.probe(ctx)
-            if result is None:
-                result = action.do(ctx)
-                self.checkpoint(f"done:{intent.key}")
-            if result is None:
-                result = action.verify(ctx)
-        except LeaseLost:
+            return act()
+        except (LeaseLost, LedgerAway):
             raise
         except SchedulerError as error:
             return Failed(text=str(error))
-        if isinstance(result, Again) and result.after_s is not None and action.effect:
-            waited_s = (self.clock.now() - ctx.began_at).total_seconds()
-            if waited_s > intent.step.timeout_s * intent.attempt:
-                return Failed(text=f"not read back within {intent.step.timeout_s:.0f} s: {result.text}")
-        return result
+        except Exception as error:
+            log.exception("a step failed within healer")
+            return Failed(text=f"an error within healer: {type(error).__name__}: {error}", final=True)
+
+    def _in_time(self, ctx: Context, intent: Do, result: Result) -> Result:
+        if not isinstance(result, Again) or result.after_s is None or intent.step.do is None:
+            return result
+        waited_s = (self.clock.now() - ctx.began_at).total_seconds()
+        if waited_s <= intent.step.timeout_s * intent.attempt:
+            return result
+        return Failed(text=f"not read back within {intent.step.timeout_s:.0f} s: {result.text}")
 
     def _context(
         self, claim: RunClaim, intent: Do, entries: list[LogEntry], incident: Incident | None
@@ -183,7 +208,7 @@ class Driver:
             release_slot=lambda why: claim.release_slot(run.node or "", why=why),
         )
 
-    def _record(self, claim: RunClaim, intent: Do, result: Result, incident: Incident | None) -> LogEntry:
+    def _record(self, claim: RunClaim, intent: Do, result: Result) -> LogEntry:
         data: dict[str, object] = dict(getattr(result, "data", {}))
         if intent.step.do is not None:
             data["verb"] = str(intent.step.do)
@@ -192,12 +217,11 @@ class Driver:
             if result.after_s is not None:
                 wake = (self.clock.now() + timedelta(seconds=result.after_s)).isoformat()
             data["wake_at"] = wake
-        if isinstance(result, Failed) and result.final:
+        if isinstance(result, Failed) and (result.final or intent.attempt > intent.step.retries):
             data["final"] = True
-        entry = self._write(claim, intent, _EVENT[type(result)], result.text, data)
-        if isinstance(result, Done) and intent.step.do is Verb.drain and claim.run.node:
-            claim.drained(claim.run.node, self._remedy_use(claim.run) if incident else None)
-        return entry
+        drained = isinstance(result, Done) and intent.step.do is Verb.drain and claim.run.node is not None
+        use = self._remedy_use(claim.run) if drained else None
+        return self._write(claim, intent, _EVENT[type(result)], result.text, data, drained=use)
 
     def _remedy_use(self, run: Run) -> RemedyUse:
         return RemedyUse(
@@ -218,12 +242,8 @@ class Driver:
         entries: list[LogEntry],
         incident: Incident | None,
     ) -> LogEntry | None:
-        """Judges a removing step and logs `started` in one commit; the entry that keeps it back, or None.
-
-        A step that was started before has passed already: what it asked for stands in the log.
-        """
-        if _is_started(entries, intent.key):
-            return None
+        """Judges a removing step and logs `started` in one commit; the entry that keeps it back, or None."""
+        again = _is_started(entries, intent.key)
         started = any(one.step == intent.key and one.event is StepEvent.started for one in entries)
         now = self.clock.now()
         run, step = claim.run, intent.step
@@ -235,11 +255,14 @@ class Driver:
         with claim.gate() as tx:
             verdict = judge(proposal, tx.facts, rules, now)
             # That a drain may go was decided, and stored, when its run began.
-            begun = verdict.outcome is Outcome.act and step.do is Verb.drain and held_by is None
+            decided = again or step.do is Verb.drain
+            begun = verdict.outcome is Outcome.act and decided and held_by is None
             if not begun and (verdict.guard is None or verdict.guard != held_by):
                 tx.add_decision(decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.act:
-                return self._granted(tx, claim, intent, proposal, ours=started)
+                if takes_canary(tx.facts, proposal):
+                    tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
+                return None if again else self._granted(tx, claim, intent, proposal, ours=started)
             data: dict[str, object] = {"guard": str(verdict.guard)}
             if verdict.outcome is Outcome.held:
                 data["wake_at"] = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
@@ -298,19 +321,21 @@ class Driver:
         event: StepEvent,
         text: str,
         data: dict[str, object] | None = None,
+        *,
+        drained: RemedyUse | None = None,
     ) -> LogEntry:
         entry = self._entry(claim, intent, event, text, data or {})
-        claim.write(entry, audit=_audit(claim.run, intent, entry))
+        claim.write(entry, audit=_audit(claim.run, intent, entry), drained=drained)
         return entry
 
-    def _tell_state(self, claim: RunClaim, state: RunState) -> None:
-        if claim.run.incident is None or claim.run.shadow:
-            return
-        claim.tell(_command(claim.run, self.clock.now(), state))
+    def _news(self, run: Run, state: RunState) -> Command | None:
+        """What the detector is told of a run's new state; nothing for shadow runs."""
+        if run.incident is None or run.shadow:
+            return None
+        return _command(run, self.clock.now(), state)
 
     def _end(self, claim: RunClaim, state: RunState, why: str) -> None:
-        claim.set_state(state, why=why)
-        self._tell_state(claim, state)
+        claim.set_state(state, why=why, tell=self._news(claim.run, state))
 
 
 def _since_retry(entries: list[LogEntry], key: str) -> list[LogEntry]:

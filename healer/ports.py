@@ -148,6 +148,8 @@ class WalkTx(Protocol):
         """Runs that have not ended."""
         ...
 
+    def run(self, name: str) -> Run | None: ...
+
     def lock_gate(self) -> GateFacts:
         """Takes the gate's lock until the end of the transaction and reads all that guards may look at."""
         ...
@@ -188,14 +190,25 @@ class RunClaim(Protocol):
     def incident(self) -> Incident | None: ...
 
     def fence(self) -> None:
-        """Raises LeaseLost if the lease ends within the margin an effect needs. No I/O but the clock."""
+        """Raises LeaseLost if the lease is another's, or ends within the margin an effect needs.
+
+        Renews a lease that has aged: what was read before the effect may have taken long.
+        """
         ...
 
     def gate(self) -> "AbstractContextManager[GateTx]":
         """A transaction with the gate's lock: judge a removing step and log it in one commit."""
         ...
 
-    def write(self, entry: LogEntry, *, audit: AuditRecord | None = None) -> None: ...
+    def write(
+        self,
+        entry: LogEntry,
+        *,
+        audit: AuditRecord | None = None,
+        drained: RemedyUse | None = None,
+    ) -> None:
+        """`drained`: our drain was read back; the slot and the remedy that begins are noted with the line."""
+        ...
 
     def set_state(
         self,
@@ -204,18 +217,21 @@ class RunClaim(Protocol):
         why: str,
         wake_at: datetime | None = None,
         question: str | None = None,
-    ) -> None: ...
+        tell: Command | None = None,
+    ) -> None:
+        """`tell` reaches the detector's inbox together with the state, or not at all."""
+        ...
 
     def tell(self, command: Command) -> None:
         """Puts a command into the detector's inbox."""
         ...
 
     def queue_message(self, message: Message | Ticket) -> None: ...
-    def drained(self, node: str, use: RemedyUse | None) -> None:
-        """Our drain was read back: notes it on the slot, and the remedy that it begins."""
-        ...
-
     def release_slot(self, node: str, *, why: str) -> None: ...
+
+
+class LedgerAway(Exception):
+    """The database does not answer: nothing is known of what was about to be written. Try again later."""
 
 
 class LeaseLost(Exception):

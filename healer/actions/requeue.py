@@ -5,6 +5,7 @@ has been restarted, by us or by Slurm. `requeue Incomplete` does nothing to a jo
 """
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
+from healer.actions.reason import is_ours
 from healer.model import SlurmJob
 from healer.ports import SchedulerRefused, SchedulerUnavailable
 
@@ -67,6 +68,8 @@ def do(ctx: Context) -> Result | None:
                 ctx.fence()
                 ctx.scheduler.start_now(job.id)
         elif "COMPLETING" not in job.flags:
+            if ctx.item is not None and not _still_ours(ctx):
+                return Skipped(text=f"{ctx.node} was given back: job {job.id} stays where it runs")
             ctx.fence()
             ctx.scheduler.requeue(job.id)
     except SchedulerRefused as error:
@@ -79,6 +82,12 @@ def do(ctx: Context) -> Result | None:
     except SchedulerUnavailable:
         return None
     return None
+
+
+def _still_ours(ctx: Context) -> bool:
+    """The node that the jobs are taken from is still drained by us; a person may have given it back."""
+    node = ctx.scheduler.node(ctx.node)
+    return node.drain and is_ours(node.reason)
 
 
 def verify(ctx: Context) -> Result:

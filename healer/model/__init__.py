@@ -37,6 +37,7 @@ from healer.model.ticket import Message, Ticket
 from healer.model.words import (
     ENDED_RUN_STATES,
     IRREVERSIBLE_VERBS,
+    NODE_REMOVING,
     REMEDY_LADDER,
     REMOVING_VERBS,
     SLOT_GUARDS,
@@ -59,6 +60,7 @@ __all__ = [
     "ENDED_RUN_STATES",
     "EVIDENCE_KEPT",
     "IRREVERSIBLE_VERBS",
+    "NODE_REMOVING",
     "REMEDY_LADDER",
     "REMOVING_VERBS",
     "SLOT_GUARDS",

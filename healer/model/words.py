@@ -129,6 +129,10 @@ REMOVING_VERBS = frozenset(
     }
 )  # fmt: skip
 
+#: Those of them that take a node: what the breaker counts as failing actions. A job that cannot be requeued
+#: says nothing of the cluster.
+NODE_REMOVING = REMOVING_VERBS - {Verb.requeue, Verb.cancel}
+
 #: Verbs that cannot be undone: they always need a person.
 IRREVERSIBLE_VERBS = frozenset({Verb.power_cycle, Verb.cancel, Verb.down})
 

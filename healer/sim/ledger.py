@@ -13,7 +13,7 @@ import msgspec
 
 from healer.model import (
     ENDED_RUN_STATES,
-    REMOVING_VERBS,
+    NODE_REMOVING,
     AuditRecord,
     Breaker,
     Command,
@@ -157,15 +157,18 @@ class MemoryLedger:
         )
 
     def _actions(self) -> tuple[bool, ...]:
-        removing = {str(verb) for verb in REMOVING_VERBS}
-        entries = [
-            entry
-            for log in self.tables.log.values()
-            for entry in log
-            if entry.event in {StepEvent.done, StepEvent.failed} and entry.data.get("verb") in removing
-        ]
+        entries = [entry for log in self.tables.log.values() for entry in log if _settled(entry)]
         entries.sort(key=lambda entry: entry.at)
         return tuple(entry.event is StepEvent.done for entry in entries[-10:])
+
+
+def _settled(entry: LogEntry) -> bool:
+    """A step that takes a node, at its end: done, or failed for good."""
+    if entry.data.get("verb") not in NODE_REMOVING:
+        return False
+    return entry.event is StepEvent.done or (
+        entry.event is StepEvent.failed and bool(entry.data.get("final"))
+    )
 
 
 class MemoryTx:
@@ -188,6 +191,9 @@ class MemoryTx:
 
     def active_runs(self) -> list[Run]:
         return [run for run in self._tables.runs.values() if run.state not in ENDED_RUN_STATES]
+
+    def run(self, name: str) -> Run | None:
+        return self._tables.runs.get(name)
 
     def lock_gate(self) -> GateFacts:
         return self._ledger.facts()
@@ -254,6 +260,13 @@ class MemoryTx:
     def write(self, entry: LogEntry) -> None:
         self._tables.log.setdefault(entry.run, []).append(entry)
 
+    def mark_drained(self, use: RemedyUse) -> None:
+        slot = self._tables.slots.get(use.node)
+        if slot is not None:
+            self._tables.slots[use.node] = msgspec.structs.replace(slot, drained_at=use.at)
+        if use.incident is not None:
+            self._tables.remedies.append(use)
+
     def add_requeue(self, use: RequeueUse) -> None:
         if any((one.job, one.restarts) == (use.job, use.restarts) for one in self._tables.requeues):
             raise AlreadyRequeued(use.job)
@@ -282,11 +295,19 @@ class MemoryClaim:
         with self._written() as tx:
             yield tx
 
-    def write(self, entry: LogEntry, *, audit: AuditRecord | None = None) -> None:
+    def write(
+        self,
+        entry: LogEntry,
+        *,
+        audit: AuditRecord | None = None,
+        drained: RemedyUse | None = None,
+    ) -> None:
         with self._written() as tx:
             tx.write(entry)
             if audit is not None:
                 tx.audit(audit)
+            if drained is not None:
+                tx.mark_drained(drained)
 
     def set_state(
         self,
@@ -295,6 +316,7 @@ class MemoryClaim:
         why: str,
         wake_at: datetime | None = None,
         question: str | None = None,
+        tell: Command | None = None,
     ) -> None:
         ended = self._ledger.clock.now() if state in ENDED_RUN_STATES else None
         changed = msgspec.structs.replace(
@@ -302,6 +324,8 @@ class MemoryClaim:
         )
         with self._written():
             self._ledger.tables.runs[self.run.id] = changed
+            if tell is not None:
+                self._ledger.tables.commands.append(tell)
         self.run = changed
 
     def tell(self, command: Command) -> None:
@@ -311,14 +335,6 @@ class MemoryClaim:
     def queue_message(self, message: Message | Ticket) -> None:
         with self._written():
             self._ledger.keep(message)
-
-    def drained(self, node: str, use: RemedyUse | None) -> None:
-        with self._written():
-            tables, at = self._ledger.tables, self._ledger.clock.now()
-            if node in tables.slots:
-                tables.slots[node] = msgspec.structs.replace(tables.slots[node], drained_at=at)
-            if use is not None:
-                tables.remedies.append(use)
 
     def release_slot(self, node: str, *, why: str) -> None:
         with self._written():

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 
 from healer.adapters.postgres import audit, gate, inbox, messages
 from healer.adapters.postgres.snapshots import PostgresSnapshots
@@ -32,11 +32,14 @@ from healer.model import (
     Slot,
     Ticket,
 )
-from healer.ports import AlreadyRequeued, Clock, LeaseLost
+from healer.ports import AlreadyRequeued, Clock, LeaseLost, LedgerAway
 
-LEASE = timedelta(seconds=15)
-#: An effect may start only while at least this much of the lease is left: longer than any call to Slurm.
-EFFECT_MARGIN = timedelta(seconds=7)
+LEASE = timedelta(seconds=20)
+#: An effect may start only while at least this much of the lease is left: longer than any call to Slurm that
+#: changes something (a read and a write of 5 s each at most).
+EFFECT_MARGIN = timedelta(seconds=11)
+#: A lease younger than this is not renewed before an effect.
+FRESH = timedelta(seconds=3)
 
 
 @contextmanager
@@ -48,16 +51,24 @@ def claim_run(
     clock: Clock,
     has_sink: bool,
 ) -> Iterator["PostgresClaim | None"]:
-    with engine.connect() as conn:
-        with conn.begin():
-            claim = _take(conn, run, snapshots, clock, has_sink)
+    with _translated(), engine.connect() as conn:
         try:
+            with conn.begin():
+                claim = _take(conn, run, snapshots, clock, has_sink)
             yield claim
-        finally:
-            if not conn.closed and not conn.invalidated:
-                conn.rollback()
-                conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:run, 0))"), {"run": run})
-                conn.commit()
+        except BaseException:
+            conn.invalidate()  # with its session goes the lock, whatever state it was in
+            raise
+        conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:run, 0))"), {"run": run})
+        conn.commit()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (OperationalError, InterfaceError) as error:
+        raise LedgerAway(f"the database does not answer: {error.orig}") from error
 
 
 def _take(
@@ -119,7 +130,7 @@ class PostgresClaim:
         known, self._fresh = self._fresh, None
         if known is not None or self.run.incident is None:
             return known
-        with self._conn.begin():
+        with _translated(), self._conn.begin():
             return self._read_incident()
 
     def _read_incident(self) -> Incident | None:
@@ -130,8 +141,13 @@ class PostgresClaim:
         return msgspec.convert(doc, Incident) if doc else None
 
     def fence(self) -> None:
-        until = self.run.lease_until
-        if until is None or self._clock.now() + EFFECT_MARGIN > until:
+        now, until = self._clock.now(), self.run.lease_until
+        if until is None:
+            raise LeaseLost(f"run {self.run.id} is not held")
+        if until - now < LEASE - FRESH:
+            with self._written():
+                pass
+        elif now + EFFECT_MARGIN > until:
             raise LeaseLost(f"the lease of run {self.run.id} is over")
 
     @contextmanager
@@ -140,11 +156,22 @@ class PostgresClaim:
             facts = gate.lock_gate(self._conn, self.run.cluster, self._snapshots, self._clock.now())
             yield PostgresGateTx(self._conn, self.run, facts)
 
-    def write(self, entry: LogEntry, *, audit: AuditRecord | None = None) -> None:
+    def write(
+        self,
+        entry: LogEntry,
+        *,
+        audit: AuditRecord | None = None,
+        drained: RemedyUse | None = None,
+    ) -> None:
         with self._written():
             write_entry(self._conn, entry)
             if audit is not None:
                 _audit(self._conn, audit)
+            if drained is not None:
+                gate.mark_drained(self._conn, self.run.cluster, drained.node, drained.at)
+                if drained.incident is not None:
+                    row = msgspec.structs.asdict(drained)
+                    self._conn.execute(sa.insert(remedies).values(cluster=self.run.cluster, **row))
 
     def set_state(
         self,
@@ -153,13 +180,14 @@ class PostgresClaim:
         why: str,
         wake_at: datetime | None = None,
         question: str | None = None,
+        tell: Command | None = None,
     ) -> None:
         now = self._clock.now()
         ended = now if state in ENDED_RUN_STATES else None
         self.run = msgspec.structs.replace(
             self.run, state=state, wake_at=wake_at, question=question, ended_at=ended, lease_until=None
         )
-        with self._conn.begin():
+        with _translated(), self._conn.begin():
             self._mine(
                 state=state,
                 wake_at=wake_at,
@@ -179,22 +207,20 @@ class PostgresClaim:
                         data={"why": why, "incident": self.run.incident, "playbook": self.run.playbook},
                     ),
                 )
+            if tell is not None:
+                self._put(tell)
 
     def tell(self, command: Command) -> None:
-        request = f"{self.run.id}:{self.run.epoch}:{command.kind}:{command.at.isoformat()}"
         with self._written():
-            inbox.put_command(self._conn, command, request=request)
+            self._put(command)
+
+    def _put(self, command: Command) -> None:
+        request = f"{self.run.id}:{self.run.epoch}:{command.kind}:{command.at.isoformat()}"
+        inbox.put_command(self._conn, command, request=request)
 
     def queue_message(self, message: Message | Ticket) -> None:
         with self._written():
             messages.queue(self._conn, message, at=self._clock.now(), has_sink=self._has_sink)
-
-    def drained(self, node: str, use: RemedyUse | None) -> None:
-        with self._written():
-            gate.mark_drained(self._conn, self.run.cluster, node, self._clock.now())
-            if use is not None:
-                row = msgspec.structs.asdict(use)
-                self._conn.execute(sa.insert(remedies).values(cluster=self.run.cluster, **row))
 
     def release_slot(self, node: str, *, why: str) -> None:
         with self._written():
@@ -204,7 +230,7 @@ class PostgresClaim:
     def _written(self) -> Iterator[None]:
         """One transaction that also proves the claim and extends the lease."""
         until = self._clock.now() + LEASE
-        with self._conn.begin():
+        with _translated(), self._conn.begin():
             self._mine(lease_until=until)
             yield
         self.run = msgspec.structs.replace(self.run, lease_until=until)

@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import decisions, gate, slots
-from healer.model import REMOVING_VERBS, Breaker, Decision, GateFacts, Slot
+from healer.model import NODE_REMOVING, Breaker, Decision, GateFacts, Slot
 
 _FACTS = sa.text("""
 SELECT
@@ -33,13 +33,14 @@ SELECT
   (SELECT json_object_agg(rule, mode) FROM rule_modes) AS modes,
   (SELECT json_agg(event = 'done' ORDER BY seq) FROM (
      SELECT run_log.seq, run_log.event FROM run_log JOIN runs ON runs.id = run_log.run
-     WHERE runs.cluster = :cluster AND run_log.event IN ('done', 'failed')
-       AND run_log.doc->'data'->>'verb' = ANY(:removing)
+     WHERE runs.cluster = :cluster AND run_log.doc->'data'->>'verb' = ANY(:removing)
+       AND (run_log.event = 'done'
+            OR run_log.event = 'failed' AND (run_log.doc->'data'->>'final')::boolean)
      ORDER BY run_log.seq DESC LIMIT 10) AS one) AS actions,
   (SELECT json_object_agg(node, id) FROM runs
      WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL) AS running
 """)
-_REMOVING = [str(verb) for verb in REMOVING_VERBS]
+_REMOVING = [str(verb) for verb in NODE_REMOVING]
 
 
 def lock_gate(conn: sa.Connection, cluster: str, snapshots: PostgresSnapshots, now: datetime) -> GateFacts:

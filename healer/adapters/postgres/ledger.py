@@ -126,6 +126,10 @@ class PostgresWalkTx:
         )
         return [msgspec.convert(doc, Run) for doc in rows.scalars()]
 
+    def run(self, name: str) -> Run | None:
+        doc = self.conn.execute(sa.select(runs.c.doc).where(runs.c.id == name)).scalar()
+        return msgspec.convert(doc, Run) if doc else None
+
     def lock_gate(self) -> GateFacts:
         return gate.lock_gate(self.conn, self._cluster, self._snapshots, self._clock.now())
 

@@ -156,7 +156,7 @@ def test_a_worker_whose_lease_is_over_touches_nothing(verb: Verb) -> None:
     desk = Desk(fence=over)
     job = desk.slurm.submit(required=[NODE])
     ctx = msgspec.structs.replace(desk.ctx, item=job, restarts=0)
-    if verb is Verb.resume:
+    if verb is not Verb.drain:
         desk.slurm.drain(NODE, REASON)
     before = desk.slurm.snapshot()
     with pytest.raises(LeaseLost):
@@ -178,6 +178,7 @@ def test_slurm_that_does_not_answer_is_waited_for(action: Action) -> None:
 def requeuing(**job: Any) -> Desk:
     desk = Desk()
     number = desk.slurm.submit(required=[NODE], **job)
+    desk.slurm.drain(NODE, REASON)
     desk.ctx = msgspec.structs.replace(desk.ctx, item=number, restarts=0)
     return desk
 

@@ -11,7 +11,7 @@ MAX_LENGTH = 120
 
 
 def drain_reason(rule: str, incident: str | None, text: str) -> str:
-    """`healer:<rule> inc:<8 characters> <text>`: plain ASCII without quotes, commas and `=` (parsers break)."""
+    """`healer:<rule> inc:<8 characters> <text>`, ASCII without quotes, commas and `=` (parsers)."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
     plain = plain.encode("ascii", "ignore").decode()
     plain = re.sub(r"""["'`,=\\;|]""", " ", plain)

@@ -1,0 +1,169 @@
+"""What people do to runs, on PostgreSQL: the same gate as the walk, one transaction each, nothing twice."""
+
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.claims import write_entry
+from healer.adapters.postgres.run_commands import PostgresRunCommands
+from healer.api.services import Conflict, GuardRefused, Invalid, NotFound, RunRequest
+from healer.drive import Driver
+from healer.model import Guard, LogEntry, RunState, StepEvent
+from healer.sim.slurm_core import SimScheduler
+from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, entry, facts, run
+from tests.support.loop import name, rules_in
+
+
+class Desk(PostgresBench):
+    """A ledger on PostgreSQL with a simulated Slurm, a person's commands and a worker."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        super().__init__(engine)
+        self.slurm = SimScheduler(CLUSTER, self.clock, 20)
+        self.poked: list[str] = []
+        self.people = PostgresRunCommands(
+            engine,
+            snapshots=self.snapshots,
+            scheduler=self.slurm,
+            rules=rules_in,
+            clock=self.clock,
+            poke=self.poked.extend,
+        )
+        self.driver = Driver(ledger=self.ledger, scheduler=self.slurm, rules=rules_in, clock=self.clock)
+        self.poll()
+
+    def poll(self) -> None:
+        self.show(self.slurm.snapshot())
+
+    def ask(self, playbook: str = "drain", number: int = 1, **fields: str) -> RunRequest:
+        given = {"id": f"r-{playbook}-{number}", "playbook": playbook, "by": "ann", "reason": "noisy fan"}
+        where = {} if "job" in fields else {"node": name(number)}
+        return RunRequest(**(given | {"cluster": CLUSTER} | where | fields))
+
+    def work(self, run_name: str, seconds: int = 20) -> RunState:
+        for _ in range(seconds):
+            self.driver.drive(run_name)
+            self.clock.advance(1)
+            self.poll()
+        return self.state(run_name)
+
+    def state(self, run_name: str) -> RunState:
+        with self.engine.connect() as conn:
+            found = conn.execute(sa.text("SELECT state FROM runs WHERE id = :id"), {"id": run_name})
+            return RunState(found.scalar_one())
+
+    def log(self, run_name: str) -> list[tuple[str, str]]:
+        with self.engine.connect() as conn:
+            rows = conn.execute(
+                sa.text("SELECT step, event FROM run_log WHERE run = :id ORDER BY seq"), {"id": run_name}
+            )
+            return [(row.step, row.event) for row in rows]
+
+
+@pytest.fixture
+def desk(fresh_database: sa.Engine) -> Desk:
+    return Desk(fresh_database)
+
+
+def test_a_persons_drain_and_resume_go_all_the_way(desk: Desk) -> None:
+    started = desk.people.start(desk.ask())
+    assert (started.state, desk.poked) == (RunState.running, [started.id])
+    assert [one.node for one in facts(desk).slots] == [name(1)]
+    assert desk.work(started.id) is RunState.waiting
+    assert desk.slurm.node(name(1)).drain
+    back = desk.people.start(desk.ask("resume"))
+    assert desk.state(started.id) is RunState.done  # taken over
+    assert desk.work(back.id) is RunState.done
+    assert desk.slurm.node(name(1)).in_service
+    assert facts(desk).slots == ()
+
+
+def test_the_same_request_again_is_the_same_run(desk: Desk) -> None:
+    first, again = desk.people.start(desk.ask()), desk.people.start(desk.ask())
+    assert first.id == again.id
+    assert len(desk.decisions()) == 1
+    assert desk.audited().count("run.started") == 1
+
+
+def test_two_runs_never_work_on_one_node(desk: Desk) -> None:
+    desk.people.start(desk.ask())
+    with pytest.raises((Conflict, GuardRefused)):
+        desk.people.start(desk.ask(id="another"))
+    assert len(facts(desk).running) == 1
+
+
+def test_a_refusal_is_an_error_with_the_guards_answer_and_is_kept(desk: Desk) -> None:
+    desk.slurm.person_drain(name(1), "PSU", "bob")
+    desk.poll()
+    with pytest.raises(GuardRefused) as refused:
+        desk.people.start(desk.ask())
+    assert refused.value.answer.guard is Guard.ownership
+    assert [one.guard for one in desk.decisions()] == [Guard.ownership]
+    assert desk.audited() == ["run.refused"]
+    assert facts(desk).running == {}
+
+
+def test_a_hold_is_a_run_that_waits_for_leave(desk: Desk) -> None:
+    desk.clock.advance(31)  # the picture of Slurm is too old
+    held = desk.people.start(desk.ask())
+    assert (held.state, desk.poked) == (RunState.held, [])
+    assert facts(desk).slots == ()
+
+
+def test_what_names_too_little_or_nothing_known_is_refused(desk: Desk) -> None:
+    with pytest.raises(NotFound):
+        desk.people.start(desk.ask("no-such-playbook"))
+    with pytest.raises(Invalid):
+        desk.people.start(desk.ask("requeue"))
+    with pytest.raises(NotFound):
+        desk.people.start(desk.ask("requeue", job="999"))
+
+
+def test_a_persons_requeue_restarts_the_job_once(desk: Desk) -> None:
+    job = desk.slurm.submit()
+    desk.poll()
+    started = desk.people.start(desk.ask("requeue", job=job))
+    assert desk.work(started.id) is RunState.done
+    found = desk.slurm.job(job)
+    assert found is not None
+    assert found.restarts == 1
+
+
+def test_a_cancelled_run_stays_cancelled_and_cancelling_again_is_nothing(desk: Desk) -> None:
+    started = desk.people.start(desk.ask())
+    for _ in range(2):
+        desk.people.cancel(started.id, by="bob", reason="wrong node", request="q1")
+    assert desk.work(started.id) is RunState.cancelled
+    assert not desk.slurm.node(name(1)).drain
+    assert desk.audited().count("run.cancelled") == 1
+    with pytest.raises(Conflict):
+        desk.people.retry(started.id, by="bob", reason="x", request="q2")
+
+
+def test_a_retry_begins_every_part_again_that_is_stuck(desk: Desk) -> None:
+    begin(desk, run("r1", playbook="gpu-fatal", state=RunState.stuck))
+    told: list[LogEntry] = [
+        entry("drain", StepEvent.done),
+        entry("jobs", StepEvent.done, data={"jobs": {"1": 0, "2": 0}}),
+        entry("requeue:1", StepEvent.failed, data={"final": True}),
+        entry("requeue:2", StepEvent.done),
+    ]
+    with desk.engine.begin() as conn:
+        for one in told:
+            write_entry(conn, one)
+    desk.people.retry("r1", by="ann", reason="mended", request="q1")
+    assert desk.state("r1") is RunState.running
+    assert desk.log("r1")[4:] == [("requeue:1", "retry")]
+    assert desk.poked == ["r1"]
+
+
+def test_an_approval_passes_the_gate_too(desk: Desk) -> None:
+    begin(desk, run("r1", 1, state=RunState.waiting_approval), run("r2", 2, state=RunState.waiting_approval))
+    approved = desk.people.approve("r1", by="ann", reason="yes", request="q1")
+    assert (approved.state, approved.approved_by) == (RunState.running, "ann")
+    assert [one.node for one in facts(desk).slots] == [name(1)]
+    desk.slurm.person_drain(name(2), "PSU", "bob")
+    desk.poll()
+    with pytest.raises(GuardRefused):
+        desk.people.approve("r2", by="ann", reason="yes", request="q2")
+    assert desk.state("r2") is RunState.waiting_approval
+    assert approved.created_at == START

@@ -14,17 +14,20 @@ def _nothing(_: Context) -> None:
 def list_jobs(ctx: Context) -> Result:
     """The jobs hit, with restart counts. Taken after the drain was read back: none can start any more."""
     try:
+        node_gpus = ctx.scheduler.node(ctx.node).gpus
         on_node = ctx.scheduler.jobs_on(ctx.node)
+    except UnknownNode as error:
+        return Failed(text=str(error), final=True)
     except SchedulerUnavailable as error:
         return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
-    hit, certain = _hit(ctx, on_node)
+    hit, certain = _hit(ctx, on_node, node_gpus)
     if not certain:
         listed = ", ".join(sorted(job.id for job in on_node))
         pci = ctx.incident.root.pci if ctx.incident else None
         ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=[]))
         return Done(
-            text=f"Which GPU {pci} is cannot be told, so nobody can say which of the jobs {listed} it "
-            "hits: none is requeued",
+            text=f"Which GPU {pci or 'it'} is cannot be told, so nobody can say which of the jobs {listed} "
+            "it hits: none is requeued",
             data={"jobs": {}, "on_node": [job.id for job in on_node]},
         )
     jobs = {job.id: job.restarts for job in sorted(hit, key=lambda one: one.id)}
@@ -33,15 +36,16 @@ def list_jobs(ctx: Context) -> Result:
     return Done(text=text, data={"jobs": jobs, "on_node": [job.id for job in on_node]})
 
 
-def _hit(ctx: Context, on_node: list[SlurmJob]) -> tuple[list[SlurmJob], bool]:
+def _hit(ctx: Context, on_node: list[SlurmJob], node_gpus: int) -> tuple[list[SlurmJob], bool]:
     """Jobs on the GPUs that the incident's own evidence names; what was only counted names none."""
     incident = ctx.incident
     if incident is None:
         return on_node, True
-    places = {one.component for one in incident.evidence if one.component.node == ctx.node}
+    # A line of the kernel speaks of one GPU, also where its address is lost.
+    places = {(one.component, bool(one.line)) for one in incident.evidence if one.component.node == ctx.node}
     hit: dict[str, SlurmJob] = {}
-    for where in places or {Component(cluster=ctx.run.cluster, node=ctx.node)}:
-        jobs, certain = hit_among(on_node, where)
+    for where, one_gpu in places or {(Component(cluster=ctx.run.cluster, node=ctx.node), False)}:
+        jobs, certain = hit_among(on_node, where, node_gpus=node_gpus, one_gpu=one_gpu)
         if not certain:
             # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
             # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.

@@ -100,7 +100,9 @@ class Correlator:
     def _jobs(self, finding: Finding) -> set[str]:
         if finding.jobs:
             return set(finding.jobs)
-        hit, certain = jobs_of(self.picture.slurm, finding.component)
+        # A line of the kernel speaks of one GPU, also where its address is lost.
+        one_gpu = bool(finding.evidence[0].line)
+        hit, certain = jobs_of(self.picture.slurm, finding.component, one_gpu=one_gpu)
         return {job.id for job in hit} if certain else set()
 
     def _same_cause(self, finding: Finding) -> Incident | None:

@@ -1,25 +1,45 @@
 """Which jobs a fault hits, as far as Slurm's picture tells."""
 
+from collections.abc import Sequence
+
 from healer.model import Component, SlurmJob, SlurmSnapshot
 
 
-def jobs_of(snapshot: SlurmSnapshot | None, where: Component) -> tuple[list[SlurmJob], bool]:
-    """Jobs that the fault at `where` hits, and whether that is certain.
-
-    On a shared node only the jobs on the faulty GPU are hit. Where the GPU's index or the jobs' GPUs are not
-    known and several jobs share the node, all of them come back with False: nobody can say which.
-    """
+def jobs_of(
+    snapshot: SlurmSnapshot | None, where: Component, *, one_gpu: bool = False
+) -> tuple[list[SlurmJob], bool]:
+    """Jobs that the fault at `where` hits by Slurm's picture, and whether that is certain: `hit_among`."""
     if snapshot is None or where.node is None:
         return [], False
-    return hit_among(snapshot.jobs_on(where.node), where)
+    shown = snapshot.nodes.get(where.node)
+    jobs = snapshot.jobs_on(where.node)
+    return hit_among(jobs, where, node_gpus=shown.gpus if shown else 0, one_gpu=one_gpu)
 
 
-def hit_among(jobs: list[SlurmJob], where: Component) -> tuple[list[SlurmJob], bool]:
-    """The same over a list of jobs that hold the node."""
+def hit_among(
+    jobs: Sequence[SlurmJob], where: Component, *, node_gpus: int = 0, one_gpu: bool = False
+) -> tuple[list[SlurmJob], bool]:
+    """Those of the jobs on the node that the fault at `where` hits. False: nobody can say which of them.
+
+    Only a job on the faulty GPU is hit; one that holds no GPU of the node never is. Where the GPU's index is
+    not known, a lone job is hit for certain only if it holds all `node_gpus` (0: not known), or if it is
+    the only job at all and nobody tells its GPUs. `one_gpu`: the signal speaks of one GPU although it names
+    none; else a place without a GPU is the whole node.
+    """
     if where.job is not None:
         return [job for job in jobs if job.id == where.job], True
-    if where.pci is None and where.gpu is None:
-        return jobs, True  # the whole node
-    if where.gpu is not None and all(where.node in job.gpus for job in jobs):
-        return [job for job in jobs if where.gpu in job.gpus[where.node or ""]], True
-    return jobs, len(jobs) <= 1
+    if where.pci is None and where.gpu is None and not one_gpu:
+        return list(jobs), True
+    node = where.node or ""
+    holders = [job for job in jobs if job.gpus.get(node) != ()]
+    not_told = [job for job in holders if node not in job.gpus]
+    if where.gpu is not None:
+        owners = [job for job in holders if where.gpu in job.gpus.get(node, ())]
+        if owners or not not_told:
+            return owners, True
+        return not_told, len(jobs) == 1
+    if len(holders) > 1:
+        return holders, False
+    if not_told:
+        return not_told, len(jobs) == 1
+    return holders, all(0 < node_gpus <= len(job.gpus[node]) for job in holders)

@@ -63,7 +63,8 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One job. `state` is the base state (`RUNNING`); `flags` the rest (`COMPLETING`).
 
-    `gpus` maps node -> GPU indices where Slurm tells them. `requeue`: Slurm may requeue it; `batch`: it was
+    `gpus` maps node -> GPU indices where Slurm tells them: an empty tuple is a job without a GPU there, a
+    node that is missing was not told. `requeue`: Slurm may requeue it; `batch`: it was
     submitted by sbatch (others cannot be requeued). `reason` is why it is pending.
     """
 

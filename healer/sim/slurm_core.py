@@ -494,7 +494,7 @@ def _show_job(job: _Job) -> SlurmJob:
         state="COMPLETING" if completing else job.state,
         flags=("COMPLETING",) if completing else (),
         nodes=job.nodes,
-        gpus={name: held for name, held in job.gpus.items() if held},
+        gpus=dict(job.gpus),
         restarts=job.restarts,
         requeue=job.requeue,
         batch=job.batch,

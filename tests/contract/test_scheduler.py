@@ -80,6 +80,14 @@ def test_jobs_on_a_node_come_with_their_gpus(bench: Bench) -> None:
     assert bench.scheduler.node("gpu0001").busy
 
 
+def test_a_job_without_gpus_is_known_to_hold_none(bench: Bench) -> None:
+    cpu_only, other = bench.submit("gpu0001", gpus=0), bench.submit("gpu0001")
+    assert wait_for(bench, cpu_only, "RUNNING").gpus == {"gpu0001": ()}
+    assert len(wait_for(bench, other, "RUNNING").gpus["gpu0001"]) == 1
+    in_snapshot = bench.scheduler.snapshot().jobs
+    assert in_snapshot[cpu_only] == job_of(bench, cpu_only)
+
+
 def test_a_job_on_two_nodes_holds_the_gpus_of_both(bench: Bench) -> None:
     job = bench.submit("gpu0002", "gpu0003", gpus=8, name="llama 70b", comment="healer:requeue a=b")
     found = wait_for(bench, job, "RUNNING")

@@ -60,7 +60,12 @@ class _Job(msgspec.Struct, frozen=True):
     array_job_id: _Int = None
     array_task_id: _Int = None
     nodes: _Text = None
-    gres_detail: list[str] | None = None
+    gres_detail: list[str | None] | None = None
+    tres_per_job: _Text = None
+    tres_per_node: _Text = None
+    tres_per_socket: _Text = None
+    tres_per_task: _Text = None
+    tres_alloc_str: _Text = None
     restart_cnt: _Int = None
     requeue: bool = True
     batch_flag: bool = True
@@ -149,15 +154,12 @@ def _node(node: _Node) -> SlurmNode:
 def _job(job: _Job) -> SlurmJob:
     state, flags = words.job_state(job.job_state)
     on = hostlist.expand(job.nodes or "")
-    # One entry of gres_detail for each node, in the order of the node list; fewer means that it is not told.
-    details = job.gres_detail or []
-    held = zip(on, map(words.gpu_indices, details), strict=True) if len(details) == len(on) else ()
     return SlurmJob(
         id=str(job.job_id),
         state=state,
         flags=flags,
         nodes=on,
-        gpus={node: indices for node, indices in held if indices},
+        gpus=_gpus(job, on, running=state in {"RUNNING", "SUSPENDED"} and "COMPLETING" not in flags),
         restarts=_number(job.restart_cnt),
         requeue=job.requeue,
         batch=job.batch_flag,
@@ -170,6 +172,20 @@ def _job(job: _Job) -> SlurmJob:
         start_at=_time(job.start_time),
         excluded=hostlist.expand(job.excluded_nodes or ""),
     )
+
+
+def _gpus(job: _Job, on: tuple[str, ...], *, running: bool) -> dict[str, tuple[int, ...]]:
+    """GPU indices by node: () where the job has none there, no entry where Slurm does not tell."""
+    details = job.gres_detail or []
+    if not details and running:
+        # Slurm lists nothing for a running job without GRES; for one that is ending it lists nothing at all.
+        asks = (job.tres_per_job, job.tres_per_node, job.tres_per_socket, job.tres_per_task)
+        return {} if words.names_gpus(*asks, job.tres_alloc_str) else dict.fromkeys(on, ())
+    # One entry for each node, in the order of the node list; fewer means that it is not told.
+    if len(details) != len(on):
+        return {}
+    told = zip(on, (words.gpu_indices(text or "") for text in details), strict=True)
+    return {node: indices for node, indices in told if indices is not None}
 
 
 def _number(value: _Int, absent: int = 0) -> int:

@@ -110,7 +110,7 @@ def job(text: str) -> tuple[SlurmJob, str]:
     if head is None:
         raise Ambiguous("the first line is not the head of a job")
     found: dict[str, str] = {}
-    gpus: dict[str, tuple[int, ...]] = {}
+    gpus: dict[str, tuple[int, ...] | None] = {}
     for line in records[1:]:
         if not line.strip() and "MinCPUsNode" in found:
             continue
@@ -129,7 +129,7 @@ def job(text: str) -> tuple[SlurmJob, str]:
     return _job(job_id, name, found, gpus), f"{array}_{task}" if array else job_id
 
 
-def _job(job_id: str, name: str, found: dict[str, str], gpus: dict[str, tuple[int, ...]]) -> SlurmJob:
+def _job(job_id: str, name: str, found: dict[str, str], gpus: dict[str, tuple[int, ...] | None]) -> SlurmJob:
     state_line = _pairs("JobState", found["JobState"])
     requeue_line = _pairs("Requeue", found["Requeue"])
     nodes_line = _pairs("ReqNodeList", found["ReqNodeList"])
@@ -140,7 +140,7 @@ def _job(job_id: str, name: str, found: dict[str, str], gpus: dict[str, tuple[in
         state=state,
         flags=flags,
         nodes=on,
-        gpus={node: held for node, held in gpus.items() if held and node in on},
+        gpus=_told(found, {node: held for node, held in gpus.items() if node in on}, state, flags),
         restarts=int(requeue_line["Restarts"]),
         requeue=requeue_line["Requeue"] == "1",
         batch=requeue_line["BatchFlag"] == "1",
@@ -153,6 +153,17 @@ def _job(job_id: str, name: str, found: dict[str, str], gpus: dict[str, tuple[in
         start_at=_time(_pairs("StartTime", found["StartTime"])["StartTime"]),
         excluded=hostlist.expand(nodes_line.get("ExcNodeList", "")),
     )
+
+
+def _told(
+    found: dict[str, str], gpus: dict[str, tuple[int, ...] | None], state: str, flags: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """GPU indices by node: () where the job has none there, no entry where Slurm does not tell."""
+    running = state in {"RUNNING", "SUSPENDED"} and "COMPLETING" not in flags
+    asks = (text for key, text in found.items() if key == "JOB_GRES" or key.startswith("Tres"))
+    # A job that is ending shows an empty GRES on every node, and so would one whose GPUs are not told.
+    none = running and (any(gpus.values()) or not words.names_gpus(*asks))
+    return {node: held for node, held in gpus.items() if held is not None and (held or none)}
 
 
 def _pairs(first: str, rest: str) -> dict[str, str]:

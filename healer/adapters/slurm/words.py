@@ -31,6 +31,9 @@ _NEEDS_REASON = frozenset(
 _GRES_GPU = re.compile(r"(?:^|,)gpu(?::([^:(,]+))??:(\d+)(?=[(,]|$)")
 _GRES_INDEX = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:\d+\(IDX:([0-9,\-]+)\)")
 
+#: GRES that are shares of a GPU: their indices are not those of whole GPUs.
+_SHARED_GRES = ("mps", "shard")
+
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,252}")
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10}|\+[0-9]{1,4})?")
 #: Words that scontrol takes for more than one node, or for its own host.
@@ -105,9 +108,16 @@ def gpus_of_gres(gres: str) -> tuple[int, str]:
     return sum(int(count) for _, count in found), next((model for model, _ in found if model), "")
 
 
-def gpu_indices(gres: str) -> tuple[int, ...]:
-    """`gpu:h100:2(IDX:0,3)` -> (0, 3)."""
-    return tuple(sorted(index for text in _GRES_INDEX.findall(gres) for index in hostlist.indices(text)))
+def gpu_indices(gres: str) -> tuple[int, ...] | None:
+    """`gpu:h100:2(IDX:0,3)` -> (0, 3); () where it names no GPU. None: it does not tell which."""
+    held = tuple(sorted(index for text in _GRES_INDEX.findall(gres) for index in hostlist.indices(text)))
+    shares = any(part in gres for part in _SHARED_GRES)
+    return None if shares or len(held) != gpus_of_gres(gres)[0] else held
+
+
+def names_gpus(*texts: str | None) -> bool:
+    """Whether one of a job's TRES or GRES texts asks for GPUs or shares of them."""
+    return any(word in text for text in texts if text for word in ("gpu", *_SHARED_GRES))
 
 
 def checked_node(name: str) -> str:

@@ -139,6 +139,27 @@ def test_gpus_are_told_only_when_every_node_has_its_entry() -> None:
     assert parse_json.jobs(short)["7"].gpus == {}
 
 
+@pytest.mark.parametrize(
+    ("fields", "gpus"),
+    [
+        # Slurm lists no GRES of a running job that has none, of one that is ending, or that it keeps to itself.
+        ({}, {"n1": (), "n2": ()}),
+        ({"job_state": "SUSPENDED"}, {"n1": (), "n2": ()}),
+        ({"job_state": "COMPLETING"}, {}),
+        ({"job_state": ["RUNNING", "COMPLETING"]}, {}),
+        ({"tres_per_node": "gres:gpu:1"}, {}),
+        ({"tres_alloc_str": "cpu=1,node=1,gres/gpu=2"}, {}),
+        ({"tres_per_job": "gres:shard:4"}, {}),
+        ({"gres_detail": ["gpu:h100:2(IDX:0,3)", ""]}, {"n1": (0, 3), "n2": ()}),
+        ({"gres_detail": ["gpu:h100:2(IDX:0,3)", None]}, {"n1": (0, 3), "n2": ()}),
+        ({"gres_detail": ["gpu:h100:2", "gpu:h100:1(IDX:1)"]}, {"n2": (1,)}),
+    ],
+)
+def test_no_gpu_is_told_from_gpus_that_are_not_told(fields: dict[str, Any], gpus: dict[str, Any]) -> None:
+    told: dict[str, Any] = {"job_state": "RUNNING", "nodes": "n[1-2]", "gres_detail": []}
+    assert parse_json.jobs(job_answer(**(told | fields)))["7"].gpus == gpus
+
+
 def test_bytes_that_are_no_utf_8_are_replaced() -> None:
     raw = job_answer(name="NAME").replace(b"NAME", b"bad\xff")
     assert parse_json.jobs(raw)["7"].name == "bad\ufffd"

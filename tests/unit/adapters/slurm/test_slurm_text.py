@@ -1,5 +1,6 @@
 """The texts in captured/ were printed by Slurm 22.05.8 with SLURM_TIME_FORMAT=%s."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def test_a_completing_job_shows_only_that_and_the_nodes_it_still_holds() -> None
     assert (job.state, job.flags, job.restarts) == ("COMPLETING", ("COMPLETING",), 1)
     assert job.nodes == ("gpu0002",)
     assert job.active
+    assert job.gpus == {}  # it holds some still, but Slurm does not tell them any more
+
+
+def test_a_job_without_gpus_is_told_from_one_whose_gpus_are_not() -> None:
+    none = re.sub(r"   (JOB_GRES|TresPerNode)=.*\n", "", TWO_NODES).replace(
+        "GRES=gpu:h100:8(IDX:0-7)", "GRES="
+    )
+    assert parse_text.job(none)[0].gpus == {"gpu0002": (), "gpu0003": ()}
+    hidden = TWO_NODES.replace("GRES=gpu:h100:8(IDX:0-7)", "GRES=")
+    assert parse_text.job(hidden)[0].gpus == {}
+    unnumbered = TWO_NODES.replace("GRES=gpu:h100:8(IDX:0-7)", "GRES=gpu:h100:8")
+    assert parse_text.job(unnumbered)[0].gpus == {}
 
 
 @pytest.mark.parametrize(

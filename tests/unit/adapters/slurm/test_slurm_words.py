@@ -44,7 +44,10 @@ def test_gpus_of_gres(gres: str, gpus: tuple[int, str]) -> None:
         ("gpu:h100:8(IDX:0-7)", tuple(range(8))),
         ("gpu:2(IDX:1,5)", (1, 5)),
         ("gpu:a100:1(IDX:4),gpu:h100:2(IDX:0-1)", (0, 1, 4)),
-        ("gpu:h100:4", ()),
+        ("gpu:h100:4", None),
+        ("shard:h100:4(2/4)", None),
+        ("gpu:h100:0", ()),
+        ("license:2", ()),
         ("", ()),
     ],
 )

@@ -16,11 +16,13 @@ from healer.model import (
     GateFacts,
     Observation,
     ObservationKind,
+    Remedy,
+    RemedyUse,
     RequeueUse,
     RunState,
     StepEvent,
 )
-from healer.ports import LeaseLost, RunClaim
+from healer.ports import LeaseLost, LedgerAway, RunClaim
 from tests.support.ledgers import (
     CLUSTER,
     LEASE_S,
@@ -193,13 +195,14 @@ def gate_write(claim: RunClaim) -> None:
         tx.write(entry())
 
 
+USE = RemedyUse(node=node(), remedy=Remedy.reboot_node, rule="gpu-lost", at=START, incident="i")
 WRITES: dict[str, Callable[[RunClaim], None]] = {
     "write": lambda claim: claim.write(entry(), audit=record("late")),
     "gate": gate_write,
     "set_state": lambda claim: claim.set_state(RunState.done, why="late"),
     "tell": lambda claim: claim.tell(command()),
     "queue_message": lambda claim: claim.queue_message(message("late")),
-    "drained": lambda claim: claim.drained(node(), None),
+    "drained": lambda claim: claim.write(entry(), drained=USE),
     "release_slot": lambda claim: claim.release_slot(node(), why="late"),
 }
 
@@ -230,23 +233,38 @@ def test_nothing_is_written_for_a_run_that_a_person_has_taken_away(
 
 def test_a_run_whose_worker_died_is_taken_over_after_its_lease(real: PostgresBench) -> None:
     begin(real, run())
-    with ExitStack() as stack:
-        dead = claimed(stack, real)
+    with pytest.raises((LeaseLost, LedgerAway)), real.ledger.claim("r1") as dead:
+        assert dead is not None
         dead.write(entry("drain", StepEvent.started))
         kill_workers(real)
         assert not free(real)
         assert real.ledger.due_runs(real.clock.now()) == []
         real.clock.advance(LEASE_S)
         assert real.ledger.due_runs(real.clock.now()) == ["r1"]
-        with ExitStack() as next_one:
-            claim = claimed(next_one, real)
+        with ExitStack() as stack:
+            claim = claimed(stack, real)
             assert claim.run.epoch > dead.run.epoch
             assert [one.event for one in claim.log()] == [StepEvent.started]
-            with pytest.raises(LeaseLost):
+            with pytest.raises((LeaseLost, LedgerAway)):
                 dead.fence()
-            with pytest.raises((LeaseLost, sa.exc.DBAPIError)):
-                dead.write(entry("drain", StepEvent.done))
             claim.write(entry("drain", StepEvent.done))
+        dead.write(entry("drain", StepEvent.failed))
+    real.clock.advance(LEASE_S)
+    with ExitStack() as stack:
+        assert [one.event for one in claimed(stack, real).log()] == [StepEvent.started, StepEvent.done]
+
+
+def test_news_reach_the_detector_with_the_state_or_not_at_all(bench: Bench) -> None:
+    begin(bench, run())
+    told = command(CommandKind.run_changed, run="r1", state="waiting")
+    with ExitStack() as stack:
+        claimed(stack, bench).set_state(RunState.waiting, why="for the repair", tell=told)
+    assert bench.commands() == [told]
+    with bench.ledger.transaction() as tx:
+        assert [one.state for one in tx.active_runs()] == [RunState.waiting]
+        known = tx.run("r1")
+        assert known is not None
+        assert (known.state, tx.run("nobody")) == (RunState.waiting, None)
 
 
 def kill_workers(real: PostgresBench) -> None:
@@ -259,16 +277,21 @@ def kill_workers(real: PostgresBench) -> None:
         assert conn.execute(holders).all()
 
 
-def test_a_worker_that_was_slow_may_not_start_an_effect(real: PostgresBench) -> None:
+def test_before_an_effect_a_lease_that_has_aged_is_renewed_or_lost(real: PostgresBench) -> None:
     begin(real, run())
     with ExitStack() as stack:
         claim = claimed(stack, real)
-        claim.fence()
-        real.clock.advance(9)  # less is left of the lease than a call to Slurm may take
+        before = claim.run.lease_until
+        real.clock.advance(15)
+        claim.fence()  # nobody took it meanwhile
+        assert before is not None
+        assert claim.run.lease_until is not None
+        assert claim.run.lease_until > before
+        with real.ledger.transaction() as tx:
+            tx.set_run_state("r1", RunState.cancelled, why="ann", at=START)
+        real.clock.advance(5)
         with pytest.raises(LeaseLost):
             claim.fence()
-        claim.write(entry())  # nobody took it: a write makes the lease new
-        claim.fence()
 
 
 def test_while_its_session_lives_nobody_takes_a_run_over(real: PostgresBench) -> None:

@@ -272,9 +272,15 @@ def test_a_drain_that_was_read_back_stands_on_the_slot_with_its_remedy(bench: Be
     with bench.ledger.transaction() as tx:
         tx.grant_slot(slot())
     bench.clock.advance(5)
+    use = RemedyUse(
+        node=node(),
+        remedy=Remedy.drain_then_reset,
+        rule="gpu-lost",
+        at=bench.clock.now(),
+        incident=incident().id,
+    )
     with ExitStack() as stack:
-        use = RemedyUse(node=node(), remedy=Remedy.drain_then_reset, rule="gpu-lost", at=bench.clock.now())
-        claimed(stack, bench).drained(node(), use)
+        claimed(stack, bench).write(entry(), drained=use)
     known = facts(bench)
     assert known.slots[0].drained_at == START + timedelta(seconds=5)
     assert known.remedies == (use,)
@@ -319,17 +325,22 @@ def test_the_breaker_is_kept_whole(bench: Bench) -> None:
     assert facts(bench).breaker == opened
 
 
-def test_actions_are_how_the_last_ten_removing_steps_ended(bench: Bench) -> None:
+def test_actions_are_how_the_last_ten_steps_that_took_a_node_ended(bench: Bench) -> None:
+    """A step ends done, or failed for good: attempts between are no end, and a requeue takes no node."""
     begin(bench, run())
     with ExitStack() as stack:
         claim = claimed(stack, bench)
         claim.write(entry("jobs", StepEvent.done))
-        claim.write(entry("ticket", StepEvent.failed, data={"verb": "ticket"}))
-        claim.write(entry("drain", StepEvent.started, data={"verb": "drain"}))
+        claim.write(entry("requeue:1", StepEvent.failed, data={"verb": "requeue", "final": True}))
+        claim.write(entry("ticket", StepEvent.failed, data={"verb": "ticket", "final": True}))
         for number in range(12):
-            ended = StepEvent.failed if number % 3 == 0 else StepEvent.done
             at = START + timedelta(seconds=number)
-            claim.write(entry(f"requeue:{number}", ended, at=at, data={"verb": "requeue"}))
+            claim.write(entry("drain", StepEvent.started, at=at, data={"verb": "drain"}))
+            claim.write(entry("drain", StepEvent.failed, at=at, data={"verb": "drain"}))
+            if number % 3:
+                claim.write(entry("drain", StepEvent.done, at=at, data={"verb": "drain"}))
+            else:
+                claim.write(entry("drain", StepEvent.failed, at=at, data={"verb": "drain", "final": True}))
     assert facts(bench).actions == tuple(number % 3 != 0 for number in range(2, 12))
 
 

@@ -43,7 +43,7 @@ from healer.sim.ledger import MemoryLedger
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"
 #: Longer than the lease of a worker that died.
-LEASE_S = 16
+LEASE_S = 21
 
 
 class Bench(Protocol):

@@ -1,5 +1,6 @@
 """Slurm's latest picture in PostgreSQL: one row per cluster, decoded once per version and process."""
 
+import secrets
 import threading
 from datetime import UTC, datetime
 
@@ -25,29 +26,40 @@ class PostgresSnapshots:
         self._engine = engine
         self._lock = threading.Lock()
         self._known: dict[str, tuple[int, SlurmSnapshot]] = {}
-        self._written: dict[str, bytes] = {}
+        self._written: dict[str, tuple[int, bytes]] = {}
 
     def put(self, snapshot: SlurmSnapshot) -> None:
+        """A new moment is told of the stored body only while that is the very one that was written here."""
         body = _encode(msgspec.structs.replace(snapshot, taken_at=_EPOCH))
-        changed = self._written.get(snapshot.cluster) != body
+        version, written = self._written.get(snapshot.cluster, (None, b""))
+        if version is not None and written == body and self._still(snapshot, version):
+            return
+        # Random: a version that was lost in a crash must not come back with another body, readers keep theirs.
+        version = secrets.randbits(63)
+        row = {"version": version, "taken_at": snapshot.taken_at, "body": body, "error": None}
+        with self._engine.begin() as conn:
+            statement = insert(snapshots).values(cluster=snapshot.cluster, **row)
+            conn.execute(statement.on_conflict_do_update(index_elements=["cluster"], set_=row))
+            conn.execute(sa.text(f"NOTIFY {CHANNEL}"))
+        self._written[snapshot.cluster] = (version, body)
+
+    def _still(self, snapshot: SlurmSnapshot, version: int) -> bool:
+        """Notes the moment at which the stored picture was still true. False: another one is stored.
+
+        A crash that loses this commit only makes the picture look older than it is.
+        """
         with self._engine.begin() as conn:
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
-            if changed:
-                row = {"taken_at": snapshot.taken_at, "body": body, "error": None}
-                statement = insert(snapshots).values(cluster=snapshot.cluster, version=1, **row)
-                conn.execute(
-                    statement.on_conflict_do_update(
-                        index_elements=["cluster"], set_={**row, "version": snapshots.c.version + 1}
-                    )
+            same = conn.execute(
+                sa.update(snapshots)
+                .where(
+                    snapshots.c.cluster == snapshot.cluster,
+                    snapshots.c.version == version,
+                    snapshots.c.taken_at <= snapshot.taken_at,
                 )
-                conn.execute(sa.text(f"NOTIFY {CHANNEL}"))
-            else:
-                conn.execute(
-                    sa.update(snapshots)
-                    .where(snapshots.c.cluster == snapshot.cluster)
-                    .values(taken_at=snapshot.taken_at, error=None)
-                )
-        self._written[snapshot.cluster] = body
+                .values(taken_at=snapshot.taken_at, error=None)
+            )
+            return same.rowcount == 1
 
     def failed(self, cluster: str, error: str) -> None:
         """Notes why the last poll gave nothing; the old picture stays and grows stale."""

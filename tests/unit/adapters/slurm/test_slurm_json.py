@@ -142,7 +142,7 @@ def test_gpus_are_told_only_when_every_node_has_its_entry() -> None:
 @pytest.mark.parametrize(
     ("fields", "gpus"),
     [
-        # Slurm lists no GRES of a running job that has none, of one that is ending, or that it keeps to itself.
+        # Slurm lists nothing for a running job without GRES, and nothing for any job that is ending.
         ({}, {"n1": (), "n2": ()}),
         ({"job_state": "SUSPENDED"}, {"n1": (), "n2": ()}),
         ({"job_state": "COMPLETING"}, {}),

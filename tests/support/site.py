@@ -72,7 +72,13 @@ class Site:
         slurm_support.clean(self.slurm, self.jobs)
 
     def clean(self) -> None:
-        """Ends the jobs and lifts every drain, for the next story on the same Slurm."""
+        """Ends incidents and jobs and lifts every drain, for the next story on the same site.
+
+        In this order: a node whose fault is known is drained as soon as somebody else's drain is lifted.
+        """
+        for one in self.open_incidents():
+            self.post(f"/incidents/{one['id']}/resolve", {"reason": "the story is told"})
+        wait_until(lambda: not self.open_incidents(), 10, what="no incident is open", every_s=0.1)
         slurm_support.clean(self.slurm, self.jobs)
 
     # --- people and senders ------------------------------------------------------------------------------
@@ -182,6 +188,9 @@ class Site:
 
     def incidents(self, node: str, **query: Any) -> list[dict[str, Any]]:
         return self.get("/incidents", node=node, **query)["items"]
+
+    def open_incidents(self) -> list[dict[str, Any]]:
+        return [one for one in self.get("/incidents", limit=500)["items"] if one["state"] != "resolved"]
 
     def incident(self, node: str) -> dict[str, Any]:
         """The newest incident of the node, once there is one."""

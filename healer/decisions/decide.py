@@ -54,7 +54,8 @@ def decide(
     other = facts.running.get(node or "")
     if other is not None and (active is None or other != active.id):
         return _nothing(incident, rule.playbook, f"Run {other} is at work on {node}: it goes first.", now)
-    if verb is Verb.drain and node and (out := _out_by_us(node, facts)):
+    out = _out_by_us(node, facts) if verb is Verb.drain and node else None
+    if out and not _leaves_jobs_behind(incident, facts):
         return _nothing(incident, rule.playbook, out, now)
     proposal = Proposal(
         cluster=incident.cluster,
@@ -121,6 +122,29 @@ def _out_by_us(node: str, facts: GateFacts) -> str | None:
     if slot is None:
         return None
     return f"{node} is being taken out already by run {slot.run}."
+
+
+def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
+    """A fatal fault on a node that was drained for something else, where its jobs may end by themselves.
+
+    They hang on the dead GPU now, and whoever drained the node requeues nobody. A run of this incident finds
+    the drain, and goes on to the jobs; once it has listed them this is over, so it happens once. The proposal
+    does not ride on the other's slot: mode and approval were answered for another rule, or for a person.
+    """
+    if incident.fault_class is not FaultClass.fatal or incident.jobs_hit_final or facts.snapshot is None:
+        return False
+    shown = facts.snapshot.nodes.get(incident.root.node or "")
+    if shown is None or not (shown.drain and is_ours(shown.reason)):
+        return False
+    slot = next((slot for slot in facts.slots if slot.node == shown.name), None)
+    if slot is not None and slot.incident == incident.id:
+        return False
+    alive = {
+        job.id
+        for job in facts.snapshot.jobs_on(shown.name)
+        if job.state in {"RUNNING", "SUSPENDED"} and "COMPLETING" not in job.flags
+    }
+    return not alive.isdisjoint(incident.jobs_hit)
 
 
 def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime) -> Remedy:

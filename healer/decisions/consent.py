@@ -2,9 +2,10 @@
 
 from datetime import datetime
 
-from healer.decisions.answers import allow, hold, refuse
+from healer.decisions.answers import allow, at, hold, refuse
 from healer.decisions.guards import unknown_node
 from healer.decisions.places import job_of, node_of
+from healer.incidents.lifecycle import CLOCKS_DIFFER
 from healer.model import (
     IRREVERSIBLE_VERBS,
     Answer,
@@ -35,13 +36,10 @@ def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
 
 def _requeue(proposal: Proposal, facts: GateFacts) -> Answer:
     job = job_of(proposal, facts)
+    if facts.snapshot is None:
+        return hold(Guard.consent, f"Job {proposal.job}: There is no picture of Slurm yet.")
     if job is None:
-        known = (
-            "There is no picture of Slurm yet"
-            if facts.snapshot is None
-            else "Slurm's picture does not show it"
-        )
-        return hold(Guard.consent, f"Job {proposal.job}: {known}.")
+        return _unseen(proposal, facts, facts.snapshot.taken_at)
     if not job.batch:
         return refuse(Guard.consent, f"Job {job.id} was not submitted by sbatch: Slurm cannot requeue it.")
     if not job.requeue:
@@ -55,6 +53,22 @@ def _requeue(proposal: Proposal, facts: GateFacts) -> Answer:
         return allow(Guard.consent, f"Slurm may requeue job {job.id}, and {cause}.")
     why = f"Job {job.id} did not agree to this: its comment would have to say {OPT_IN}."
     return refuse(Guard.consent, why)
+
+
+def _unseen(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
+    """Either the picture is older than the job, or the job ended and Slurm forgot it.
+
+    The jobs of a drained node are older than its drain: a picture taken after that would show them. So this
+    hold ends with the next picture, and a job that is gone holds nothing up. A person's word needs no
+    picture: the step reads the job itself before it acts, and Slurm refuses what cannot be requeued.
+    """
+    unseen = f"Slurm's picture of {at(taken_at)} does not show job {proposal.job}"
+    if proposal.by is not None:
+        return allow(Guard.consent, f"{unseen}; {proposal.by} asks for it.")
+    slot = next((slot for slot in facts.slots if slot.node == proposal.node), None)
+    if slot is not None and taken_at < (slot.drained_at or slot.granted_at) + CLOCKS_DIFFER:
+        return hold(Guard.consent, f"{unseen}, and may be older than the job: the next one will tell.")
+    return refuse(Guard.consent, f"{unseen}: it ended, or nobody can tell that it agreed.")
 
 
 def _empty(proposal: Proposal, facts: GateFacts) -> Answer:

@@ -1,11 +1,14 @@
 """Consent of the job, mode of the rule, approval of a person."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from healer.decisions import judge
 from healer.decisions.consent import OPT_IN
-from healer.model import AnswerKind, Guard, Mode, Outcome, Verb
-from tests.support.gate import NOW, answer, drain, facts, job, name, node, propose, requeue, rules
+from healer.model import AnswerKind, Guard, Mode, Outcome, RunState, StepEvent, Verb
+from tests.support.gate import NOW, ago, answer, drain, facts, job, name, node, propose, requeue, rules, slot
+from tests.support.loop import LOST, Site
 
 DRAINED = node(1, state=("IDLE", "DRAIN"), reason="healer:gpu-lost inc:00000001 x")
 REST = [node(n) for n in range(2, 33)]
@@ -48,8 +51,26 @@ class TestRequeue:
             answer(Guard.consent, proposal, facts(jobs=[job(state="FAILED", comment=OPT_IN)])).kind == "allow"
         )
 
-    def test_an_unknown_job_is_held(self):
-        assert answer(Guard.consent, requeue("99"), facts()).kind is AnswerKind.hold
+    @pytest.mark.parametrize(
+        ("drained_s", "kind"), [(-1, "hold"), (3, "hold"), (5, "refuse"), (60, "refuse")]
+    )
+    def test_a_job_that_is_gone_holds_only_until_a_picture_after_the_drain(self, drained_s, kind):
+        """The picture may be older than the job, but not when it was taken after the node's drain."""
+        held = slot(1, drained_at=ago(seconds=drained_s))
+        assert answer(Guard.consent, requeue("99"), facts(slots=(held,))).kind == kind
+        told = slot(1, granted_at=ago(seconds=drained_s))
+        assert answer(Guard.consent, requeue("99"), facts(slots=(told,))).kind == kind
+
+    def test_a_job_that_nobody_has_seen_is_refused_without_a_drain(self):
+        assert answer(Guard.consent, requeue("99"), facts()).kind is AnswerKind.refuse
+        assert answer(Guard.consent, propose(Verb.revive, job="99"), facts()).kind is AnswerKind.refuse
+
+    def test_a_person_needs_no_picture_of_the_job(self):
+        assert answer(Guard.consent, requeue("99", by="alice"), facts()).kind is AnswerKind.allow
+
+    def test_before_the_first_picture_it_is_held(self):
+        known = facts(snapshot=None)
+        assert answer(Guard.consent, requeue("99", fatal=True), known).kind is AnswerKind.hold
 
     def test_a_requeue_needs_no_slot(self):
         result = judge(requeue(), facts(jobs=[job()]), rules(), NOW)
@@ -131,3 +152,28 @@ class TestIrreversible:
         assert self.judged(Verb.power_cycle, facts([DRAINED, *REST])) == "hold"
         busy = facts([DRAINED, *REST], jobs=[job(nodes=(name(1),))])
         assert self.judged(Verb.power_cycle, busy, by="alice") == "hold"
+
+
+def test_a_job_that_ended_and_was_forgotten_before_its_requeue_holds_no_run_up():
+    site = Site(8, completing_s=0, min_job_age_s=0)
+    jobs_on = site.slurm.jobs_on
+
+    def forgotten(on: str):
+        found = jobs_on(on)
+        for one in found:
+            site.slurm.complete(one.id)
+        site.clock.advance(1)
+        site.look()
+        return found
+
+    site.scheduler = SimpleNamespace(
+        node=site.slurm.node, drain=site.slurm.drain, job=site.slurm.job, jobs_on=forgotten
+    )
+    site.driver.scheduler = site.scheduler
+    gone = site.slurm.submit(nodes=1, required=[name(1)])
+    site.run_for(20, *site.say(1, LOST))
+    (run,) = site.runs
+    assert run.state is RunState.waiting
+    said = [(one.event, one.text) for one in site.log(run.id, f"requeue:{gone}")]
+    assert [event for event, _ in said] == [StepEvent.held, StepEvent.skipped], said
+    assert site.log(run.id, "ticket")[-1].event is StepEvent.done

@@ -34,7 +34,7 @@ class PostgresSnapshots:
         version, written = self._written.get(snapshot.cluster, (None, b""))
         if version is not None and written == body and self._still(snapshot, version):
             return
-        # Random: readers keep bodies by version, so one that a crash took must not come back with another body.
+        # Random: readers keep bodies by version, so one that a crash took must not come back for another.
         version = secrets.randbits(63)
         row = {"version": version, "taken_at": snapshot.taken_at, "body": body, "error": None}
         with self._engine.begin() as conn:

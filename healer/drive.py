@@ -140,8 +140,8 @@ class Driver:
         ctx = self._context(claim, intent, entries, incident)
         started = _is_started(entries, intent.key)
         if action.effect and intent.step.do in REMOVING_VERBS and not claim.run.shadow:
-            # What is done already needs no leave; what is still to be done asks for it each time: a pause, the
-            # breaker or a person may have come since the last attempt.
+            # What is done already needs no leave; what is still to be done asks for it each time: a pause,
+            # the breaker or a person may have come since the last attempt.
             seen = self._guarded(lambda: action.probe(ctx)) if started else None
             if seen is not None:
                 return self._record(claim, intent, self._in_time(ctx, intent, seen))

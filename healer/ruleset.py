@@ -35,7 +35,15 @@ T = TypeVar("T")
 #: Playbooks that people and the API may start by these names at any time.
 ALWAYS = ("drain", "resume", "requeue")
 #: Faults that no catalogue lists: told without a number, or found by other detectors than the kernel's.
-OTHER_FAULTS = ("gpu-lost", "node-silent", "sender-silent", "switch-silent", "fleet-silent", "person-drain")
+OTHER_FAULTS = (
+    "gpu-lost",
+    "node-silent",
+    "sender-silent",
+    "switch-silent",
+    "fleet-silent",
+    "person-drain",
+    "healer-drain",
+)
 #: Faults with an open tail: the kind of drain that Slurm set.
 OPEN_FAULTS = ("slurm-drain:",)
 _RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")

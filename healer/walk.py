@@ -6,7 +6,6 @@ out. The caller pokes the workers; what a lost poke leaves behind, the sweep fin
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from healer.decisions import (
     first_verb,
     judge,
     known_bad_in_service,
+    new_run,
     next_breaker,
     proposal_of,
     run_state_of,
@@ -34,10 +34,14 @@ from healer.incidents import (
     by_urgency,
     close_what_is_over,
     find_vetoes,
+    forgotten_drains,
     idle_slots,
+    our_drains,
+    slots_of_gone_nodes,
 )
-from healer.incidents.messages import approval_page, breaker_page, p0_page
+from healer.incidents.messages import approval_page, breaker_page, opened_message, p0_page
 from healer.model import (
+    ENDED_RUN_STATES,
     AuditRecord,
     Breaker,
     BreakerState,
@@ -64,9 +68,6 @@ from healer.ports import Ledger, WalkTx
 
 #: A P0 that lasts this long wakes somebody, unless the breaker's own page already did.
 PAGE_AFTER = timedelta(seconds=10)
-#: An approval that nobody gave ends after this; it never acts (law 8).
-APPROVAL_LASTS = timedelta(minutes=30)
-
 _WAITS_FOR_LEAVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
 
@@ -86,7 +87,7 @@ def walk(
             pass_.apply(command)
         pass_.work.take_all(findings)
         pass_.close_what_is_over()
-        pass_.decide_all(commands)
+        pass_.decide_all()
         pass_.save()
         tx.consume(batch)
     picture.nodes_changed = False
@@ -100,7 +101,7 @@ class _Pass:
         self.tx, self.rules, self.picture, self.now = tx, rules, picture, now
         self.work = Correlator(rules, tx.open_incidents(), picture, now, tx.incident)
         self.by_name = {rule.name: rule for rule in rules.rules}
-        self.known = set(self.work.by_id)
+        self.known = dict(self.work.by_id)
         self.started: list[str] = []
 
     def apply(self, command: Command) -> None:
@@ -109,10 +110,11 @@ class _Pass:
             known = self.tx.incident(command.incident)
         if known is None:
             return
-        self.known.add(known.id)
+        self.known.setdefault(known.id, known)
         changed = apply_command(known, command)
-        if known.run and changed.run is None and command.kind is CommandKind.resolve:
-            self.tx.set_run_state(known.run, RunState.cancelled, why=changed.closed_why or "", at=self.now)
+        run = self.tx.run(known.run) if known.run and changed.run is None else None
+        if run is not None and run.state not in ENDED_RUN_STATES and command.kind is CommandKind.resolve:
+            self.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or "", at=self.now)
         self.work.put(changed)
 
     def close_what_is_over(self) -> None:
@@ -133,14 +135,16 @@ class _Pass:
 
     # --- deciding ---
 
-    def decide_all(self, commands: Sequence[Command]) -> None:
+    def decide_all(self) -> None:
         """Decides every open incident. Takes the gate's lock only if one of them may want an action."""
         runs = {run.id: run for run in self.tx.active_runs()}
-        if not runs and not any(self._wants_gate(one) for one in self._open()):
+        ours = our_drains(self.picture)
+        if not runs and not ours and not any(self._wants_gate(one) for one in self._open()):
             return
         facts = self.tx.lock_gate()
         facts = self._vetoes(facts, runs)
-        facts = self._breaker(facts, commands)
+        facts = self._breaker(facts)
+        self.work.take_all(forgotten_drains(ours, facts, list(runs.values()), self._open(), self.now))
         for incident in by_urgency(self._open()):
             rule = self.by_name.get(incident.rule)
             if rule is None or incident.stopped_by is not None:
@@ -190,6 +194,9 @@ class _Pass:
         for slot in idle_slots(facts, runs.values()):
             self.tx.release_slot(slot.node, at=self.now, why="its run ended before the node was drained")
             freed.add(slot.node)
+        for slot in slots_of_gone_nodes(facts, self.now):
+            self.tx.release_slot(slot.node, at=self.now, why="Slurm no longer knows the node")
+            freed.add(slot.node)
         for slot, veto in find_vetoes(facts, runs.values(), self.rules, self.now):
             self._veto(slot, veto, runs)
             freed.add(slot.node)
@@ -218,12 +225,12 @@ class _Pass:
                 )
             )
 
-    def _breaker(self, facts: GateFacts, commands: Sequence[Command]) -> GateFacts:
+    def _breaker(self, facts: GateFacts) -> GateFacts:
         breaker = facts.breaker
-        for command in commands:
-            if command.kind is CommandKind.run_changed:
-                run, state = str(command.data.get("run")), RunState(str(command.data["state"]))
-                breaker = after_news(breaker, run, state, self.now)
+        if breaker.canary is not None:
+            canary = self.tx.run(breaker.canary)
+            state = canary.state if canary is not None else RunState.cancelled
+            breaker = after_news(breaker, breaker.canary, state, self.now)
         roots = storm_roots(self.work.by_id.values(), facts, self.rules, self.now)
         nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
         breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, self.rules, self.now)
@@ -278,10 +285,11 @@ class _Pass:
             incident=incident.id,
             playbook=run.playbook,
             outcome=Outcome.held,
-            why=f"stuck: {run.question}",
+            why=f"{'stuck' if run.state is RunState.stuck else 'held'}: {run.question}",
             run=run.id,
         )
-        decision = stuck if run.state is RunState.stuck else None
+        # Stuck, or begun and then held at the worker by a pause, the breaker or an old picture.
+        decision = stuck if run.question is not None else None
         severity = severity_of(incident, decision, facts)
         changed = msgspec.structs.replace(
             incident,
@@ -307,26 +315,7 @@ class _Pass:
             return None
         if active is not None:
             return msgspec.structs.replace(active, state=state)
-        # In shadow an incident is gone through once.
-        count = "shadow" if shadow else incident.run_count
-        name = sha256(f"{incident.id}|{rule.playbook}|{count}".encode()).hexdigest()
-        waits = state is RunState.waiting_approval
-        return Run(
-            id=f"r{name[:23]}",
-            cluster=incident.cluster,
-            playbook=rule.playbook,
-            state=state,
-            by="healer",
-            reason=incident.title,
-            created_at=self.now,
-            node=incident.root.node,
-            incident=incident.id,
-            rule=rule.name,
-            mode=mode,
-            shadow=shadow,
-            approve_until=self.now + APPROVAL_LASTS if waits else None,
-            input={"reason_text": incident.title, "remedy": _remedy(decision)},
-        )
+        return new_run(incident, rule.playbook, decision, state, mode, shadow=shadow)
 
     def _set_going(
         self, run: Run | None, active: Run | None, decision: Decision, facts: GateFacts
@@ -354,6 +343,7 @@ class _Pass:
         self.tx.grant_slot(slot)
         canary = takes_canary(facts, decision.proposal)
         facts = after(facts, decision.proposal, run.id, self.now)
+        facts = msgspec.structs.replace(facts, running={**facts.running, run.node: run.id})
         if canary:
             self.tx.save_breaker(facts.breaker)
         return facts
@@ -386,15 +376,13 @@ class _Pass:
         for incident in self.work.changed.values():
             self.tx.save_incident(incident)
             subject = f"incident/{incident.id}"
-            if incident.id not in self.known:
+            before = self.known.get(incident.id)
+            if before is None:
                 data = {"rule": incident.rule, "title": incident.title, "root": str(incident.root)}
                 self._audit("incident.opened", subject, data, incident)
-            if incident.closed == self.now:
+                if Remedy.notify in incident.remedy:
+                    self.tx.queue_message(opened_message(incident))
+            if not incident.is_open and (before is None or before.is_open):
                 self._audit("incident.resolved", subject, {"why": incident.closed_why}, incident)
         for name, finding in self.work.placed:
             self.tx.add_findings(name, [finding])
-
-
-def _remedy(decision: Decision) -> str:
-    """The remedy that this run tries: counted by `repeat`, so that the next one goes up the ladder."""
-    return str(decision.proposal.remedy if decision.proposal else Remedy.none)

@@ -1,6 +1,6 @@
 """Incident -> decision, and the one gate for all that takes capacity away."""
 
-from healer.decisions.ask import decision_of, first_verb, proposal_of
+from healer.decisions.ask import decision_of, first_verb, new_run, proposal_of
 from healer.decisions.breaker import (
     after_news,
     canary_ended,
@@ -38,6 +38,7 @@ __all__ = [
     "judge",
     "known_bad_in_service",
     "limits",
+    "new_run",
     "next_breaker",
     "proposal_of",
     "reset",

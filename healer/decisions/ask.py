@@ -1,6 +1,7 @@
 """The proposal that a run puts before the gate, and the decision that comes of it."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from hashlib import sha256
 
 from healer.decisions.gate import JudgeResult
 from healer.model import (
@@ -8,12 +9,17 @@ from healer.model import (
     Decision,
     FaultClass,
     Incident,
+    Mode,
     Playbook,
     Proposal,
     Remedy,
     Run,
+    RunState,
     Verb,
 )
+
+#: An approval that nobody gave is told of after this; it never acts (law 8).
+APPROVAL_LASTS = timedelta(minutes=30)
 
 
 def first_verb(playbook: Playbook) -> Verb:
@@ -47,6 +53,34 @@ def proposal_of(
         by=None if run.by == "healer" else run.by,
         approved_by=run.approved_by,
         restarts=restarts if restarts is not None else run.input.get("restarts"),
+    )
+
+
+def new_run(
+    incident: Incident, playbook: str, decision: Decision, state: RunState, mode: Mode, *, shadow: bool
+) -> Run:
+    """Healer's own run for an incident. Its id follows from the incident's, so a second one is the same."""
+    # In shadow an incident is gone through once.
+    count = "shadow" if shadow else incident.run_count
+    name = sha256(f"{incident.id}|{playbook}|{count}".encode()).hexdigest()
+    waits = state is RunState.waiting_approval
+    remedy = decision.proposal.remedy if decision.proposal else Remedy.none
+    return Run(
+        id=f"r{name[:23]}",
+        cluster=incident.cluster,
+        playbook=playbook,
+        state=state,
+        by="healer",
+        reason=incident.title,
+        created_at=decision.at,
+        node=incident.root.node,
+        incident=incident.id,
+        rule=incident.rule,
+        mode=mode,
+        shadow=shadow,
+        approve_until=decision.at + APPROVAL_LASTS if waits else None,
+        # The remedy that this run tries is counted by `repeat`, so that the next one goes up the ladder.
+        input={"reason_text": incident.title, "remedy": str(remedy)},
     )
 
 

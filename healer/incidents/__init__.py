@@ -1,7 +1,24 @@
 """Findings -> one incident per cause."""
 
 from healer.incidents.correlate import Correlator
-from healer.incidents.lifecycle import apply_command, close_what_is_over, find_vetoes, idle_slots
+from healer.incidents.forgotten import forgotten_drains, our_drains
+from healer.incidents.lifecycle import (
+    apply_command,
+    close_what_is_over,
+    find_vetoes,
+    idle_slots,
+    slots_of_gone_nodes,
+)
 from healer.incidents.severity import by_urgency
 
-__all__ = ["Correlator", "apply_command", "by_urgency", "close_what_is_over", "find_vetoes", "idle_slots"]
+__all__ = [
+    "Correlator",
+    "apply_command",
+    "by_urgency",
+    "close_what_is_over",
+    "find_vetoes",
+    "forgotten_drains",
+    "idle_slots",
+    "our_drains",
+    "slots_of_gone_nodes",
+]

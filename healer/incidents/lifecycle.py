@@ -8,6 +8,7 @@ import msgspec
 from healer.detection.drains import is_held
 from healer.detection.silence import is_fleet
 from healer.model import (
+    REMOVING_VERBS,
     Command,
     CommandKind,
     FaultClass,
@@ -19,6 +20,7 @@ from healer.model import (
     Run,
     RunState,
     Slot,
+    Verb,
     Verdict,
     Veto,
 )
@@ -32,6 +34,8 @@ QUIET = {
     FaultClass.informational: timedelta(minutes=10),
 }
 PROBATION = timedelta(hours=24)
+#: A picture younger than this is believed about what is not in it.
+FRESH = timedelta(seconds=10)
 #: Moments that two machines noted are told apart only beyond this.
 CLOCKS_DIFFER = timedelta(seconds=5)
 
@@ -86,11 +90,11 @@ def find_vetoes(
     facts: GateFacts, runs: Collection[Run], rules: Ruleset, now: datetime
 ) -> list[tuple[Slot, Veto]]:
     """Nodes that we had drained and that a person has resumed: a veto for a day (law 5)."""
-    at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
+    returning = {run.node for run in runs if run.state is RunState.running and _returns(run, rules)}
     found = []
     for slot in facts.slots:
         node = facts.snapshot.nodes.get(slot.node) if facts.snapshot else None
-        if facts.snapshot is None or node is None or node.drain or slot.node in at_work:
+        if facts.snapshot is None or node is None or node.drain or slot.node in returning:
             continue
         # The margin: the clocks of who polls and who drains may differ.
         if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
@@ -98,6 +102,21 @@ def find_vetoes(
         until = now + timedelta(hours=rules.guards.veto_h)
         found.append((slot, Veto(node=slot.node, by="A person", at=now, until=until)))
     return found
+
+
+def _returns(run: Run, rules: Ruleset) -> bool:
+    """The run gives nodes back and takes nothing: only such a one lifts our drain by itself."""
+    playbook = rules.playbooks.get(run.playbook)
+    verbs = {step.do for step in playbook.steps} if playbook else set()
+    return Verb.resume in verbs and not verbs & REMOVING_VERBS and not run.shadow
+
+
+def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
+    """Slots of nodes that a fresh picture of Slurm does not have: nothing of theirs is left to return."""
+    shown = facts.snapshot
+    if shown is None or not shown.nodes or now - shown.taken_at > FRESH:
+        return []
+    return [slot for slot in facts.slots if slot.node not in shown.nodes and slot.granted_at < shown.taken_at]
 
 
 def idle_slots(facts: GateFacts, runs: Collection[Run]) -> list[Slot]:
@@ -136,6 +155,9 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
         if shown is not None and shown.reason.startswith("healer:"):
             return "healer drained the node"
         return None
+    if incident.fault == "healer-drain":
+        held = shown is not None and shown.drain and shown.reason.startswith("healer:")
+        return None if held or shown is None else "the drain was lifted"
     if incident.fault in {"node-silent", "sender-silent"} and node:
         if _speaks(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"

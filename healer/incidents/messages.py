@@ -18,6 +18,20 @@ def breaker_page(breaker: Breaker, now: datetime) -> Message:
     )
 
 
+def opened_message(incident: Incident) -> Message:
+    """For rules whose remedy is to tell somebody. P0 and P1 wake them."""
+    nodes = ", ".join(sorted(incident.nodes)) or "none"
+    return Message(
+        id=f"{incident.id}:opened",
+        cluster=incident.cluster,
+        title=f"{incident.severity} {incident.root}: {incident.title}",
+        text=f"{incident.title}\nNodes: {nodes}\nhealer does nothing by itself here.",
+        severity=incident.severity,
+        page=incident.severity in {Severity.P0, Severity.P1},
+        incident=incident.id,
+    )
+
+
 def p0_page(incident: Incident, why: str) -> Message:
     jobs = ", ".join(incident.jobs_hit) or "none"
     return Message(

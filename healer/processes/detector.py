@@ -1,13 +1,13 @@
 """The detector's loop: wake, walk, poke. One per cluster; it commits on the connection with its lock."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
 import structlog
 
-from healer.model import Observation, Ruleset
+from healer.model import AuditRecord, Observation, Ruleset
 from healer.observations import Picture
-from healer.ports import Clock, Inbox, Ledger, Poke, Snapshots
+from healer.ports import Clock, Inbox, Ledger, LedgerAway, Poke, Snapshots
 from healer.recorder import Recorder
 from healer.walk import walk
 
@@ -71,7 +71,49 @@ class Detector:
         now = self.clock.now()
         if self.recorder is not None:
             self.recorder.note(batch, self.picture.slurm, now)
-        started = walk(self.ledger, self.rules(), self.picture, batch, now)
+        self._walk(batch, now)
+        return len(batch) == BATCH
+
+    def _walk(self, batch: Sequence[Observation], now: datetime) -> None:
+        try:
+            started = walk(self.ledger, self.rules(), self.picture, batch, now)
+        except LedgerAway:
+            raise
+        except Exception:
+            if not batch:
+                raise
+            log.exception("a walk failed; its signals are walked one by one", signals=len(batch))
+            self._walk([], now)  # what fails without any signal is no signal's fault, and ends the process
+            for one in batch:
+                self._walk_alone(one, now)
+            return
         if started:
             self.poke(started)
-        return len(batch) == BATCH
+
+    def _walk_alone(self, one: Observation, now: datetime) -> None:
+        """One bad signal must not stop the others for ever: it is set aside, on record."""
+        try:
+            started = walk(self.ledger, self.rules(), self.picture, [one], now)
+        except LedgerAway:
+            raise
+        except Exception as error:
+            log.exception("a signal cannot be walked", digest=one.digest, kind=one.kind)
+            with self.ledger.transaction() as tx:
+                tx.consume([one])
+                tx.audit(
+                    AuditRecord(
+                        cluster=self.cluster,
+                        at=now,
+                        actor="healer",
+                        verb="signal.set_aside",
+                        subject=f"node/{one.component.node}",
+                        data={
+                            "digest": one.digest,
+                            "line": one.line,
+                            "why": f"{type(error).__name__}: {error}",
+                        },
+                    )
+                )
+        else:
+            if started:
+                self.poke(started)

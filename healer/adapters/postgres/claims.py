@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres import audit, gate, inbox, messages
+from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, remedies, requeues, run_log, runs
 from healer.model import (
@@ -32,7 +33,7 @@ from healer.model import (
     Slot,
     Ticket,
 )
-from healer.ports import AlreadyRequeued, Clock, LeaseLost, LedgerAway
+from healer.ports import AlreadyRequeued, Clock, LeaseLost
 
 LEASE = timedelta(seconds=20)
 #: An effect may start only while at least this much of the lease is left: longer than any call to Slurm that
@@ -51,7 +52,7 @@ def claim_run(
     clock: Clock,
     has_sink: bool,
 ) -> Iterator["PostgresClaim | None"]:
-    with _translated(), engine.connect() as conn:
+    with ledger_errors(), engine.connect() as conn:
         try:
             with conn.begin():
                 claim = _take(conn, run, snapshots, clock, has_sink)
@@ -61,14 +62,6 @@ def claim_run(
             raise
         conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:run, 0))"), {"run": run})
         conn.commit()
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (OperationalError, InterfaceError) as error:
-        raise LedgerAway(f"the database does not answer: {error.orig}") from error
 
 
 def _take(
@@ -130,7 +123,7 @@ class PostgresClaim:
         known, self._fresh = self._fresh, None
         if known is not None or self.run.incident is None:
             return known
-        with _translated(), self._conn.begin():
+        with ledger_errors(), self._conn.begin():
             return self._read_incident()
 
     def _read_incident(self) -> Incident | None:
@@ -187,7 +180,7 @@ class PostgresClaim:
         self.run = msgspec.structs.replace(
             self.run, state=state, wake_at=wake_at, question=question, ended_at=ended, lease_until=None
         )
-        with _translated(), self._conn.begin():
+        with ledger_errors(), self._conn.begin():
             self._mine(
                 state=state,
                 wake_at=wake_at,
@@ -230,7 +223,7 @@ class PostgresClaim:
     def _written(self) -> Iterator[None]:
         """One transaction that also proves the claim and extends the lease."""
         until = self._clock.now() + LEASE
-        with _translated(), self._conn.begin():
+        with ledger_errors(), self._conn.begin():
             self._mine(lease_until=until)
             yield
         self.run = msgspec.structs.replace(self.run, lease_until=until)

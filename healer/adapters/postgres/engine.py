@@ -8,6 +8,7 @@ from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalErr
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from healer.api.services import Invalid, Unavailable
+from healer.ports import LedgerAway
 
 
 def make_engine(
@@ -55,6 +56,19 @@ def translated() -> Iterator[None]:
         state = getattr(error.orig, "sqlstate", None) or ""
         if error.connection_invalidated or state.startswith(_AWAY):
             raise Unavailable("the database does not answer: " + _first_line(error)) from error
+        raise
+
+
+@contextmanager
+def ledger_errors() -> Iterator[None]:
+    """Turns "the database is away" into LedgerAway, for the loops that know what to do then."""
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeout) as error:
+        raise LedgerAway("the database does not answer: " + _first_line(error)) from error
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise LedgerAway("the connection to the database broke: " + _first_line(error)) from error
         raise
 
 

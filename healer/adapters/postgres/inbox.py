@@ -107,7 +107,8 @@ def insert_observations(connection: psycopg.Connection, observations: Sequence[O
     told = _encode(observations).decode().replace("\\u0000", "\\ufffd")
     rows = connection.execute(_INSERT, [told])
     stored = {row[0] for row in rows}
-    if stored:
+    # Heartbeats wait for the next tick: on a large fleet they would wake a walk a hundred times a second.
+    if any(one.kind is not ObservationKind.heartbeat and one.digest in stored for one in observations):
         connection.execute("NOTIFY " + CHANNEL)
     return stored
 

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit, gate, inbox, messages
 from healer.adapters.postgres.claims import PostgresClaim, claim_run
+from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import incidents, runs, vetoes
@@ -56,14 +57,16 @@ class PostgresLedger:
 
     @contextmanager
     def transaction(self) -> Iterator["PostgresWalkTx"]:
-        if self._connection is not None:
-            with self._connection.begin():
-                yield PostgresWalkTx(
-                    self._connection, self.cluster, self._snapshots, self._clock, self._has_sink
-                )
-            return
-        with self._engine.begin() as conn:
-            yield PostgresWalkTx(conn, self.cluster, self._snapshots, self._clock, self._has_sink)
+        with ledger_errors():
+            if self._connection is not None:
+                with self._connection.begin():
+                    yield self._tx(self._connection)
+            else:
+                with self._engine.begin() as conn:
+                    yield self._tx(conn)
+
+    def _tx(self, conn: sa.Connection) -> "PostgresWalkTx":
+        return PostgresWalkTx(conn, self.cluster, self._snapshots, self._clock, self._has_sink)
 
     def claim(self, run: str) -> AbstractContextManager[PostgresClaim | None]:
         return claim_run(

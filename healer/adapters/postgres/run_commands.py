@@ -11,9 +11,16 @@ from healer.adapters.postgres import audit, gate, inbox
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.ledger import create_run, set_run_state
+from healer.adapters.postgres.run_rows import (
+    cluster_of,
+    incident_named,
+    incident_of,
+    playbook_of,
+    run_of,
+)
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import incidents, run_log, runs
-from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
+from healer.adapters.postgres.tables import run_log, runs
+from healer.api.services import Conflict, Forbidden, GuardRefused, NotFound, RunRequest
 from healer.api.views import Preview
 from healer.decisions import (
     JudgeResult,
@@ -23,6 +30,7 @@ from healer.decisions import (
     limits,
     proposal_of,
     reset,
+    takes_canary,
 )
 from healer.incidents.jobs import hit_among
 from healer.model import (
@@ -34,7 +42,6 @@ from healer.model import (
     Command,
     CommandKind,
     Component,
-    GateFacts,
     Incident,
     LogEntry,
     Outcome,
@@ -71,10 +78,10 @@ class PostgresRunCommands:
 
     def preview(self, request: RunRequest) -> Preview:
         rules, now = self._rules(), self._clock.now()
-        playbook = _playbook(rules, request)
+        playbook = playbook_of(rules, request)
         with translated(), self._engine.connect() as conn:
             facts = gate.read_facts(conn, request.cluster, self._snapshots, now)
-            incident = _incident_of(conn, request, facts)
+            incident = incident_of(conn, request, facts)
         node = job = None
         jobs = []
         try:
@@ -105,14 +112,14 @@ class PostgresRunCommands:
 
     def start(self, request: RunRequest) -> Run:
         rules, now = self._rules(), self._clock.now()
-        playbook = _playbook(rules, request)
+        playbook = playbook_of(rules, request)
         restarts = self._restarts(request)
         with translated(), self._engine.begin() as conn:
             known = conn.execute(sa.select(runs.c.doc).where(runs.c.id == request.id)).scalar()
             if known is not None:
                 return msgspec.convert(known, Run)
             facts = gate.lock_gate(conn, request.cluster, self._snapshots, now)
-            incident = _incident_of(conn, request, facts)
+            incident = incident_of(conn, request, facts)
             run = self._asked(request, playbook, incident, restarts)
             proposal = proposal_of(run, first_verb(playbook), incident)
             verdict = judge(proposal, facts, rules, now)
@@ -220,7 +227,9 @@ class PostgresRunCommands:
         rules, now = self._rules(), self._clock.now()
         refused: JudgeResult | None = None
         with translated(), self._engine.begin() as conn:
-            known = _run(conn, run)
+            # The gate first, as everywhere: the walk takes gate and run in this order too.
+            facts = gate.lock_gate(conn, cluster_of(conn, run), self._snapshots, now)
+            known = run_of(conn, run)
             if known.approved_by == by and known.state not in _STATES_TO_APPROVE:
                 return known
             if known.state not in _STATES_TO_APPROVE:
@@ -230,8 +239,7 @@ class PostgresRunCommands:
                 raise Forbidden(
                     "a step that cannot be undone needs a second person: you asked for it yourself"
                 )
-            facts = gate.lock_gate(conn, known.cluster, self._snapshots, now)
-            incident = _incident(conn, known.incident)
+            incident = incident_named(conn, known.incident)
             approved = msgspec.structs.replace(known, approved_by=by)
             proposal = proposal_of(approved, first_verb(playbook), incident)
             verdict = judge(proposal, facts, rules, now)
@@ -245,6 +253,8 @@ class PostgresRunCommands:
                     if others:
                         raise Conflict(f"another run is working on {known.node}")
                     self._grant(conn, known, playbook, incident)
+                    if takes_canary(facts, proposal):
+                        gate.save_breaker(conn, msgspec.structs.replace(facts.breaker, canary=run))
                 state = RunState.running if acts else RunState.held
                 known = set_run_state(conn, run, state, why=verdict.why, at=now, approved_by=by)
             self._audit_run(conn, known, by, "run.approved", reason, request)
@@ -264,7 +274,7 @@ class PostgresRunCommands:
     def _stop(self, run: str, state: RunState, verb: str, *, by: str, reason: str, request: str) -> Run:
         now = self._clock.now()
         with translated(), self._engine.begin() as conn:
-            known = _run(conn, run)
+            known = run_of(conn, run)
             if known.state is state:
                 return known
             if known.state in ENDED_RUN_STATES:
@@ -292,7 +302,8 @@ class PostgresRunCommands:
     def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
         now = self._clock.now()
         with translated(), self._engine.begin() as conn:
-            known = _run(conn, run)
+            gate.lock_gate(conn, cluster_of(conn, run), self._snapshots, now)
+            known = run_of(conn, run)
             if known.state is RunState.running:
                 return known
             if known.state is not RunState.stuck:
@@ -376,42 +387,3 @@ class PostgresRunCommands:
             data={"reason": reason, "incident": run.incident, "state": str(run.state), "request": request},
         )
         audit.append(conn, record)
-
-
-def _playbook(rules: Ruleset, request: RunRequest) -> Playbook:
-    playbook = rules.playbooks.get(request.playbook)
-    if playbook is None:
-        raise NotFound(
-            f"there is no playbook {request.playbook}; there are {', '.join(sorted(rules.playbooks))}"
-        )
-    wanted, other = ("node", "job") if playbook.target == "node" else ("job", "node")
-    if getattr(request, wanted) is None:
-        raise Invalid(wanted, f"{playbook.name} works on a {wanted}: name it")
-    if getattr(request, other) is not None:
-        raise Invalid(other, f"{playbook.name} works on a {wanted}, not on a {other}")
-    return playbook
-
-
-def _run(conn: sa.Connection, run: str) -> Run:
-    row = conn.execute(sa.select(runs.c.doc, runs.c.epoch).where(runs.c.id == run).with_for_update()).first()
-    if row is None:
-        raise NotFound(f"there is no run {run}")
-    return msgspec.structs.replace(msgspec.convert(row.doc, Run), epoch=row.epoch)
-
-
-def _incident(conn: sa.Connection, name: str | None) -> Incident | None:
-    if name is None:
-        return None
-    doc = conn.execute(sa.select(incidents.c.doc).where(incidents.c.id == name)).scalar()
-    return msgspec.convert(doc, Incident) if doc else None
-
-
-def _incident_of(conn: sa.Connection, request: RunRequest, facts: GateFacts) -> Incident | None:
-    """The incident that the request names, else the one whose slot the node holds."""
-    if request.incident is not None:
-        found = _incident(conn, request.incident)
-        if found is None:
-            raise NotFound(f"there is no incident {request.incident}")
-        return found
-    slot = next((one for one in facts.slots if one.node == request.node), None)
-    return _incident(conn, slot.incident) if slot else None

@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.inbox import PostgresInbox, put_command
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.model import Incident, Mode, SlurmNode
+from healer.adapters.postgres.tables import audit_records
+from healer.model import Command, CommandKind, Incident, Mode, SlurmNode
 from healer.processes.detector import BATCH, Detector
 from healer.sim.clock import SimClock
 from healer.sim.slurm_core import SimScheduler
@@ -20,6 +21,7 @@ class Place:
     """One database, a simulated Slurm, and as many detectors after each other as a test starts."""
 
     def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
         self.clock = SimClock(START)
         self.slurm = SimScheduler(CLUSTER, self.clock, 10)
         self.inbox = PostgresInbox(engine, CLUSTER)
@@ -160,3 +162,24 @@ def test_nodes_of_the_simulated_slurm_are_nodes(place: Place) -> None:
     assert shown is not None
     assert isinstance(shown.nodes[name(1)], SlurmNode)
     assert shown.taken_at.tzinfo is UTC
+
+
+def test_a_signal_that_cannot_be_walked_is_set_aside_and_the_others_are_walked(place: Place) -> None:
+    detector = place.detector()
+    place.inbox.add(lines(name(1), LOST, at=START))
+    detector.once()
+    (known,) = place.incidents()
+    broken = Command(
+        kind=CommandKind.review, cluster=CLUSTER, at=START, by="ann", incident=known.id, data={"review": "?"}
+    )
+    with place.engine.begin() as conn:
+        put_command(conn, broken, request="broken")
+    place.inbox.add(lines(name(2), LOST, at=START))
+    assert detector.once() is False
+    assert {one.root.node for one in place.incidents()} == {name(1), name(2)}
+    assert place.inbox.unconsumed(10) == []
+    with place.engine.begin() as conn:
+        aside = conn.execute(
+            sa.select(audit_records.c.data).where(audit_records.c.verb == "signal.set_aside")
+        )
+        assert ["ValueError" in row.data["why"] for row in aside] == [True]

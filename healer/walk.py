@@ -87,10 +87,14 @@ def walk(
             pass_.apply(command)
         pass_.work.take_all(findings)
         pass_.close_what_is_over()
-        pass_.decide_all()
+        pass_.decide_all(batch)
         pass_.save()
         tx.consume(batch)
     picture.nodes_changed = False
+    settling = [
+        one.settle_until for one in pass_.work.by_id.values() if one.is_open and one.settle_until > now
+    ]
+    picture.settles_at = min(settling, default=None)
     return pass_.started
 
 
@@ -135,7 +139,7 @@ class _Pass:
 
     # --- deciding ---
 
-    def decide_all(self) -> None:
+    def decide_all(self, batch: Sequence[Observation]) -> None:
         """Decides every open incident. Takes the gate's lock only if one of them may want an action."""
         runs = {run.id: run for run in self.tx.active_runs()}
         ours = our_drains(self.picture)
@@ -145,9 +149,10 @@ class _Pass:
         facts = self._vetoes(facts, runs)
         facts = self._breaker(facts)
         self.work.take_all(forgotten_drains(ours, facts, list(runs.values()), self._open(), self.now))
+        untold = self.tx.spoken_of(batch)
         for incident in by_urgency(self._open()):
             rule = self.by_name.get(incident.rule)
-            if rule is None or incident.stopped_by is not None:
+            if rule is None or incident.stopped_by is not None or incident.id in untold:
                 continue
             active = runs.get(incident.run or "")
             decision = decide(incident, rule, facts, self.rules, self.now, active)

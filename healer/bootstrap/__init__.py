@@ -44,7 +44,7 @@ from healer.settings import Settings, SettingsError, guard_overrides, rules_fold
 log = structlog.get_logger()
 
 #: One call to Slurm that changes something may take this long: shorter than the lease's margin for effects.
-SLURM_TIMEOUT_S = 5.0
+SLURM_TIMEOUT_S = 4.0
 SIGN_IN_LASTS = timedelta(minutes=10)
 
 

@@ -1,6 +1,6 @@
 """Findings -> incidents: by node, by job, by what they share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from datetime import datetime, timedelta
 
 import msgspec
@@ -8,6 +8,7 @@ import msgspec
 from healer.detection import rule_for
 from healer.incidents.identity import incident_id
 from healer.incidents.jobs import jobs_of
+from healer.incidents.open_index import OpenIndex
 from healer.model import (
     EVIDENCE_KEPT,
     REMEDY_LADDER,
@@ -56,7 +57,12 @@ class Correlator:
         find: Callable[[str], Incident | None] = lambda _: None,
     ) -> None:
         self.rules, self.picture, self.now, self.find = rules, picture, now, find
-        self.by_id = {one.id: one for one in incidents}
+        self.by_id: dict[str, Incident] = {}
+        self._index = OpenIndex()
+        #: Who is hit where, by this pass's one picture of Slurm.
+        self._hit: dict[tuple[Component, bool], frozenset[str]] = {}
+        for one in incidents:
+            self._keep(one)
         self.changed: dict[str, Incident] = {}
         self.placed: list[tuple[str, Finding]] = []
 
@@ -66,8 +72,12 @@ class Correlator:
             self.take(finding)
 
     def put(self, incident: Incident) -> None:
-        self.by_id[incident.id] = incident
+        self._keep(incident)
         self.changed[incident.id] = incident
+
+    def _keep(self, incident: Incident) -> None:
+        self._index.put(self.by_id.get(incident.id), incident)
+        self.by_id[incident.id] = incident
 
     def take(self, finding: Finding) -> None:
         if finding.teardown or finding.fault_class is FaultClass.application:
@@ -87,27 +97,32 @@ class Correlator:
     def _open_incidents(self) -> list[Incident]:
         return [one for one in self.by_id.values() if one.is_open]
 
+    def _at(self, node: str | None, jobs: Collection[str], root: Component | None = None) -> list[Incident]:
+        """The open incidents of this node, of these jobs or of exactly this place, the oldest first."""
+        return [self.by_id[name] for name in self._index.find(node, jobs, root)]
+
     def _root_in_job(self, finding: Finding) -> Incident | None:
         """An open hardware incident in a job that the finding is about, near in time."""
-        jobs = self._jobs(finding)
-        for one in self._open_incidents():
-            if one.fault_class not in _HARDWARE or not _near(one, finding):
-                continue
-            if jobs & set(one.jobs_hit) or (one.root.node and one.root.node == finding.component.node):
+        for one in self._at(finding.component.node, self._jobs(finding)):
+            if one.fault_class in _HARDWARE and _near(one, finding):
                 return one
         return None
 
-    def _jobs(self, finding: Finding) -> set[str]:
+    def _jobs(self, finding: Finding) -> Set[str]:
         if finding.jobs:
             return set(finding.jobs)
         # A line of the kernel speaks of one GPU, also where its address is lost.
-        one_gpu = bool(finding.evidence[0].line)
-        hit, certain = jobs_of(self.picture.slurm, finding.component, one_gpu=one_gpu)
-        return {job.id for job in hit} if certain else set()
+        key = finding.component, bool(finding.evidence[0].line)
+        known = self._hit.get(key)
+        if known is None:
+            hit, certain = jobs_of(self.picture.slurm, finding.component, one_gpu=key[1])
+            known = self._hit[key] = frozenset(job.id for job in hit) if certain else frozenset()
+        return known
 
     def _same_cause(self, finding: Finding) -> Incident | None:
         where = finding.component
-        for one in self._open_incidents():
+        jobs = self._jobs(finding) if finding.fault_class is FaultClass.application else ()
+        for one in self._at(where.node, jobs, where):
             if one.fault == finding.fault and one.rule == finding.rule and one.root == where:
                 return one
             hardware = finding.fault_class in _HARDWARE and one.fault_class in _HARDWARE
@@ -116,19 +131,9 @@ class Correlator:
                 # the milder one in. Anything else belongs to what is already known of the node.
                 if _RANK[finding.fault_class] <= _RANK[one.fault_class]:
                     return one
-            elif one.rule == finding.rule and self._same_place(one, finding):
+            elif one.rule == finding.rule:
                 return one
         return None
-
-    def _same_place(self, one: Incident, finding: Finding) -> bool:
-        where = finding.component
-        if finding.fault_class is FaultClass.application:
-            jobs = self._jobs(finding)
-            if jobs & set(one.jobs_hit):
-                return True
-        if where.node:
-            return one.root.node == where.node
-        return one.root == where
 
     # --- changing incidents --------------------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class Correlator:
                 kept.append(waiting)
         self.picture.teardowns.clear()
         self.picture.teardowns.extend(kept)
-        for other in self._open_incidents():
+        for other in self._at(root.root.node, root.jobs_hit):
             if other.id == root.id or other.run is not None:
                 continue
             same_node = other.root.node is not None and other.root.node == root.root.node
@@ -268,8 +273,8 @@ class Correlator:
             )
         )
 
-    def _explains(self, root: Incident, jobs: set[str], node: str | None) -> bool:
-        return bool(jobs & set(root.jobs_hit)) or (node is not None and node == root.root.node)
+    def _explains(self, root: Incident, jobs: Set[str], node: str | None) -> bool:
+        return not jobs.isdisjoint(root.jobs_hit) or (node is not None and node == root.root.node)
 
     def _rule(self, finding: Finding) -> Rule:
         rule = next((one for one in self.rules.rules if one.name == finding.rule), None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 
 import msgspec
 
@@ -107,4 +108,30 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return with_gpus or list(self.nodes.values())
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
-        return [job for job in self.jobs.values() if job.active and node in job.nodes]
+        """Jobs that hold the node, in the order of `jobs`."""
+        return list(_by_node(_Same(self.jobs)).get(node, ()))
+
+
+class _Same:
+    """A mapping as itself: equal to no other one, whatever it holds."""
+
+    def __init__(self, jobs: Mapping[str, SlurmJob]) -> None:
+        self.jobs = jobs
+
+    def __hash__(self) -> int:
+        return id(self.jobs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.jobs is other.jobs
+
+
+# A storm asks for the jobs of a thousand nodes: reading all jobs for each took minutes. By the mapping and
+# not by the snapshot, because an unchanged picture is a new snapshot every two seconds with the same jobs.
+@lru_cache(maxsize=4)
+def _by_node(same: _Same) -> dict[str, list[SlurmJob]]:
+    found: dict[str, list[SlurmJob]] = {}
+    for job in same.jobs.values():
+        if job.active:
+            for node in dict.fromkeys(job.nodes):
+                found.setdefault(node, []).append(job)
+    return found

@@ -86,6 +86,8 @@ class Picture:
         self.slurm: SlurmSnapshot | None = None
         #: Slurm's nodes are not those of the last walk: only then are drains looked for.
         self.nodes_changed = False
+        #: When the next incident has settled: the walk's caller need not wait longer than that.
+        self.settles_at: datetime | None = None
         self.nodes: dict[str, NodePicture] = {}
         #: Teardown findings of the last half minute, which a root may still explain.
         self.teardowns: deque[Finding] = deque(maxlen=100_000)

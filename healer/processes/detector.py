@@ -62,7 +62,13 @@ class Detector:
         while not stopped():
             more = self.once()
             if not more:
-                self.wait(TICK_S)
+                self.wait(self._rest_s())
+
+    def _rest_s(self) -> float:
+        settles_at = self.picture.settles_at
+        if settles_at is None:
+            return TICK_S
+        return min(TICK_S, max(0.0, (settles_at - self.clock.now()).total_seconds()))
 
     def once(self) -> bool:
         """One walk. True when the inbox holds more than one batch."""

@@ -198,6 +198,9 @@ class MemoryTx:
     def lock_gate(self) -> GateFacts:
         return self._ledger.facts()
 
+    def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
+        return {one.incident for one in self._tables.commands if one.incident is not None}
+
     def save_incident(self, incident: Incident) -> None:
         self._tables.incidents[incident.id] = incident
 

@@ -35,12 +35,12 @@ from healer.model import (
 )
 from healer.ports import AlreadyRequeued, Clock, LeaseLost
 
-LEASE = timedelta(seconds=20)
+LEASE = timedelta(seconds=10)
 #: An effect may start only while at least this much of the lease is left: longer than any call to Slurm that
-#: changes something (a read and a write of 5 s each at most).
-EFFECT_MARGIN = timedelta(seconds=11)
+#: changes something (a read and a write of 4 s each at most).
+EFFECT_MARGIN = timedelta(seconds=8)
 #: A lease younger than this is not renewed before an effect.
-FRESH = timedelta(seconds=3)
+FRESH = timedelta(seconds=1.5)
 
 
 @contextmanager

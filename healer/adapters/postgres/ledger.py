@@ -13,6 +13,7 @@ from healer.adapters.postgres.claims import PostgresClaim, claim_run
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
+from healer.adapters.postgres.tables import inbox as inbox_table
 from healer.adapters.postgres.tables import incidents, runs, vetoes
 from healer.model import (
     AuditRecord,
@@ -23,6 +24,7 @@ from healer.model import (
     Incident,
     Message,
     Observation,
+    ObservationKind,
     Run,
     RunState,
     Slot,
@@ -135,6 +137,18 @@ class PostgresWalkTx:
 
     def lock_gate(self) -> GateFacts:
         return gate.lock_gate(self.conn, self._cluster, self._snapshots, self._clock.now())
+
+    def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
+        taken = [one.inbox_id for one in batch if one.kind is ObservationKind.command]
+        names = self.conn.execute(
+            sa.select(inbox_table.c.doc["incident"].astext).where(
+                inbox_table.c.cluster == self._cluster,
+                inbox_table.c.consumed_at.is_(None),
+                inbox_table.c.kind == ObservationKind.command.value,
+                inbox_table.c.id.not_in(taken),
+            )
+        )
+        return {name for name in names.scalars() if name is not None}
 
     def save_incident(self, incident: Incident) -> None:
         row = {

@@ -180,6 +180,19 @@ def test_ten_thousand_teardowns_cost_less_than_two_seconds() -> None:
     assert one.counted == {"xid-45": 10_000}
 
 
+def test_a_thousand_application_errors_among_five_thousand_jobs_cost_less_than_two_seconds() -> None:
+    """Each finding was once compared with every incident, and each comparison read every job: 135 s."""
+    site = Site(sim_nodes(1250), mode=Mode.off)
+    for _ in range(5000):
+        site.slurm.submit(nodes=1, gpus=1)
+    storm = [seen for number in range(1, 1001) for seen in site.say(number, APPLICATION)]
+    site.look()
+    begun = time.process_time()
+    site.walk(*storm)
+    assert time.process_time() - begun < 2.0
+    assert len(site.open_incidents) == 1000
+
+
 # --- the same node, other nodes -----------------------------------------------------------------------------
 
 

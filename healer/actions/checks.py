@@ -1,9 +1,11 @@
 """Steps that only look, and the wait for a repair."""
 
+from datetime import timedelta
+
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.reason import holder_of
 from healer.incidents.jobs import hit_among
-from healer.model import CommandKind, Component, SlurmJob
+from healer.model import CommandKind, Component, Evidence, SlurmJob
 from healer.ports import SchedulerUnavailable, UnknownNode
 
 
@@ -56,6 +58,10 @@ def _hit(ctx: Context, on_node: list[SlurmJob], node_gpus: int) -> tuple[list[Sl
     return list(hit.values()), True
 
 
+#: A line that came so shortly before the return speaks against it.
+LATELY = timedelta(minutes=1)
+
+
 def node_answers(ctx: Context) -> Result:
     """Fit to return as far as Slurm and its kernel tell: it answers, and no new fault line came."""
     try:
@@ -68,13 +74,28 @@ def node_answers(ctx: Context) -> Result:
         return Failed(text=f"{holder} it: {node.reason or 'no reason given'}", final=True)
     if "NOT_RESPONDING" in node.state:
         return Failed(text=f"Slurm does not reach {node.name} ({'+'.join(node.state)})")
-    since = [one for one in (ctx.incident.evidence if ctx.incident else ()) if one.at > ctx.run.created_at]
-    if since:
+    if since := _told_lately(ctx):
         return Failed(text=f"A new fault line came since: {since[-1].text}", final=True)
     return Done(
         text=f"{node.name} answers Slurm ({'+'.join(node.state)}); no new fault line",
         data={"state": list(node.state), "gpus": node.gpus},
     )
+
+
+def _told_lately(ctx: Context) -> list[Evidence]:
+    """Fault lines since this check began; for a minute also those since the drain.
+
+    A `resume` looks milliseconds after a person asked for it, so what came since then is nothing to rest on,
+    while a GPU that is still broken goes on to tell so. What came before the drain was its cause. By arrival:
+    the host's clock may be wrong.
+    """
+    incident = ctx.incident
+    if incident is None:
+        return []
+    since = ctx.began_at
+    if incident.drained_at is not None:
+        since = min(since, max(incident.drained_at, ctx.now() - LATELY))
+    return [one for one in incident.evidence if (one.arrived_at or one.at) > since]
 
 
 def repair(ctx: Context) -> Result:

@@ -10,9 +10,11 @@ from healer.incidents.identity import incident_id
 from healer.incidents.jobs import jobs_of
 from healer.incidents.open_index import OpenIndex
 from healer.model import (
+    EVIDENCE_FIRST,
     EVIDENCE_KEPT,
     REMEDY_LADDER,
     Component,
+    Evidence,
     FaultClass,
     Finding,
     Incident,
@@ -155,7 +157,7 @@ class Correlator:
         self.put(
             msgspec.structs.replace(
                 incident,
-                evidence=(*incident.evidence, *fresh)[:EVIDENCE_KEPT],
+                evidence=_kept((*incident.evidence, *fresh)),
                 evidence_count=incident.evidence_count + len(fresh),
                 affected=_with(incident.affected, (*finding.affected, finding.component), incident.root),
                 unusable=incident.unusable or finding.unusable,
@@ -197,7 +199,7 @@ class Correlator:
             nodes=_verdicts(finding),
             remedy=self._remedy(rule, finding),
             jobs_hit=tuple(sorted(self._jobs(finding) or self._named(finding))),
-            evidence=finding.evidence[:EVIDENCE_KEPT],
+            evidence=_kept(finding.evidence),
             evidence_count=len(finding.evidence),
             unusable=finding.unusable,
             node_was_out=out,
@@ -311,6 +313,13 @@ def _verdicts(finding: Finding) -> dict[str, Verdict]:
     }.get(finding.fault_class)
     named = {where.node} | {one.node for one in finding.affected}
     return {name: verdict for name in sorted(n for n in named if n) if verdict is not None}
+
+
+def _kept(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """How it began and the newest: whoever returns the node asks what came last."""
+    if len(evidence) <= EVIDENCE_KEPT:
+        return evidence
+    return (*evidence[:EVIDENCE_FIRST], *evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :])
 
 
 def _near(incident: Incident, finding: Finding) -> bool:

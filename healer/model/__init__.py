@@ -16,7 +16,7 @@ from healer.model.gate import (
     Slot,
     Veto,
 )
-from healer.model.incident import EVIDENCE_KEPT, Incident
+from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Incident
 from healer.model.observation import Observation, ObservationKind
 from healer.model.rules import (
     CatalogueEntry,
@@ -58,6 +58,7 @@ from healer.model.words import (
 
 __all__ = [
     "ENDED_RUN_STATES",
+    "EVIDENCE_FIRST",
     "EVIDENCE_KEPT",
     "IRREVERSIBLE_VERBS",
     "NODE_REMOVING",

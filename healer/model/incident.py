@@ -8,7 +8,8 @@ from healer.model.component import Component
 from healer.model.finding import Evidence
 from healer.model.words import Cause, FaultClass, Guard, IncidentState, Remedy, Review, Severity, Verdict
 
-#: Evidence kept whole on an incident; what comes later is only counted.
+#: Evidence kept whole on an incident: how it began, and the newest. What lay between is only counted.
+EVIDENCE_FIRST = 10
 EVIDENCE_KEPT = 50
 
 

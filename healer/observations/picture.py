@@ -14,6 +14,8 @@ from healer.observations.gpus import GpuMap
 
 #: A line of an unknown boot that is older than this on arrival is history (product.md, "Hear").
 UNKNOWN_BOOT_MAX_AGE = timedelta(hours=1)
+#: What a line's own lateness may say of its host's clock at most, where no heartbeat tells that clock.
+LATENESS_MAX = timedelta(minutes=10)
 #: A sender is silent after three missed of its own cadence, and never before this.
 SILENCE_AFTER = timedelta(seconds=30)
 #: Beats needed before a sender has a cadence that it could fail to keep.
@@ -32,6 +34,9 @@ class NodePicture:
     cleared_at: datetime | None = None
     beats: deque[datetime] = field(default_factory=lambda: deque(maxlen=9))
     gpus: GpuMap = field(default_factory=GpuMap)
+    #: Arrival less the sender's own time: of the last heartbeats, and the least of any line of this boot.
+    beats_late: deque[timedelta] = field(default_factory=lambda: deque(maxlen=9))
+    line_late: timedelta | None = None
 
     def beat(self, at: datetime) -> None:
         if not self.beats or at > self.beats[-1]:
@@ -50,8 +55,15 @@ class NodePicture:
         return last if now - max(last, listening_since or last) > missed else None
 
     def is_history(self, seen: Observation) -> bool:
-        """Whether a line speaks of a time that is over: an earlier boot, or before a repair."""
-        if self.cleared_at is not None and seen.event_at <= self.cleared_at:
+        """Whether a line speaks of a time that is over: an earlier boot, or before a repair.
+
+        The repair was noted by our clock and the line by its host's, which may be wrong by hours: a new fault
+        must act, so the line's time is set right first. A line that came before the repair is history too.
+        """
+        if (
+            self.cleared_at is not None
+            and min(seen.event_at + self._late(), seen.arrived_at) <= self.cleared_at
+        ):
             return True
         if seen.boot_id is None:
             return seen.arrived_at - seen.event_at > UNKNOWN_BOOT_MAX_AGE
@@ -62,11 +74,34 @@ class NodePicture:
         # A boot never heard of is newer than the known one, unless it is older than that one's last word.
         return self.boot_heard_at is not None and seen.event_at < self.boot_heard_at
 
+    def note_clock(self, seen: Observation) -> None:
+        """A signal that tells its own time tells of its host's clock."""
+        if (seen.boot_id or self.boot_id) != self.boot_id:
+            return
+        late = seen.arrived_at - seen.event_at
+        if seen.kind is ObservationKind.heartbeat:
+            if late:  # exactly none: it told no time, and was given that of its arrival
+                self.beats_late.append(late)
+        else:
+            self.line_late = late if self.line_late is None else min(self.line_late, late)
+
+    def _late(self) -> timedelta:
+        """How far the host's clock is behind ours. The least: what is more was lost on the way.
+
+        Heartbeats come by themselves and so measure best. Lines may all be old ones that were sent again:
+        they count up to a bound, so that a line which nothing else can judge acts if it is that young.
+        """
+        if self.beats_late:
+            return min(self.beats_late)
+        return min(self.line_late or timedelta(0), LATENESS_MAX)
+
     def heard_boot(self, boot_id: str, at: datetime) -> None:
         if self.boot_id is not None and boot_id != self.boot_id:
             if boot_id in self.old_boots:
                 return
             self.old_boots.add(self.boot_id)
+            self.beats_late.clear()  # the clock may have been set meanwhile
+            self.line_late = None
         self.boot_id, self.boot_heard_at = boot_id, at
 
     def heard_line(self, seen: Observation) -> None:
@@ -134,6 +169,7 @@ class Picture:
             self._heartbeat(node, seen)
             return None
         node.heard_line(seen)
+        node.note_clock(seen)
         if seen.kind is not ObservationKind.gpu_identity:
             return name
         if not node.is_history(seen) and seen.component.pci:
@@ -161,6 +197,7 @@ class Picture:
         node.beat(seen.arrived_at)
         if seen.boot_id:
             node.heard_boot(seen.boot_id, seen.event_at)
+        node.note_clock(seen)
         inventory = seen.data.get("gpus")
         if isinstance(inventory, list):
             node.gpus.inventory(inventory)

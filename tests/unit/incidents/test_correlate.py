@@ -207,6 +207,16 @@ def test_a_second_fault_of_the_same_node_joins() -> None:
     assert one.unusable  # the worse of the two counts
 
 
+def test_evidence_keeps_how_it_began_and_the_newest() -> None:
+    site = watching()
+    for second in range(60):
+        site.walk(*site.say(1, LOST, first_seq=second, boot_id="b"))
+        site.clock.advance(1)
+    one = site.incident
+    assert one.evidence_count == 60
+    assert [seen.arrived_at for seen in one.evidence] == [later(s) for s in (*range(10), *range(20, 60))]
+
+
 def test_a_milder_fault_of_the_same_node_joins() -> None:
     site = watching()
     site.walk(*site.say(1, LOST))

@@ -56,8 +56,8 @@ def test_what_was_said_before_a_repair_is_history_whatever_its_boot() -> None:
     shown = picture()
     heard(shown, beat(NODE, later(-600), boot_id=NEW))
     shown.clear(NODE, START)
-    assert heard(shown, line(at=later(5), event_at=later(-1), boot_id=NEW)) == []
-    assert heard(shown, line(at=later(5), event_at=later(-1))) == []
+    assert heard(shown, line(at=later(5), event_at=later(-601), boot_id=NEW)) == []
+    assert heard(shown, line(at=later(5), event_at=later(-601))) == []
     assert len(heard(shown, line(at=later(5), event_at=later(1), boot_id=NEW))) == 1
 
 
@@ -65,7 +65,60 @@ def test_an_older_clearing_takes_nothing_back() -> None:
     shown = picture()
     shown.clear(NODE, START)
     shown.clear(NODE, later(-3600))
-    assert heard(shown, line(at=later(1), event_at=later(-60))) == []
+    assert heard(shown, line(at=later(1), event_at=later(-660))) == []
+
+
+# --- history: the hosts' clocks -----------------------------------------------------------------------------
+
+
+def returned(behind_s: float, *, beats: bool, first: bool = False) -> Picture:
+    """A node whose clock is behind by so much was returned at START; it said something `first` before."""
+    shown = picture()
+    for second in range(-300, 0, 10):
+        event_at = later(second - behind_s) if beats else None
+        heard(shown, beat(NODE, later(second + 0.2), boot_id=NEW, event_at=event_at))
+    if first:
+        heard(shown, line(at=later(-199), event_at=later(-200 - behind_s), boot_id=NEW))
+    shown.clear(NODE, START)
+    return shown
+
+
+@pytest.mark.parametrize("behind_s", [0, 45, 7200, -45])
+@pytest.mark.parametrize(("beats", "first"), [(True, False), (True, True), (False, True)])
+def test_a_new_fault_acts_and_an_old_line_does_not_whatever_the_hosts_clock_says(
+    behind_s: float, beats: bool, first: bool
+) -> None:
+    if not beats and behind_s == 7200:
+        return  # bounded, see below
+    for told_s, live in ((5.0, True), (1.0, True), (-5.0, False), (-3000.0, False)):
+        shown = returned(behind_s, beats=beats, first=first)
+        seen = line(at=later(6), event_at=later(told_s - behind_s), boot_id=NEW)
+        assert bool(heard(shown, seen)) is live, told_s
+
+
+@pytest.mark.parametrize(("age_s", "live"), [(30, True), (599, True), (661, False), (7200, False)])
+def test_a_line_that_nothing_else_can_judge_acts_if_it_is_young(age_s: float, live: bool) -> None:
+    shown = returned(0, beats=False)
+    seen = line(at=later(60), event_at=later(60 - age_s), boot_id=NEW)
+    assert bool(heard(shown, seen)) is live
+
+
+def test_lines_sent_again_do_not_tell_the_clock_where_a_heartbeat_does() -> None:
+    shown = returned(0, beats=True)
+    again = [line(at=later(60), event_at=later(-second), boot_id=NEW) for second in range(1, 60)]
+    assert heard(shown, *again) == []
+
+
+def test_a_clock_that_was_set_at_the_boot_is_measured_anew() -> None:
+    shown = returned(7200, beats=True)
+    heard(shown, beat(NODE, later(10), boot_id="boot-next", event_at=later(9.9)))
+    assert heard(shown, line(at=later(12), event_at=later(-300), boot_id="boot-next")) == []
+    assert len(heard(shown, line(at=later(12), event_at=later(11), boot_id="boot-next"))) == 1
+
+
+def test_a_line_that_came_before_the_return_and_is_walked_after_it_is_history() -> None:
+    shown = returned(45, beats=True)
+    assert heard(shown, line(at=later(-1), event_at=later(-2), boot_id=NEW)) == []
 
 
 def test_a_boot_never_heard_of_is_the_next_one_if_its_line_is_newer() -> None:

@@ -1,0 +1,75 @@
+"""Before a node returns: no fault line came since its drain, or none lately."""
+
+import pytest
+
+from healer.model import Run, RunState
+from tests.support.loop import CLUSTER, LOST, Site, name
+
+
+def drained() -> Site:
+    site = Site(8)
+    site.run_for(10, *site.say(1, LOST))
+    (run,) = site.runs
+    assert run.state is RunState.waiting and site.incident.drained_at is not None
+    return site
+
+
+def resume(site: Site) -> Run:
+    """A person asks for the node's return, as the API takes it; the run as it stands after some seconds."""
+    (old,) = [run for run in site.runs if run.state is RunState.waiting]
+    asked = Run(
+        id="r-resume",
+        cluster=CLUSTER,
+        playbook="resume",
+        state=RunState.running,
+        by="ann",
+        reason="board replaced",
+        created_at=site.now,
+        node=name(1),
+        incident=old.incident,
+        rule=old.rule,
+    )
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(old.id, RunState.done, why="taken over", at=site.now)
+        tx.create_run(asked)
+    site.run_for(5)
+    return site.ledger.tables.runs["r-resume"]
+
+
+def test_the_line_that_caused_the_drain_says_nothing_against_the_return() -> None:
+    site = drained()
+    assert resume(site).state is RunState.done
+    assert site.node(1).in_service
+
+
+@pytest.mark.parametrize("clock_s", [0, -1800])
+def test_a_line_of_the_last_minute_does(clock_s: int) -> None:
+    """By arrival: the host's clock may be behind."""
+    site = drained()
+    site.clock.advance(3600)
+    then = site.now.timestamp() + clock_s
+    site.walk(*site.say(1, LOST, event_at=site.now.fromtimestamp(then, site.now.tzinfo)))
+    site.clock.advance(30)
+    run = resume(site)
+    assert run.state is RunState.stuck and "new fault line" in (run.question or "")
+    assert site.node(1).drain
+    site.clock.advance(60)
+    site.retry(run.id, "verify")
+    site.run_for(5)
+    assert site.ledger.tables.runs[run.id].state is RunState.done
+    assert site.node(1).in_service
+
+
+def test_a_line_of_an_hour_ago_is_what_was_repaired() -> None:
+    site = drained()
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(61)
+    assert resume(site).state is RunState.done
+
+
+def test_a_new_line_after_fifty_others_is_seen() -> None:
+    site = drained()
+    for _ in range(60):
+        site.clock.advance(10)
+        site.walk(*site.say(1, LOST))
+    assert resume(site).state is RunState.stuck

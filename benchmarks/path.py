@@ -37,6 +37,7 @@ OPEN_CAPS = {
     "HEALER_GUARD_MIN_SERVICE_SHARE": "0",
     "HEALER_GUARD_SHARE_PER_HOUR": "1",
     "HEALER_GUARD_PARTITION_SHARE": "1",
+    "HEALER_GUARD_REPEAT_H": "0.0001",
     "HEALER_BREAKER_SHARE": "1.0",
 }
 LINE = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=python3, GPU has fallen off the bus."

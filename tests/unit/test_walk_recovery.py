@@ -1,0 +1,145 @@
+"""The walk after something went wrong: news that is on its way, forgotten drains, gone nodes, the canary."""
+
+from datetime import timedelta
+
+import msgspec
+
+from healer.model import (
+    Breaker,
+    BreakerState,
+    CommandKind,
+    IncidentState,
+    Mode,
+    Outcome,
+    RunState,
+    Severity,
+)
+from healer.walk import walk
+from tests.support.loop import CLUSTER, LOST, Site, name
+
+
+def drained(site: Site, node: int = 1) -> str:
+    """The node is drained for a lost GPU and waits for its repair; the incident's id."""
+    site.walk(*site.say(node, LOST))
+    site.run_for(5)
+    assert site.node(node).drain
+    return site.incident.id
+
+
+def test_an_incident_that_news_is_on_its_way_for_is_left_to_the_next_walk() -> None:
+    """A return ended after the batch was read: the node looks free, its incident still open."""
+    site = Site(10)
+    one = drained(site)
+    runs = len(site.runs)
+    site.slurm.resume(name(1))
+    site.ledger.tables.slots.clear()
+    for run in site.runs:
+        site.ledger.tables.runs[run.id] = msgspec.structs.replace(run, state=RunState.done)
+    site.tell(CommandKind.node_returned, incident=one, node=name(1))
+    site.look()
+    walk(site.ledger, site.rules, site.picture, [], site.now)  # a batch from before the news
+    assert len(site.runs) == runs
+    site.run_for(5)
+    assert site.incidents[0].state is IncidentState.resolved
+    assert len(site.runs) == runs
+    assert not site.node(1).drain
+
+
+def test_a_drain_that_nothing_speaks_for_becomes_an_incident_and_ends_with_it() -> None:
+    site = Site(10)
+    one = drained(site)
+    site.tell(CommandKind.resolve, incident=one, reason="looks fine")
+    site.run_for(300, step_s=5)
+    site.ledger.tables.slots.clear()
+    site.run_for(120, step_s=5)
+    forgotten = site.incident
+    assert (forgotten.rule, forgotten.root.node, forgotten.severity) == (
+        "forgotten-drain",
+        name(1),
+        Severity.P2,
+    )
+    assert site.node(1).reason in forgotten.title
+    site.slurm.resume(name(1))
+    site.run_for(30)
+    assert site.open_incidents == []
+
+
+def test_a_drain_that_is_spoken_for_is_not_forgotten() -> None:
+    site = Site(10)
+    drained(site)
+    site.run_for(600, step_s=5)
+    assert site.incident.rule == "gpu-lost"
+
+
+def test_the_slot_of_a_node_that_slurm_no_longer_knows_is_freed() -> None:
+    site = Site(10)
+    drained(site)
+    assert list(site.ledger.tables.slots) == [name(1)]
+    site.run_for(5)
+    fleet = {one: node for one, node in site.slurm.snapshot().nodes.items() if one != name(1)}
+    site.clock.advance(5)
+    shown = msgspec.structs.replace(site.slurm.snapshot(), nodes=fleet)
+    site.picture.show(shown)
+    site.ledger.snapshot = shown
+    walk(site.ledger, site.rules, site.picture, [], site.now)
+    assert site.ledger.tables.slots == {}
+
+
+def half_open(site: Site, canary: str | None) -> None:
+    site.ledger.tables.breaker = Breaker(
+        cluster=CLUSTER, state=BreakerState.half_open, reset_by="ann", reset_reason="seen", canary=canary
+    )
+
+
+def test_the_breaker_closes_by_its_canarys_state_without_any_news() -> None:
+    site = Site(10)
+    drained(site)
+    half_open(site, site.runs[0].id)
+    site.ledger.tables.commands.clear()
+    site.walk()
+    assert site.ledger.tables.breaker is not None
+    assert site.ledger.tables.breaker.state is BreakerState.closed
+
+
+def test_a_canary_that_was_resolved_away_lets_the_next_one_try() -> None:
+    site = Site(10, mode=Mode.auto)
+    half_open(site, "gone")
+    site.walk(*site.say(1, LOST))
+    site.run_for(5)
+    assert site.node(1).drain
+
+
+def test_only_one_run_is_the_canary_however_many_were_granted_before() -> None:
+    """Two runs were granted; then the breaker opened, and was reset, before a worker took them."""
+    site = Site(20)
+    site.walk(*site.say(1, LOST), *site.say(2, LOST))
+    site.clock.advance(3)
+    site.walk()
+    assert [run.state for run in site.runs] == [RunState.running, RunState.running]
+    half_open(site, None)
+    site.drive()
+    assert [site.node(1).drain, site.node(2).drain].count(True) == 1
+    held = [one for one in site.ledger.tables.decisions if one.outcome is Outcome.held]
+    assert [one.guard for one in held] == ["breaker"]
+
+
+def test_a_resolution_by_a_person_is_recorded_once() -> None:
+    site = Site(10)
+    one = drained(site)
+    site.tell(CommandKind.resolve, incident=one, reason="seen")
+    site.run_for(5)
+    assert site.audited("incident.resolved") == 1
+
+
+def test_a_hold_at_the_worker_is_paged_after_ten_seconds() -> None:
+    site = Site(10)
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(3)
+    site.walk()
+    site.pause()
+    site.run_for(8)
+    assert site.pages == []
+    site.run_for(10)
+    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0"]
+    assert site.incident.known_bad_in_service
+    assert timedelta(0) < site.now - site.incident.opened

@@ -16,6 +16,9 @@ from kombu.entity import Queue
 
 ADVANCE = "workers.tasks.advance_run"
 CONCURRENCY = 8
+#: A message that no worker took by then is dropped: while a run is due the sweep sends another each second,
+#: and a day without workers would leave a heap. The worker's clock judges, which may be another.
+EXPIRES_S = 120
 #: After this Redis hands an unacknowledged message to another worker. Steps bound themselves far below it:
 #: Celery's own time limits do not work in a pool of threads.
 VISIBILITY_S = 300
@@ -34,7 +37,7 @@ class RunTask(Task):
 def make_app(broker_url: str, cluster: str) -> Celery:
     """An application for publishing to a cluster's queue and for working on it. No result backend; JSON only.
 
-    Publish with `send_task(ADVANCE, args=[run], retry=False)`: it fails at once when the broker is away.
+    Publish with `send`.
     """
     app = Celery("healer", broker=broker_url, task_cls=RunTask, set_as_current=False)
     app.conf.update(
@@ -59,6 +62,11 @@ def make_app(broker_url: str, cluster: str) -> Celery:
         broker_transport_options=_transport_options(broker_url),
     )
     return app
+
+
+def send(app: Celery, run: str) -> None:
+    """Asks a worker to advance the run. Fails at once when the broker is away."""
+    app.send_task(ADVANCE, args=[run], retry=False, expires=EXPIRES_S)
 
 
 def _transport_options(broker_url: str) -> dict[str, Any]:

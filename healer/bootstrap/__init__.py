@@ -94,6 +94,23 @@ def cluster_name(settings: Settings) -> str:
         raise SettingsError(f"HEALER_CLUSTER is not set and Slurm does not tell its name: {error}") from error
 
 
+def told_cluster(slurm: Scheduler, cluster: str) -> bool:
+    """True once Slurm told that it is this cluster, False while it does not answer.
+
+    SettingsError when it is another one: nodes of the same name would be drained there.
+    """
+    try:
+        told = slurm.cluster_name()
+    except SchedulerError as error:
+        log.warning("slurm does not tell its name", error=str(error))
+        return False
+    if told != cluster:
+        raise SettingsError(
+            f"Slurm on this machine is the cluster {told}, not {cluster}: mend SLURM_CONF or HEALER_CLUSTER."
+        )
+    return True
+
+
 def rulebook(settings: Settings) -> Rulebook:
     overrides = guard_overrides(settings)
 
@@ -105,19 +122,19 @@ def rulebook(settings: Settings) -> Rulebook:
 
 def poke(settings: Settings, cluster: str) -> Poke:
     """Tells the workers to look at runs. Losing it is harmless: the sweep finds what is due."""
-    from workers.app import ADVANCE, make_app
+    from workers.app import make_app, send
 
     app = make_app(broker_url(settings), cluster)
 
-    def send(runs: Sequence[str]) -> None:
+    def poked(runs: Sequence[str]) -> None:
         for run in runs:
             try:
-                app.send_task(ADVANCE, args=[run], retry=False)
+                send(app, run)
             except Exception as error:
                 log.warning("the broker took no message; the sweep will find the run", error=str(error))
                 return
 
-    return send
+    return poked
 
 
 def audit_trail(settings: Settings) -> PostgresAuditTrail:
@@ -261,15 +278,24 @@ def run_worker(settings: Settings) -> None:
     from workers.app import make_app, run
 
     _log_as_json()
-    cluster = cluster_name(settings)
+    cluster, slurm = cluster_name(settings), scheduler(settings)
+    told = told_cluster(slurm, cluster)
     db = engine(settings, name="healer worker", pool_size=12)
     driver = Driver(
         ledger=ledger(settings, db, cluster),
-        scheduler=scheduler(settings),
+        scheduler=slurm,
         rules=rulebook(settings),
         clock=SystemClock(),
     )
-    run(make_app(broker_url(settings), cluster), cluster, driver.drive)
+
+    def drive(name: str) -> None:
+        """Nothing is done before Slurm told its name; the sweep sends the run again."""
+        nonlocal told
+        told = told or told_cluster(slurm, cluster)
+        if told:
+            driver.drive(name)
+
+    run(make_app(broker_url(settings), cluster), cluster, drive)
 
 
 def _until_stopped() -> threading.Event:

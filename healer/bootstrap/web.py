@@ -27,7 +27,8 @@ from healer.settings import Settings
 
 def services(settings: Settings) -> Services:
     db = bootstrap.engine(settings, name="healer api", pool_size=12)
-    cluster = bootstrap.cluster_name(settings)
+    cluster, slurm = bootstrap.cluster_name(settings), bootstrap.scheduler(settings)
+    bootstrap.told_cluster(slurm, cluster)
     clock = SystemClock()
     rules = bootstrap.rulebook(settings)
     snapshots = PostgresSnapshots(db)
@@ -42,7 +43,7 @@ def services(settings: Settings) -> Services:
         runs=PostgresRunCommands(
             db,
             snapshots=snapshots,
-            scheduler=bootstrap.scheduler(settings),
+            scheduler=slurm,
             rules=rules,
             clock=clock,
             poke=bootstrap.poke(settings, cluster),

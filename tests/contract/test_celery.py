@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from kombu.exceptions import OperationalError
 from healer.embedded.redis import Redis, find_binary
 from tests.support.processes import name_of
 from tests.support.wait import wait_until
-from workers.app import ADVANCE, make_app
+from workers.app import ADVANCE, EXPIRES_S, make_app, queue_name, send
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def poke(broker_url: str, *runs: str, cluster: str = "pod1") -> list[Exception]:
     lost: list[Exception] = []
     for run in runs:
         try:
-            app.send_task(ADVANCE, args=[run], retry=False)
+            send(app, run)
         except OperationalError as error:
             lost.append(error)
     return lost
@@ -105,6 +106,26 @@ def test_worker_and_publisher_find_a_redis_that_was_killed_and_came_back(redis: 
 
     wait_until(advanced_again, 20, what="a run after the restart is advanced", every_s=0.3)
     assert worker.stop() == 0
+
+
+def test_messages_that_nobody_takes_are_no_heap(broker_url: str) -> None:
+    """The sweep sends one each second while a run is due; a day without workers leaves two minutes."""
+    app = make_app(broker_url, "pod1")
+    sent_at = datetime.now(UTC)
+    send(app, "run-1")
+    with app.connection_for_read() as connection, connection.SimpleQueue(queue_name("pod1")) as queue:
+        message = queue.get(timeout=10)
+        message.ack()
+    expires = datetime.fromisoformat(message.headers["expires"])
+    assert timedelta(0) <= expires - sent_at - timedelta(seconds=EXPIRES_S) < timedelta(seconds=5)
+
+
+def test_a_worker_drops_a_message_that_is_too_old(broker_url: str, worker: Worker) -> None:
+    app = make_app(broker_url, "pod1")
+    app.send_task(ADVANCE, args=["old"], retry=False, expires=datetime.now(UTC) - timedelta(seconds=1))
+    send(app, "new")
+    wait_until(lambda: "new" in worker.advanced(), 20, what="the new one is advanced")
+    assert worker.advanced() == ["new"]
 
 
 def test_a_message_of_a_killed_worker_lives_shorter_than_a_shift() -> None:

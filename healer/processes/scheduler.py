@@ -13,8 +13,10 @@ from healer.ports import Clock, Ledger, Poke, Scheduler, SchedulerError, Snapsho
 
 log = structlog.get_logger()
 
-#: Slurm is asked at most this often, and never more than a tenth of the time.
+#: Slurm is asked at most this often, and no more than a tenth of the time, but rests no longer than this: a
+#: picture older than `stale_s` (30 s) holds everything.
 POLL_S = 2.0
+REST_MAX_S = 10.0
 SWEEP_S = 0.2
 SEAL_S = 0.3
 DELIVER_S = 0.5
@@ -36,11 +38,12 @@ def poll_slurm(
     rules: Callable[[], Ruleset],
     failed: Callable[[str], None],
     cluster: str,
+    stopwatch: Callable[[], float] = time.monotonic,
 ) -> Callable[[], float | None]:
     """Reads Slurm's picture and stores it. When Slurm is away the old picture stays and grows stale."""
 
     def work() -> float | None:
-        begun = time.monotonic()
+        begun = stopwatch()
         try:
             snapshot = scheduler.snapshot()
         except SchedulerError as error:
@@ -51,7 +54,7 @@ def poll_slurm(
             failed(f"Slurm is the cluster {snapshot.cluster}, not {cluster}: mend HEALER_CLUSTER")
             return None
         snapshots.put(with_places(snapshot, rules().topology))
-        return max(POLL_S, 10 * (time.monotonic() - begun))
+        return max(POLL_S, min(REST_MAX_S, 10 * (stopwatch() - begun)))
 
     return work
 

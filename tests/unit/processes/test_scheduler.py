@@ -51,6 +51,17 @@ def test_a_poll_keeps_slurms_picture_with_the_sites_places() -> None:
     assert rest >= POLL_S
 
 
+@pytest.mark.parametrize(("took_s", "rest_s"), [(0.01, POLL_S), (0.5, 5.0), (3.0, 10.0), (25.0, 10.0)])
+def test_a_slow_slurm_is_asked_less_often_but_before_its_picture_is_stale(
+    took_s: float, rest_s: float
+) -> None:
+    clock, kept = site()
+    times = iter((100.0, 100.0 + took_s))
+    slurm = SimScheduler(CLUSTER, clock, 4)
+    poll = poll_slurm(slurm, kept, rules_in, kept.failures.append, CLUSTER, lambda: next(times))
+    assert poll() == pytest.approx(rest_s)
+
+
 def test_while_slurm_is_away_the_old_picture_stays_and_it_is_noted_why() -> None:
     clock, kept = site()
     old = SlurmSnapshot(cluster=CLUSTER, taken_at=START - timedelta(seconds=60))

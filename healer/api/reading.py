@@ -124,11 +124,11 @@ def incident(request: Request, caller: Viewer, id: Id) -> Response:
     found = services_of(request).reads.incident_detail(id)
     if found is None:
         raise NotFound(f"there is no incident {id}")
-    root = found.incident.root
+    root = found.root
     confine(
         request,
         caller,
-        cluster=found.incident.cluster,
+        cluster=found.cluster,
         node=root.node,
         job=caller.job and _hit(found, caller.job),
     )
@@ -136,7 +136,7 @@ def incident(request: Request, caller: Viewer, id: Id) -> Response:
 
 
 def _hit(found: IncidentDetail, job: str) -> str | None:
-    return job if job in found.incident.jobs_hit else None
+    return job if job in found.jobs_hit else None
 
 
 @router.get("/runs", responses=answers(Page[Run], "runs, newest first"))
@@ -170,7 +170,7 @@ def run(request: Request, caller: Viewer, id: Id) -> Response:
     found = services.reads.run_detail(id, services.rules())
     if found is None:
         raise NotFound(f"there is no run {id}")
-    confine(request, caller, cluster=found.run.cluster, node=found.run.node, job=found.run.job)
+    confine(request, caller, cluster=found.cluster, node=found.node, job=found.job)
     return answer(request, found)
 
 

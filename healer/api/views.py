@@ -12,7 +12,6 @@ from healer.model import (
     BreakerState,
     Broken,
     Decision,
-    Evidence,
     Finding,
     Incident,
     LogEntry,
@@ -71,24 +70,26 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}
 
 
-class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
-    run: Run
+class RunDetail(Run, frozen=True, kw_only=True):
+    """A run as lists show it, and how far it is."""
+
     title: str
     steps: list[StepView]
     log: list[LogEntry]
     decisions: list[Decision]
 
 
-class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident with all that hangs on it. `runs` come with steps and log."""
+class IncidentDetail(Incident, frozen=True, kw_only=True):
+    """An incident as lists show it, and all that hangs on it. `runs` come with steps and log.
 
-    incident: Incident
+    `jobs` are the jobs hit as Slurm still shows them; `state` UNKNOWN where it has forgotten them.
+    """
+
     findings: list[Finding]
-    evidence: list[Evidence]
     decisions: list[Decision]
     runs: list[RunDetail]
     timeline: list[TimelineEntry]
-    jobs_hit: list[SlurmJob]
+    jobs: list[SlurmJob]
     similar: list[Incident]
     notes: list[Note]
     messages: list[Message]

@@ -48,15 +48,12 @@ def incidents(
 
 
 def _show(found: dict) -> None:
-    one = found["incident"]
-    typer.echo(f"{one['severity']} {one['state']}: {one['title']}")
-    typer.echo(f"id {one['id']}, rule {one['rule']}, opened {one['opened']}")
-    if found["jobs_hit"]:
-        typer.echo(
-            "jobs hit: "
-            + ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in found["jobs_hit"])
-        )
-    if one["closed_why"]:
-        typer.echo(f"closed {one['closed']}: {one['closed_why']}")
+    typer.echo(f"{found['severity']} {found['state']}: {found['title']}")
+    typer.echo(f"id {found['id']}, rule {found['rule']}, opened {found['opened']}")
+    if found["jobs"]:
+        jobs = ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in found["jobs"])
+        typer.echo(f"jobs hit: {jobs}")
+    if found["closed_why"]:
+        typer.echo(f"closed {found['closed']}: {found['closed_why']}")
     rows = [(entry["at"][:23], entry["kind"], entry["by"], entry["text"]) for entry in found["timeline"]]
     print_table(("WHEN (UTC)", "WHAT", "BY", ""), rows)

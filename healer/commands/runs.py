@@ -51,11 +51,10 @@ def runs(
 
 
 def _show(found: dict[str, Any]) -> None:
-    one = found["run"]
-    typer.echo(f"{found['title']} on {one['node'] or one['job']}: {one['state']}")
-    typer.echo(f"asked by {one['by']}: {one['reason']}")
-    if one["question"]:
-        typer.echo(f"asks: {one['question']}")
+    typer.echo(f"{found['title']} on {found['node'] or found['job']}: {found['state']}")
+    typer.echo(f"asked by {found['by']}: {found['reason']}")
+    if found["question"]:
+        typer.echo(f"asks: {found['question']}")
     rows = [(step["title"], step["state"], step["attempt"], step["text"]) for step in found["steps"]]
     print_table(("STEP", "STATE", "TRIES", ""), rows)
 

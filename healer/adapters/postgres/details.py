@@ -35,7 +35,7 @@ _ENDS = frozenset({StepEvent.done, StepEvent.failed, StepEvent.skipped, StepEven
 def run_detail(run: Run, log: Sequence[LogEntry], decisions: Sequence[Decision], rules: Ruleset) -> RunDetail:
     playbook = rules.playbooks.get(run.playbook)
     return RunDetail(
-        run=run,
+        **msgspec.structs.asdict(run),
         title=playbook.title if playbook else run.playbook,
         steps=steps_of(playbook, log),
         log=list(log),
@@ -94,13 +94,12 @@ def incident_detail(
     timeline = _seen(incident, findings, decisions) + _done(runs, notes, records)
     timeline += [entry for _, entry in messages]
     return IncidentDetail(
-        incident=incident,
+        **msgspec.structs.asdict(incident),
         findings=findings,
-        evidence=list(incident.evidence),
         decisions=decisions,
         runs=runs,
         timeline=sorted(timeline, key=lambda entry: entry.at),
-        jobs_hit=[jobs.get(job) or SlurmJob(id=job, state="UNKNOWN") for job in incident.jobs_hit],
+        jobs=[jobs.get(job) or SlurmJob(id=job, state="UNKNOWN") for job in incident.jobs_hit],
         similar=similar,
         notes=notes,
         messages=[message for message, _ in messages],
@@ -143,8 +142,8 @@ def _done(runs: list[RunDetail], notes: list[Note], records: list[AuditRecord]) 
                 at=entry.at,
                 kind="step",
                 text=entry.text or f"{entry.step}: {entry.event.value}",
-                by=run.run.by,
-                data={"run": run.run.id, "step": entry.step, "event": entry.event.value},
+                by=run.by,
+                data={"run": run.id, "step": entry.step, "event": entry.event.value},
             )
             for entry in run.log
         ]

@@ -30,7 +30,7 @@ def test_a_run_is_202_with_its_place(served: Served) -> None:
     assert answer.status_code == 202
     assert answer.json()["by"] == "ann"
     found = client.get(answer.headers["Location"], headers=headers)
-    assert found.json()["run"]["id"] == answer.json()["id"]
+    assert found.json()["id"] == answer.json()["id"]
     assert [step["state"] for step in found.json()["steps"]] == ["pending"]
 
 
@@ -221,7 +221,8 @@ def test_notes_stand_on_the_incident(served: Served) -> None:
     detail = client.get(path, headers=headers).json()
     assert [(one["by"], one["text"]) for one in detail["notes"]] == [("bob", "reseated")]
     assert [one["kind"] for one in detail["timeline"]] == ["note"]
-    assert detail["jobs_hit"][0]["user"] == "alice"
+    assert detail["jobs_hit"] == ["4711"]
+    assert detail["jobs"][0]["user"] == "alice"
 
 
 def test_a_pause_is_seen_at_once_and_ends_once(served: Served) -> None:

@@ -125,6 +125,8 @@ class Correlator:
         where = finding.component
         jobs = self._jobs(finding) if finding.fault_class is FaultClass.application else ()
         for one in self._at(where.node, jobs, where):
+            if one.stopped_by is not None and finding.unusable and not one.unusable:
+                continue  # a person's word was about a node that still worked
             if one.fault == finding.fault and one.rule == finding.rule and one.root == where:
                 return one
             hardware = finding.fault_class in _HARDWARE and one.fault_class in _HARDWARE

@@ -15,7 +15,7 @@ from healer.model import (
     Severity,
 )
 from healer.walk import walk
-from tests.support.loop import CLUSTER, LOST, Site, name
+from tests.support.loop import CLUSTER, FATAL, LOST, Site, name
 
 
 def drained(site: Site, node: int = 1) -> str:
@@ -83,6 +83,22 @@ def test_the_slot_of_a_node_that_slurm_no_longer_knows_is_freed() -> None:
     site.ledger.snapshot = shown
     walk(site.ledger, site.rules, site.picture, [], site.now)
     assert site.ledger.tables.slots == {}
+
+
+def test_a_node_that_is_surely_unusable_later_is_news_for_an_incident_that_a_person_stopped() -> None:
+    site = Site(10)
+    site.walk(*site.say(1, FATAL))
+    site.run_for(1)
+    site.pause()
+    site.run_for(5)
+    site.cancel(site.runs[0].id, RunState.rejected)
+    site.end_pause()
+    site.run_for(60)
+    assert site.node(1).in_service
+    site.walk(*site.say(1, LOST))
+    site.run_for(10)
+    assert site.node(1).drain
+    assert {one.rule for one in site.open_incidents} == {"gpu-fatal", "gpu-lost"}
 
 
 def half_open(site: Site, canary: str | None) -> None:

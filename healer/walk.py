@@ -48,6 +48,7 @@ from healer.model import (
     Command,
     CommandKind,
     Decision,
+    FaultClass,
     GateFacts,
     Incident,
     IncidentState,
@@ -68,6 +69,8 @@ from healer.ports import Ledger, WalkTx
 
 #: A P0 that lasts this long wakes somebody, unless the breaker's own page already did.
 PAGE_AFTER = timedelta(seconds=10)
+#: What a detector tells again while it stands: drains of others, silence.
+_TOLD_ANEW = FaultClass.informational
 _WAITS_FOR_LEAVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
 
@@ -112,14 +115,23 @@ class _Pass:
         known = self.work.by_id.get(command.incident or "")
         if known is None and command.incident:
             known = self.tx.incident(command.incident)
-        if known is None:
-            return
+        meant = [known] if known is not None else []
+        if command.kind is CommandKind.node_returned:  # what else was open on the node is over with it
+            meant += [one for one in self._open_on(str(command.data["node"])) if one.id != command.incident]
+        for one in meant:
+            self._apply_to(one, command)
+
+    def _apply_to(self, known: Incident, command: Command) -> None:
         self.known.setdefault(known.id, known)
         changed = apply_command(known, command)
         run = self.tx.run(known.run) if known.run and changed.run is None else None
-        if run is not None and run.state not in ENDED_RUN_STATES and command.kind is CommandKind.resolve:
+        if run is not None and run.state not in ENDED_RUN_STATES and run.id != command.data.get("run"):
             self.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or "", at=self.now)
         self.work.put(changed)
+
+    def _open_on(self, node: str) -> list[Incident]:
+        """Incidents of faults on the node; drains of others speak for themselves."""
+        return [one for one in self._open() if one.root.node == node and one.fault_class is not _TOLD_ANEW]
 
     def close_what_is_over(self) -> None:
         for incident in list(self.work.by_id.values()):
@@ -218,17 +230,9 @@ class _Pass:
         for name in [run.id for run in runs.values() if run.node == veto.node and not run.shadow]:
             self.tx.set_run_state(name, RunState.cancelled, why=why, at=self.now)
             del runs[name]
-        if incident is not None and incident.is_open:
-            self.work.put(
-                msgspec.structs.replace(
-                    incident,
-                    state=IncidentState.resolved,
-                    closed=self.now,
-                    updated=self.now,
-                    closed_why=why,
-                    run=None,
-                )
-            )
+        over = {"state": IncidentState.resolved, "closed": self.now, "updated": self.now, "closed_why": why}
+        for one in self._open_on(veto.node):
+            self.work.put(msgspec.structs.replace(one, **over, run=None))
 
     def _breaker(self, facts: GateFacts) -> GateFacts:
         breaker = facts.breaker

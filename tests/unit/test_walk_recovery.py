@@ -101,6 +101,26 @@ def test_a_node_that_is_surely_unusable_later_is_news_for_an_incident_that_a_per
     assert {one.rule for one in site.open_incidents} == {"gpu-fatal", "gpu-lost"}
 
 
+def test_a_return_ends_all_that_was_open_on_the_node() -> None:
+    """Two incidents of one node: the return must not leave the other one to drain it again."""
+    site = Site(10)
+    change = "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
+    asked = f"NVRM: Xid (PCI:0000:9b:00): 154, {change}"
+    site.walk(*site.say(1, asked))
+    site.run_for(5)
+    site.clock.advance(300)
+    site.walk(*site.say(1, LOST))
+    site.run_for(5)
+    assert len(site.open_incidents) == 2
+    one = next(one for one in site.open_incidents if one.id == site.ledger.tables.slots[name(1)].incident)
+    site.slurm.resume(name(1))
+    site.ledger.tables.slots.clear()
+    site.tell(CommandKind.node_returned, incident=one.id, node=name(1))
+    site.run_for(60)
+    assert site.open_incidents == []
+    assert not site.node(1).drain
+
+
 def half_open(site: Site, canary: str | None) -> None:
     site.ledger.tables.breaker = Breaker(
         cluster=CLUSTER, state=BreakerState.half_open, reset_by="ann", reset_reason="seen", canary=canary

@@ -89,7 +89,9 @@ class PostgresRunCommands:
                 node = self._scheduler.node(request.node)
                 where = incident.root if incident else None
                 where = where or Component(cluster=request.cluster, node=request.node)
-                jobs, _ = hit_among(self._scheduler.jobs_on(request.node), where)
+                on_node = self._scheduler.jobs_on(request.node)
+                hit, certain = hit_among(on_node, where, node_gpus=node.gpus)
+                jobs = hit if certain else []
             if request.job:
                 job = self._scheduler.job(request.job)
                 jobs = [job] if job else []

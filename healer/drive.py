@@ -54,6 +54,8 @@ _EVENT = {
     Failed: StepEvent.failed,
     Again: StepEvent.waiting,
 }
+#: They ask once: read back, the node no longer shows what they were granted for.
+_RETURNING = frozenset({Verb.resume, Verb.undrain})
 _PAST = {Verb.drain: "node.drained", Verb.resume: "node.resumed", Verb.requeue: "job.requeued"}
 
 
@@ -139,7 +141,8 @@ class Driver:
         incident = claim.incident()
         ctx = self._context(claim, intent, entries, incident)
         started = _is_started(entries, intent.key)
-        if action.effect and intent.step.do in REMOVING_VERBS and not claim.run.shadow:
+        asks = intent.step.do in REMOVING_VERBS or (intent.step.do in _RETURNING and not started)
+        if action.effect and asks and not claim.run.shadow:
             # What is done already needs no leave; what is still to be done asks for it each time: a pause,
             # the breaker or a person may have come since the last attempt.
             seen = self._guarded(lambda: action.probe(ctx)) if started else None
@@ -255,7 +258,7 @@ class Driver:
         with claim.gate() as tx:
             verdict = judge(proposal, tx.facts, rules, now)
             # That a drain may go was decided, and stored, when its run began.
-            decided = again or step.do is Verb.drain
+            decided = again or step.do is not Verb.requeue
             begun = verdict.outcome is Outcome.act and decided and held_by is None
             if not begun and (verdict.guard is None or verdict.guard != held_by):
                 tx.add_decision(decision_of(proposal, verdict, now))

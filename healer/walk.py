@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from healer.decisions import (
+    SLOT_VERBS,
     after,
-    after_news,
     decide,
     decision_key,
     decision_of,
@@ -20,11 +20,9 @@ from healer.decisions import (
     judge,
     known_bad_in_service,
     new_run,
-    next_breaker,
     proposal_of,
     run_state_of,
     severity_of,
-    storm_roots,
     takes_canary,
 )
 from healer.detection import detect
@@ -33,22 +31,17 @@ from healer.incidents import (
     apply_command,
     by_urgency,
     close_what_is_over,
-    find_vetoes,
     forgotten_drains,
-    idle_slots,
     our_drains,
-    slots_of_gone_nodes,
 )
-from healer.incidents.messages import approval_page, breaker_page, opened_message, p0_page
+from healer.incidents.messages import approval_page, opened_message, p0_page
 from healer.model import (
     ENDED_RUN_STATES,
-    AuditRecord,
-    Breaker,
     BreakerState,
     Command,
     CommandKind,
     Decision,
-    FaultClass,
+    Finding,
     GateFacts,
     Incident,
     IncidentState,
@@ -62,15 +55,13 @@ from healer.model import (
     RunState,
     Severity,
     Slot,
-    Veto,
 )
 from healer.observations import Picture
 from healer.ports import Ledger, WalkTx
+from healer.upkeep import Upkeep, healers_record, open_on
 
 #: A P0 that lasts this long wakes somebody, unless the breaker's own page already did.
 PAGE_AFTER = timedelta(seconds=10)
-#: What a detector tells again while it stands: drains of others, silence.
-_TOLD_ANEW = FaultClass.informational
 _WAITS_FOR_LEAVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
 
@@ -86,6 +77,7 @@ def walk(
     findings = detect(rules, picture, live, now)
     with ledger.transaction() as tx:
         pass_ = _Pass(tx, rules, picture, now)
+        pass_.lock(commands, findings)
         for command in commands:
             pass_.apply(command)
         pass_.work.take_all(findings)
@@ -110,6 +102,14 @@ class _Pass:
         self.by_name = {rule.name: rule for rule in rules.rules}
         self.known = dict(self.work.by_id)
         self.started: list[str] = []
+        #: What the gate knows; None while this walk has no need to ask it.
+        self.facts: GateFacts | None = None
+
+    def lock(self, commands: Sequence[Command], findings: Sequence[Finding]) -> None:
+        """Takes the gate before any run's row, as people's commands do, if this walk may touch either."""
+        wanting = any(self._wants_gate(one) for one in self._open())
+        if commands or findings or wanting or self.tx.active_runs() or our_drains(self.picture):
+            self.facts = self.tx.lock_gate()
 
     def apply(self, command: Command) -> None:
         known = self.work.by_id.get(command.incident or "")
@@ -117,7 +117,9 @@ class _Pass:
             known = self.tx.incident(command.incident)
         meant = [known] if known is not None else []
         if command.kind is CommandKind.node_returned:  # what else was open on the node is over with it
-            meant += [one for one in self._open_on(str(command.data["node"])) if one.id != command.incident]
+            meant += [
+                one for one in open_on(self.work, str(command.data["node"])) if one.id != command.incident
+            ]
         for one in meant:
             self._apply_to(one, command)
 
@@ -128,10 +130,6 @@ class _Pass:
         if run is not None and run.state not in ENDED_RUN_STATES and run.id != command.data.get("run"):
             self.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or "", at=self.now)
         self.work.put(changed)
-
-    def _open_on(self, node: str) -> list[Incident]:
-        """Incidents of faults on the node; drains of others speak for themselves."""
-        return [one for one in self._open() if one.root.node == node and one.fault_class is not _TOLD_ANEW]
 
     def close_what_is_over(self) -> None:
         for incident in list(self.work.by_id.values()):
@@ -153,20 +151,23 @@ class _Pass:
 
     def decide_all(self, batch: Sequence[Observation]) -> None:
         """Decides every open incident. Takes the gate's lock only if one of them may want an action."""
-        runs = {run.id: run for run in self.tx.active_runs()}
-        ours = our_drains(self.picture)
-        if not runs and not ours and not any(self._wants_gate(one) for one in self._open()):
+        facts = self.facts
+        if facts is None:
             return
-        facts = self.tx.lock_gate()
-        facts = self._vetoes(facts, runs)
-        facts = self._breaker(facts)
-        self.work.take_all(forgotten_drains(ours, facts, list(runs.values()), self._open(), self.now))
+        runs = {run.id: run for run in self.tx.active_runs()}
+        upkeep = Upkeep(self.tx, self.rules, self.picture, self.work, now=self.now)
+        facts = upkeep.put_right(facts, runs)
+        self.work.take_all(
+            forgotten_drains(our_drains(self.picture), facts, list(runs.values()), self._open(), self.now)
+        )
         untold = self.tx.spoken_of(batch)
         for incident in by_urgency(self._open()):
             rule = self.by_name.get(incident.rule)
             if rule is None or incident.stopped_by is not None or incident.id in untold:
                 continue
             active = runs.get(incident.run or "")
+            if active is None and self._is_done(incident):
+                continue
             decision = decide(incident, rule, facts, self.rules, self.now, active)
             if decision is not None:
                 facts = self._carry_out(incident, rule, decision, facts, active)
@@ -174,6 +175,11 @@ class _Pass:
                 self._under_way(incident, active, facts)
         for run in runs.values():
             facts = self._people_wait(run, facts, runs)
+
+    def _is_done(self, incident: Incident) -> bool:
+        """Its playbook went through to the end, and nothing has reopened it since."""
+        run = self.tx.run(incident.run) if incident.run else None
+        return run is not None and run.state is RunState.done and not run.shadow
 
     def _people_wait(self, run: Run, facts: GateFacts, runs: Mapping[str, Run]) -> GateFacts:
         """A person's run that a guard holds begins when it may; an approval that nobody gave is told of."""
@@ -204,55 +210,6 @@ class _Pass:
     def _wants_gate(self, incident: Incident) -> bool:
         rule = self.by_name.get(incident.rule)
         return rule is not None and (rule.playbook is not None or incident.drained_at is not None)
-
-    def _vetoes(self, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
-        """Slots whose node a person has given back, or whose drain never came: they are free again."""
-        freed = set()
-        for slot in idle_slots(facts, runs.values()):
-            self.tx.release_slot(slot.node, at=self.now, why="its run ended before the node was drained")
-            freed.add(slot.node)
-        for slot in slots_of_gone_nodes(facts, self.now):
-            self.tx.release_slot(slot.node, at=self.now, why="Slurm no longer knows the node")
-            freed.add(slot.node)
-        for slot, veto in find_vetoes(facts, runs.values(), self.rules, self.now):
-            self._veto(slot, veto, runs)
-            freed.add(slot.node)
-        left = tuple(slot for slot in facts.slots if slot.node not in freed)
-        return msgspec.structs.replace(facts, slots=left)
-
-    def _veto(self, slot: Slot, veto: Veto, runs: dict[str, Run]) -> None:
-        why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
-        self.tx.add_veto(veto)
-        self.tx.release_slot(veto.node, at=self.now, why=why)
-        self.picture.clear(veto.node, self.now)
-        incident = self.work.by_id.get(slot.incident or "")
-        self._audit("node.vetoed", f"node/{veto.node}", {"why": why}, incident)
-        for name in [run.id for run in runs.values() if run.node == veto.node and not run.shadow]:
-            self.tx.set_run_state(name, RunState.cancelled, why=why, at=self.now)
-            del runs[name]
-        over = {"state": IncidentState.resolved, "closed": self.now, "updated": self.now, "closed_why": why}
-        for one in self._open_on(veto.node):
-            self.work.put(msgspec.structs.replace(one, **over, run=None))
-
-    def _breaker(self, facts: GateFacts) -> GateFacts:
-        breaker = facts.breaker
-        if breaker.canary is not None:
-            canary = self.tx.run(breaker.canary)
-            state = canary.state if canary is not None else RunState.cancelled
-            breaker = after_news(breaker, breaker.canary, state, self.now)
-        roots = storm_roots(self.work.by_id.values(), facts, self.rules, self.now)
-        nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
-        breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, self.rules, self.now)
-        if breaker != facts.breaker:
-            self.tx.save_breaker(breaker)
-        if opened:
-            self._page_breaker(breaker)
-        return msgspec.structs.replace(facts, breaker=breaker)
-
-    def _page_breaker(self, breaker: Breaker) -> None:
-        self.tx.queue_message(breaker_page(breaker, self.now))
-        data = {"why": breaker.why, "roots": sorted({root.node for root in breaker.roots})}
-        self._audit("breaker.opened", f"breaker/{breaker.cluster}", data, None)
 
     def _carry_out(
         self, incident: Incident, rule: Rule, decision: Decision, facts: GateFacts, active: Run | None
@@ -341,6 +298,9 @@ class _Pass:
         self.started.append(run.id)
         if run.shadow or decision.proposal is None or run.node is None:
             return facts
+        facts = msgspec.structs.replace(facts, running={**facts.running, run.node: run.id})
+        if decision.proposal.verb not in SLOT_VERBS:
+            return facts
         slot = Slot(
             cluster=run.cluster,
             node=run.node,
@@ -352,7 +312,6 @@ class _Pass:
         self.tx.grant_slot(slot)
         canary = takes_canary(facts, decision.proposal)
         facts = after(facts, decision.proposal, run.id, self.now)
-        facts = msgspec.structs.replace(facts, running={**facts.running, run.node: run.id})
         if canary:
             self.tx.save_breaker(facts.breaker)
         return facts
@@ -367,19 +326,8 @@ class _Pass:
         self.tx.queue_message(p0_page(incident, decision.why))
 
     def _audit(self, verb: str, subject: str, data: dict[str, Any], incident: Incident | None) -> None:
-        told = dict(data)
-        if incident is not None:
-            told["incident"] = incident.id
-        self.tx.audit(
-            AuditRecord(
-                cluster=self.picture.cluster,
-                at=self.now,
-                actor="healer",
-                verb=verb,
-                subject=subject,
-                data=told,
-            )
-        )
+        told = data | ({"incident": incident.id} if incident is not None else {})
+        self.tx.audit(healers_record(self.picture, verb, subject, told, self.now))
 
     def save(self) -> None:
         for incident in self.work.changed.values():

@@ -18,7 +18,7 @@ from healer.api.reading import Id, services_of
 from healer.api.rules import playbook_named, rule_named, rule_view
 from healer.api.services import Caller, GuardRefused, NotFound, RunRequest, Services
 from healer.api.views import BreakerView, Preview, RuleRecord, RuleView
-from healer.model import Breaker, Mode, Pause, Playbook, Role, Run
+from healer.model import Breaker, Mode, Pause, Playbook, Role, Run, RunState
 
 router = APIRouter(tags=["acting"])
 router.include_router(on_incidents.router)
@@ -111,12 +111,16 @@ def _on_run(request: Request, caller: Caller, id: str, body: Reason, verb: str) 
 
     def act(identity: str) -> Response:
         changed: Run = command(run.id, by=caller.name, reason=body.reason, request=identity)
-        return answer(request, changed, headers={"Location": RUNS + run.id})
+        status = 202 if changed.state is RunState.held else 200
+        return answer(request, changed, status, headers={"Location": RUNS + run.id})
 
     return _guarded(request, caller, body, act)
 
 
-@router.post("/runs/{id}/approve", responses=answers(Run, "the run goes on, or a guard holds it"))
+@router.post(
+    "/runs/{id}/approve",
+    responses=answers(Run, "the run goes on") | answers(Run, "a guard holds the run", 202),
+)
 def approve(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
     """Approves a run that waits for it. For what cannot be undone, not by the person who asked for it."""
     return _on_run(request, caller, id, body, "approve")

@@ -13,6 +13,7 @@ from healer.decisions.decide import decide, severity_of
 from healer.decisions.gate import (
     ASKED,
     GUARDS,
+    SLOT_VERBS,
     JudgeResult,
     Limit,
     after,
@@ -25,6 +26,7 @@ from healer.decisions.outcomes import decision_key, known_bad_in_service, run_st
 __all__ = [
     "ASKED",
     "GUARDS",
+    "SLOT_VERBS",
     "JudgeResult",
     "Limit",
     "after",

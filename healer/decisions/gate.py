@@ -8,6 +8,7 @@ import msgspec
 from healer.decisions import capacity, consent, guards, history
 from healer.decisions.places import active_slot_nodes, place_of, settings_of
 from healer.model import (
+    NODE_REMOVING,
     SLOT_GUARDS,
     Answer,
     AnswerKind,
@@ -177,7 +178,7 @@ def takes_canary(facts: GateFacts, proposal: Proposal) -> bool:
         facts.breaker.state is BreakerState.half_open
         and facts.breaker.canary is None
         and proposal.by is None
-        and Guard.breaker in ASKED[proposal.verb]
+        and proposal.verb in NODE_REMOVING
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 from healer.detection.drains import is_held
 from healer.detection.silence import is_fleet
 from healer.model import (
+    ENDED_RUN_STATES,
     REMOVING_VERBS,
     Command,
     CommandKind,
@@ -49,14 +50,16 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change["acknowledged_by"] = command.by
         case CommandKind.resolve:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
+            change["p0_since"] = None
             change["closed_why"] = f"resolved by {command.by}: {command.reason}"
         case CommandKind.reopen:
             change |= {"state": IncidentState.open, "closed": None, "closed_why": None, "decision_key": ""}
-            change |= {"stopped_by": None, "merged_into": None}
+            change |= {"stopped_by": None, "merged_into": None, "run": None, "p0_since": None}
         case CommandKind.review:
             change |= {"review": Review(data["review"]), "review_cause": data.get("cause") or None}
         case CommandKind.merge:
             change |= {"state": IncidentState.resolved, "closed": at, "merged_into": str(data["into"])}
+            change |= {"run": None, "held_by": None, "p0_since": None}
             change["closed_why"] = f"merged by {command.by}: {command.reason}"
         case CommandKind.jobs_hit:
             change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
@@ -65,6 +68,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= _run_changed(incident, data, command.by)
         case CommandKind.node_returned:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
+            change["p0_since"] = None
             change["closed_why"] = f"returned to service by {command.by}: {command.reason}"
             change["probation_until"] = at + PROBATION
             change["nodes"] = {name: Verdict.watch for name in incident.nodes}
@@ -81,8 +85,11 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str) -> dic
     returning = data.get("playbook") == "resume"
     if state is RunState.running:
         return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
-    if state in {RunState.cancelled, RunState.rejected} and incident.run == data.get("run"):
+    own = incident.run == data.get("run")
+    if own and state in {RunState.cancelled, RunState.rejected}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
+    if not own and state in ENDED_RUN_STATES:  # a person's run beside it
+        return {"state": IncidentState.mitigating if incident.run else IncidentState.open}
     return {}
 
 
@@ -122,7 +129,9 @@ def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
 def idle_slots(facts: GateFacts, runs: Collection[Run]) -> list[Slot]:
     """Slots that were granted for a drain which never came, because its run has ended."""
     active = {run.id for run in runs}
-    return [slot for slot in facts.slots if slot.drained_at is None and slot.run not in active]
+    at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
+    free = (slot for slot in facts.slots if slot.drained_at is None and slot.run not in active)
+    return [slot for slot in free if slot.node not in at_work]
 
 
 def close_what_is_over(incident: Incident, picture: Picture, now: datetime) -> Incident:

@@ -35,7 +35,8 @@ def opened_message(incident: Incident) -> Message:
 def p0_page(incident: Incident, why: str) -> Message:
     jobs = ", ".join(incident.jobs_hit) or "none"
     return Message(
-        id=f"{incident.id}:p0",
+        # Urgent again after it was over is a page of its own, but one an hour at most.
+        id=f"{incident.id}:p0:{incident.p0_since:%Y%m%dT%H}",
         cluster=incident.cluster,
         title=f"P0 {incident.root}: {incident.title}",
         text=f"{incident.title}\nWhere: {incident.root}\nJobs hit: {jobs}\nhealer: {why}",

@@ -55,6 +55,8 @@ class Tables:
     slots: dict[str, Slot] = field(default_factory=dict)
     granted: list[Slot] = field(default_factory=list)
     requeues: list[RequeueUse] = field(default_factory=list)
+    #: (job, restarts) -> the run that was granted its requeue.
+    requeued_by: dict[tuple[str, int], str] = field(default_factory=dict)
     remedies: list[RemedyUse] = field(default_factory=list)
     vetoes: list[Veto] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
@@ -177,6 +179,8 @@ class MemoryTx:
     def __init__(self, ledger: MemoryLedger) -> None:
         self._ledger = ledger
         self.facts = ledger.facts()
+        #: The run that asks the gate; empty in the walk.
+        self._run = ""
 
     @property
     def _tables(self) -> Tables:
@@ -224,6 +228,8 @@ class MemoryTx:
 
     def set_run_state(self, run: str, state: RunState, *, why: str, at: datetime) -> None:
         known = self._tables.runs[run]
+        if known.state in ENDED_RUN_STATES:
+            return  # what has ended stays so
         ended = at if state in ENDED_RUN_STATES else None
         self._put(
             msgspec.structs.replace(
@@ -238,9 +244,13 @@ class MemoryTx:
         )
 
     def grant_slot(self, slot: Slot) -> None:
-        if slot.node not in self._tables.slots:
+        held = self._tables.slots.get(slot.node)
+        if held is None:
             self._tables.slots[slot.node] = slot
             self._tables.granted.append(slot)
+        elif held.drained_at is None:  # a later run takes over what an earlier one has not used
+            incident = slot.incident or held.incident
+            self._tables.slots[slot.node] = msgspec.structs.replace(held, run=slot.run, incident=incident)
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         self._tables.slots.pop(node, None)
@@ -271,9 +281,14 @@ class MemoryTx:
             self._tables.remedies.append(use)
 
     def add_requeue(self, use: RequeueUse) -> None:
-        if any((one.job, one.restarts) == (use.job, use.restarts) for one in self._tables.requeues):
-            raise AlreadyRequeued(use.job)
-        self._tables.requeues.append(use)
+        key = (use.job, use.restarts)
+        if any((one.job, one.restarts) == key for one in self._tables.requeues):
+            holder = self._tables.runs.get(self._tables.requeued_by.get(key, ""))
+            if holder is None or holder.state not in ENDED_RUN_STATES:
+                raise AlreadyRequeued(use.job)
+        else:
+            self._tables.requeues.append(use)
+        self._tables.requeued_by[key] = self._run
 
 
 class MemoryClaim:
@@ -296,6 +311,7 @@ class MemoryClaim:
     @contextmanager
     def gate(self) -> Iterator[MemoryTx]:
         with self._written() as tx:
+            tx._run = self.run.id
             yield tx
 
     def write(

@@ -231,12 +231,12 @@ def test_slurms_picture_is_the_latest(bench: Bench) -> None:
     assert known.snapshot.nodes[node()].state == ("ALLOCATED",)
 
 
-def test_a_node_has_one_slot_and_the_first_keeps_it(bench: Bench) -> None:
+def test_a_node_has_one_slot_and_what_is_not_used_yet_goes_to_the_later_run(bench: Bench) -> None:
     with bench.ledger.transaction() as tx:
         tx.grant_slot(slot(run="r1"))
         tx.grant_slot(slot(run="r2"))
     known = facts(bench)
-    assert [one.run for one in known.slots] == ["r1"]
+    assert [one.run for one in known.slots] == ["r2"]
     assert len(known.granted) == 1
 
 

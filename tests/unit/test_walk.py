@@ -171,7 +171,7 @@ def test_what_healer_may_not_mend_is_p0_and_pages_once_after_ten_seconds() -> No
     settled(site, 9)
     assert site.pages == []
     settled(site, 1)
-    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0"]
+    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0:20261120T03"]
     site.run_for(3600, step_s=60)
     assert len(site.pages) == 1
 
@@ -210,7 +210,7 @@ def test_a_drain_that_does_not_work_is_p0_and_pages() -> None:
     assert [run.state for run in site.runs] == [RunState.stuck]
     assert site.incident.severity is Severity.P0
     assert site.incident.known_bad_in_service
-    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0"]
+    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0:20261120T03"]
     assert "ann holds" in site.pages[0].text
 
 

@@ -11,11 +11,15 @@ from healer.model import (
     IncidentState,
     Mode,
     Outcome,
+    Playbook,
+    Run,
     RunState,
     Severity,
+    Step,
+    Verb,
 )
 from healer.walk import walk
-from tests.support.loop import CLUSTER, FATAL, LOST, Site, name
+from tests.support.loop import CLUSTER, FATAL, LOST, Site, name, rules_in
 
 
 def drained(site: Site, node: int = 1) -> str:
@@ -159,6 +163,78 @@ def test_only_one_run_is_the_canary_however_many_were_granted_before() -> None:
     assert [one.guard for one in held] == ["breaker"]
 
 
+def test_a_requeue_on_a_node_that_is_out_already_proves_nothing_for_the_breaker() -> None:
+    site = Site(10)
+    site.slurm.submit(required=[name(1)])
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(3)
+    site.walk()
+    site.drive_to("performed:jobs")
+    half_open(site, None)
+    site.run_for(20)
+    assert site.audited("job.requeued") == 1
+    assert site.ledger.tables.breaker is not None
+    assert site.ledger.tables.breaker.state is BreakerState.half_open
+
+
+def test_a_playbook_that_takes_nothing_takes_no_slot_and_runs_once() -> None:
+    tell = Playbook(name="tell", title="Tell", target="node", steps=(Step(id="notify", do=Verb.notify),))
+    rules = rules_in(Mode.auto)
+    changed = [msgspec.structs.replace(one, playbook="tell") if one.playbook else one for one in rules.rules]
+    rules = msgspec.structs.replace(rules, rules=tuple(changed), playbooks={**rules.playbooks, "tell": tell})
+    site = Site(10, rules=rules)
+    site.walk(*site.say(1, LOST))
+    site.run_for(120)
+    assert [run.state for run in site.runs] == [RunState.done]
+    assert site.ledger.tables.slots == {}
+    assert site.ledger.tables.granted == []
+
+
+def test_what_has_ended_stays_so() -> None:
+    site = Site(10)
+    drained(site)
+    site.cancel(site.runs[0].id)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(site.runs[0].id, RunState.running, why="late", at=site.now)
+    assert site.runs[0].state is RunState.cancelled
+
+
+def test_a_merged_incident_takes_its_waiting_run_along() -> None:
+    site = Site(10, mode=Mode.approve)
+    site.walk(*site.say(1, LOST), *site.say(2, LOST))
+    site.run_for(5)
+    first, second = site.open_incidents
+    site.tell(CommandKind.merge, incident=first.id, into=second.id)
+    site.run_for(5)
+    assert site.ledger.tables.runs[first.run or ""].state is RunState.cancelled
+
+
+def test_a_pause_holds_a_return_that_has_not_begun() -> None:
+    site = Site(10)
+    one = drained(site)
+    run = Run(
+        id="back",
+        cluster=CLUSTER,
+        playbook="resume",
+        state=RunState.running,
+        by="ann",
+        reason="mended",
+        created_at=site.now + timedelta(minutes=5),
+        node=name(1),
+        incident=one,
+    )
+    site.clock.advance(300)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(site.runs[0].id, RunState.done, why="taken over", at=site.now)
+        tx.create_run(run)
+    site.pause()
+    site.run_for(30)
+    assert site.node(1).drain
+    site.end_pause()
+    site.run_for(30)
+    assert not site.node(1).drain
+
+
 def test_a_resolution_by_a_person_is_recorded_once() -> None:
     site = Site(10)
     one = drained(site)
@@ -176,6 +252,6 @@ def test_a_hold_at_the_worker_is_paged_after_ten_seconds() -> None:
     site.run_for(8)
     assert site.pages == []
     site.run_for(10)
-    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0"]
+    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0:20261120T03"]
     assert site.incident.known_bad_in_service
     assert timedelta(0) < site.now - site.incident.opened

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit, gate, inbox, messages
 from healer.adapters.postgres.engine import ledger_errors
@@ -145,9 +145,13 @@ class PostgresClaim:
 
     @contextmanager
     def gate(self) -> Iterator["PostgresGateTx"]:
-        with self._written():
+        until = self._clock.now() + LEASE
+        with ledger_errors(), self._conn.begin():
+            # The gate first, then the run: the order of the walk and of people's commands.
             facts = gate.lock_gate(self._conn, self.run.cluster, self._snapshots, self._clock.now())
+            self._mine(lease_until=until)
             yield PostgresGateTx(self._conn, self.run, facts)
+        self.run = msgspec.structs.replace(self.run, lease_until=until)
 
     def write(
         self,
@@ -252,16 +256,18 @@ class PostgresGateTx:
         gate.grant_slot(self._conn, slot)
 
     def add_requeue(self, use: RequeueUse) -> None:
-        """Raises AlreadyRequeued when this life of the job was requeued before, by whomever."""
-        try:
-            with self._conn.begin_nested():
-                self._conn.execute(
-                    sa.insert(requeues).values(
-                        cluster=self._run.cluster, run=self._run.id, **msgspec.structs.asdict(use)
-                    )
-                )
-        except IntegrityError as error:
-            raise AlreadyRequeued(use.job) from error
+        row = {"run": self._run.id, **msgspec.structs.asdict(use)}
+        statement = insert(requeues).values(cluster=self._run.cluster, **row)
+        ended = sa.select(runs.c.id).where(runs.c.state.in_([str(state) for state in ENDED_RUN_STATES]))
+        taken = self._conn.execute(
+            statement.on_conflict_do_update(
+                constraint="requeues_once",
+                set_={"run": self._run.id, "at": use.at},
+                where=requeues.c.run.in_(ended),
+            ).returning(requeues.c.id)
+        ).first()
+        if taken is None:
+            raise AlreadyRequeued(use.job)
 
     def save_breaker(self, breaker: Breaker) -> None:
         gate.save_breaker(self._conn, breaker)

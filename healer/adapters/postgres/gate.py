@@ -90,11 +90,15 @@ def add_decision(conn: sa.Connection, decision: Decision) -> None:
 
 
 def grant_slot(conn: sa.Connection, slot: Slot) -> None:
-    """One slot per node: a second grant for a node that has one is nothing."""
+    """One slot per node. While nothing is drained yet, a later run takes over the slot of an earlier one."""
     statement = insert(slots).values(**msgspec.structs.asdict(slot))
+    given = statement.excluded
     conn.execute(
-        statement.on_conflict_do_nothing(
-            index_elements=["cluster", "node"], index_where=sa.text("released_at IS NULL")
+        statement.on_conflict_do_update(
+            index_elements=["cluster", "node"],
+            index_where=sa.text("released_at IS NULL"),
+            set_={"run": given.run, "incident": sa.func.coalesce(given.incident, slots.c.incident)},
+            where=slots.c.drained_at.is_(None),
         )
     )
 

@@ -16,6 +16,7 @@ from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
 from healer.adapters.postgres.tables import incidents, runs, vetoes
 from healer.model import (
+    ENDED_RUN_STATES,
     AuditRecord,
     Breaker,
     Decision,
@@ -224,12 +225,16 @@ def create_run(conn: sa.Connection, run: Run) -> None:
 def set_run_state(
     conn: sa.Connection, run: str, state: RunState, *, why: str, at: datetime, **change: object
 ) -> Run:
-    """Sets the state in row and document alike. A worker that still holds the run loses its claim."""
+    """Sets the state in row and document alike. A worker that still holds the run loses its claim.
+
+    What has ended stays so: that run comes back as it is.
+    """
     doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
+    known = msgspec.convert(doc, Run)
+    if known.state in ENDED_RUN_STATES:
+        return known
     ended = at if state in _ENDED else None
-    changed = msgspec.structs.replace(
-        msgspec.convert(doc, Run), state=state, ended_at=ended, question=None, **change
-    )
+    changed = msgspec.structs.replace(known, state=state, ended_at=ended, question=None, **change)
     conn.execute(
         sa.update(runs)
         .where(runs.c.id == run)

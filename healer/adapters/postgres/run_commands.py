@@ -276,6 +276,7 @@ class PostgresRunCommands:
     def _stop(self, run: str, state: RunState, verb: str, *, by: str, reason: str, request: str) -> Run:
         now = self._clock.now()
         with translated(), self._engine.begin() as conn:
+            gate.lock_gate(conn, cluster_of(conn, run), self._snapshots, now)
             known = run_of(conn, run)
             if known.state is state:
                 return known

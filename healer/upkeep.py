@@ -1,0 +1,101 @@
+"""What the walk puts right under the gate's lock before it decides: slots, vetoes, the breaker."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from healer.decisions import after_news, next_breaker, storm_roots
+from healer.incidents import Correlator, find_vetoes, idle_slots, slots_of_gone_nodes
+from healer.incidents.messages import breaker_page
+from healer.model import (
+    AuditRecord,
+    FaultClass,
+    GateFacts,
+    Incident,
+    IncidentState,
+    Ruleset,
+    Run,
+    RunState,
+    Slot,
+    Veto,
+)
+from healer.observations import Picture
+from healer.ports import WalkTx
+
+#: What a detector tells again while it stands: drains of others, silence.
+TOLD_ANEW = FaultClass.informational
+
+
+class Upkeep:
+    """One walk's. `runs` are those that have not ended; what is ended here is taken out of it."""
+
+    def __init__(
+        self, tx: WalkTx, rules: Ruleset, picture: Picture, work: Correlator, *, now: datetime
+    ) -> None:
+        self.tx, self.rules, self.picture, self.work, self.now = tx, rules, picture, work, now
+
+    def put_right(self, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
+        return self._breaker(self._slots(facts, runs))
+
+    def _slots(self, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
+        """Slots whose node a person has given back, or whose drain never came: they are free again."""
+        freed = set()
+        for slot in idle_slots(facts, runs.values()):
+            self.tx.release_slot(slot.node, at=self.now, why="its run ended before the node was drained")
+            freed.add(slot.node)
+        for slot in slots_of_gone_nodes(facts, self.now):
+            self.tx.release_slot(slot.node, at=self.now, why="Slurm no longer knows the node")
+            freed.add(slot.node)
+        for slot, veto in find_vetoes(facts, runs.values(), self.rules, self.now):
+            self._veto(slot, veto, runs)
+            freed.add(slot.node)
+        left = tuple(slot for slot in facts.slots if slot.node not in freed)
+        return msgspec.structs.replace(facts, slots=left)
+
+    def _veto(self, slot: Slot, veto: Veto, runs: dict[str, Run]) -> None:
+        why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
+        self.tx.add_veto(veto)
+        self.tx.release_slot(veto.node, at=self.now, why=why)
+        self.picture.clear(veto.node, self.now)
+        data: dict[str, object] = {"why": why, "incident": slot.incident}
+        self.tx.audit(healers_record(self.picture, "node.vetoed", f"node/{veto.node}", data, self.now))
+        for name in [run.id for run in runs.values() if run.node == veto.node and not run.shadow]:
+            self.tx.set_run_state(name, RunState.cancelled, why=why, at=self.now)
+            del runs[name]
+        over = {"state": IncidentState.resolved, "closed": self.now, "updated": self.now, "closed_why": why}
+        for one in open_on(self.work, veto.node):
+            self.work.put(msgspec.structs.replace(one, **over, run=None))
+
+    def _breaker(self, facts: GateFacts) -> GateFacts:
+        breaker = facts.breaker
+        if breaker.canary is not None:
+            canary = self.tx.run(breaker.canary)
+            state = canary.state if canary is not None else RunState.cancelled
+            breaker = after_news(breaker, breaker.canary, state, self.now)
+        roots = storm_roots(self.work.by_id.values(), facts, self.rules, self.now)
+        nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
+        breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, self.rules, self.now)
+        if breaker != facts.breaker:
+            self.tx.save_breaker(breaker)
+        if opened:
+            self.tx.queue_message(breaker_page(breaker, self.now))
+            data = {"why": breaker.why, "roots": sorted({root.node for root in breaker.roots})}
+            subject = f"breaker/{breaker.cluster}"
+            self.tx.audit(healers_record(self.picture, "breaker.opened", subject, data, self.now))
+        return msgspec.structs.replace(facts, breaker=breaker)
+
+
+def open_on(work: Correlator, node: str) -> list[Incident]:
+    """Open incidents of faults on the node; drains of others and silence speak for themselves."""
+    fits = (one for one in work.by_id.values() if one.is_open and one.root.node == node)
+    return [one for one in fits if one.fault_class is not TOLD_ANEW]
+
+
+def healers_record(
+    picture: Picture, verb: str, subject: str, data: Mapping[str, Any], now: datetime
+) -> AuditRecord:
+    return AuditRecord(
+        cluster=picture.cluster, at=now, actor="healer", verb=verb, subject=subject, data=dict(data)
+    )

@@ -139,8 +139,8 @@ class _Pass:
 
     def _withdrawn(self, incident: Incident, why: str) -> bool:
         """Nothing works on the incident any more: a run that only waits for leave goes with its cause."""
-        run = next((run for run in self.tx.active_runs() if run.id == incident.run), None)
-        if run is None or run.shadow:
+        run = self.tx.run(incident.run) if incident.run else None
+        if run is None or run.shadow or run.state in ENDED_RUN_STATES:
             return True
         if run.state not in _WAITS_FOR_LEAVE:
             return False

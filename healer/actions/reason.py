@@ -29,8 +29,7 @@ def holder_of(node: SlurmNode) -> str | None:
 
     A drain without a reason is somebody's too. Slurm's own DOWN ends by itself when the node registers.
     """
-    held = node.drain or node.base == "DOWN" or "FAIL" in node.state
-    if not held or is_healers(node.reason):
+    if not node.held or is_healers(node.reason):
         return None
     if not node.drain and (not node.reason or slurm_kind(node.reason) is not None):
         return None

@@ -213,11 +213,12 @@ def run_detector(settings: Settings) -> None:
     waker = Waker(db, [postgres_inbox.CHANNEL, postgres_snapshots.CHANNEL])
     cleared = returned_nodes(connection, cluster)
     connection.commit()
+    snapshots = PostgresSnapshots(db)  # one for both: each would decode every change of its own
     detector = Detector(
         cluster=cluster,
-        ledger=ledger(settings, db, cluster, connection),
+        ledger=ledger(settings, db, cluster, connection, snapshots),
         inbox=PostgresInbox(db, cluster),
-        snapshots=PostgresSnapshots(db),
+        snapshots=snapshots,
         rules=rules,
         clock=SystemClock(),
         wait=waker.wait,

@@ -1,5 +1,6 @@
 """The API and the console on PostgreSQL, as one application."""
 
+import sqlalchemy as sa
 from fastapi import FastAPI
 
 from healer import bootstrap
@@ -25,13 +26,11 @@ from healer.processes.rulebook import Rulebook
 from healer.settings import Settings
 
 
-def services(settings: Settings) -> Services:
-    db = bootstrap.engine(settings, name="healer api", pool_size=12)
+def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) -> Services:
     cluster, slurm = bootstrap.cluster_name(settings), bootstrap.scheduler(settings)
     bootstrap.told_cluster(slurm, cluster)
     clock = SystemClock()
     rules = bootstrap.rulebook(settings)
-    snapshots = PostgresSnapshots(db)
     return Services(
         cluster=cluster,
         clock=clock,
@@ -57,14 +56,15 @@ def services(settings: Settings) -> Services:
 
 def web_app(settings: Settings) -> FastAPI:
     """The whole application. The console asks the API's own Access who looks, so there is one truth."""
-    wired = services(settings)
+    db = bootstrap.engine(settings, name="healer api", pool_size=12)
+    snapshots = PostgresSnapshots(db)
+    wired = services(settings, db, snapshots)
     app = create_app(wired)
     access: Access = app.state.access
-    db = bootstrap.engine(settings, name="healer console", pool_size=4)
     book = wired.rules
     reads = PostgresConsoleReads(
         db,
-        snapshots=PostgresSnapshots(db),
+        snapshots=snapshots,
         clock=wired.clock,
         rules=book,
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",

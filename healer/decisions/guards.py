@@ -106,14 +106,9 @@ def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
     return allow(Guard.ownership, f"Nobody else holds {node.name}.")
 
 
-def _held(node: SlurmNode) -> bool:
-    """Somebody or Slurm holds it out of service (planned work apart)."""
-    return node.drain or node.base == "DOWN" or "FAIL" in node.state
-
-
 def _foreign(node: SlurmNode, proposal: Proposal) -> str | None:
     """Why the reason that stands on the node is not ours to replace, or None."""
-    if not _held(node) or is_ours(node.reason):
+    if not node.held or is_ours(node.reason):
         return None
     slurms_own = slurm_kind(node.reason) is not None or (not node.reason and not node.drain)
     if not slurms_own:
@@ -128,13 +123,13 @@ def _foreign(node: SlurmNode, proposal: Proposal) -> str | None:
 
 
 def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
-    if _held(node) and is_ours(node.reason):
+    if node.held and is_ours(node.reason):
         return allow(Guard.ownership, f"healer drained {node.name}.")
     slot = next((slot for slot in facts.slots if slot.node == node.name), None)
-    if not _held(node) and slot is not None:
+    if not node.held and slot is not None:
         # Slurm's picture may be older than our drain; the step itself reads the node again before it acts.
         return allow(Guard.ownership, f"healer holds {node.name} (run {slot.run}).")
-    if not _held(node):
+    if not node.held:
         return refuse(Guard.ownership, f"{node.name} is not drained: there is nothing to return.")
     who = "Slurm itself" if slurm_kind(node.reason) else node.reason_user or "somebody else"
     text = node.reason or "no reason given"

@@ -15,14 +15,9 @@ def findings(picture: Picture, now: datetime) -> list[Finding]:
         return []
     found = []
     for node in picture.slurm.nodes.values():
-        if is_held(node) and not node.planned and not is_ours(node.reason):
+        if node.held and not node.planned and not is_ours(node.reason):
             found.append(_finding(picture.cluster, node, now))
     return found
-
-
-def is_held(node: SlurmNode) -> bool:
-    """Somebody, or Slurm itself, holds the node out of service."""
-    return node.drain or node.base == "DOWN" or "FAIL" in node.state
 
 
 def _finding(cluster: str, node: SlurmNode, now: datetime) -> Finding:

@@ -24,6 +24,7 @@ from healer.model import (
     Ruleset,
     Verdict,
 )
+from healer.model.reasons import is_ours
 from healer.observations import Picture
 
 #: A root explains teardown lines and application faults of its job this long before and after.
@@ -181,8 +182,8 @@ class Correlator:
         where = finding.component
         shown = self.picture.slurm.nodes.get(where.node or "") if self.picture.slurm else None
         out = shown is not None and not shown.in_service
-        foreign = shown is not None and (shown.drain or shown.base == "DOWN") and bool(shown.reason)
-        foreign = foreign and not shown.reason.startswith("healer:") if shown else False
+        held = shown is not None and (shown.drain or shown.base == "DOWN")
+        foreign = shown if shown and held and shown.reason and not is_ours(shown.reason) else None
         settle_s = self.rules.settle_s if finding.fault_class is FaultClass.fatal else 0.0
         incident = Incident(
             id=incident_id(self.picture.cluster, rule.name, where, finding.evidence[0].digest),
@@ -205,8 +206,8 @@ class Correlator:
             evidence_count=len(finding.evidence),
             unusable=finding.unusable,
             node_was_out=out,
-            owner=(shown.reason_user or "unknown") if shown and foreign else None,
-            owner_since=shown.reason_at if shown and foreign else None,
+            owner=(foreign.reason_user or "unknown") if foreign else None,
+            owner_since=foreign.reason_at if foreign else None,
         )
         known = self._told_before(incident.id)
         if known is not None and not self._explained_no_more(known, finding):

@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.detection.drains import is_held
 from healer.detection.silence import is_fleet
 from healer.model import (
     ENDED_RUN_STATES,
@@ -25,6 +24,7 @@ from healer.model import (
     Verdict,
     Veto,
 )
+from healer.model.reasons import is_ours
 from healer.observations import Picture
 
 #: Incidents that nobody acts on end by themselves after this long without new evidence.
@@ -159,13 +159,13 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
     node = incident.root.node
     shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
     if incident.fault.startswith(("person-drain", "slurm-drain")):
-        if shown is not None and not is_held(shown):
+        if shown is not None and not shown.held:
             return "the drain was lifted in Slurm"
-        if shown is not None and shown.reason.startswith("healer:"):
+        if shown is not None and is_ours(shown.reason):
             return "healer drained the node"
         return None
     if incident.fault == "healer-drain":
-        held = shown is not None and shown.drain and shown.reason.startswith("healer:")
+        held = shown is not None and shown.drain and is_ours(shown.reason)
         return None if held or shown is None else "the drain was lifted"
     if incident.fault in {"node-silent", "sender-silent"} and node:
         if _speaks(picture, node, incident, now) and (shown is None or shown.responding):

@@ -43,6 +43,11 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return "DRAIN" in self.state
 
     @property
+    def held(self) -> bool:
+        """Somebody, Slurm or healer keeps it out of service (planned work apart)."""
+        return self.drain or self.base == "DOWN" or "FAIL" in self.state
+
+    @property
     def busy(self) -> bool:
         return self.base in {"ALLOCATED", "MIXED"} or "COMPLETING" in self.state
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import httpx
 
 from healer.model import SlurmJob, SlurmSnapshot
+from healer.model.reasons import is_ours
 
 #: PCI addresses of GPU 0 … 7 on the demo's nodes.
 PCI = tuple(f"0000:{bus}:00" for bus in ("18", "2a", "3a", "5d", "9a", "ab", "ba", "db"))
@@ -231,7 +232,7 @@ class Injector:
         for _ in range(120):
             time.sleep(1)
             shown = self._site.snapshot().nodes[node]
-            if shown.drain and shown.reason.startswith("healer:") and not shown.busy:
+            if shown.drain and is_ours(shown.reason) and not shown.busy:
                 break
         else:
             return

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 import uvicorn
 from fastapi import FastAPI
 
+from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.events import PostgresEvents
@@ -91,11 +92,6 @@ RULES = Ruleset(
     },
     topology=Topology(),
 )
-
-
-class WallClock:
-    def now(self) -> datetime:
-        return datetime.now(UTC)
 
 
 class TableRuns:
@@ -253,7 +249,7 @@ class Api:
         self.run_commands = TableRuns(self.engine)
         self.events = PostgresEvents(self.engine)
         self.signals = PostgresSignals(self.engine)
-        clock = WallClock()
+        clock = SystemClock()
         self.services = Services(
             cluster=CLUSTER,
             clock=clock,

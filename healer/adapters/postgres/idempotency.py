@@ -45,11 +45,6 @@ class PostgresIdempotency:
                 )
                 return kept
 
-    def sweep(self, now: datetime) -> int:
-        """Forgets what is older than 24 h; how many rows. For the scheduler's retention."""
-        with translated(), self._engine.begin() as conn:
-            return conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEPT)).rowcount
-
     def _remember(self, key: str, who: str, request: bytes, now: datetime) -> None:
         with self._engine.begin() as conn:
             conn.execute(sa.delete(idempotency).where(_this(key, who), idempotency.c.at < now - KEPT))

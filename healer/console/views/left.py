@@ -17,6 +17,7 @@ from healer.console.views.buttons import (
 )
 from healer.console.views.runs import asks, run_row, target
 from healer.model import ENDED_RUN_STATES, Role, RunState, SlurmNode
+from healer.model.reasons import is_ours
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,7 @@ def _return(detail: IncidentDetail, node: SlurmNode | None, role: Role) -> list[
     """Our own drain stands and no run works on the node: it waits for a person."""
     incident = detail.incident
     busy = any(_works(one) for one in detail.runs)
-    if node is None or busy or not node.drain or not node.reason.startswith("healer:"):
+    if node is None or busy or not node.drain or not is_ours(node.reason):
         return []
     if f"inc:{incident.short_id}" not in node.reason:
         return []

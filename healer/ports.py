@@ -7,13 +7,16 @@ Both pass the same contract suites in `tests/contract`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from healer.model import (
     AuditRecord,
     Breaker,
+    Column,
     Command,
     Decision,
+    Diagnosis,
+    FabricState,
     Finding,
     GateFacts,
     Incident,
@@ -31,6 +34,9 @@ from healer.model import (
     Ticket,
     Veto,
 )
+
+if TYPE_CHECKING:
+    from healer.model.samples import Report, StepBatch
 
 
 class Clock(Protocol):
@@ -303,6 +309,76 @@ class Inbox(Protocol):
 
     def since(self, moment: datetime) -> Iterable[Observation]:
         """Consumed or not, by arrival: to rebuild the picture after a restart."""
+        ...
+
+
+# --- samples ---------------------------------------------------------------------------------------------
+
+
+class ColumnBook(Protocol):
+    """Each series of a node has a number, the same in all processes and for all nodes: interned once."""
+
+    def ids(self, columns: Sequence[Column]) -> list[int]:
+        """The number of each, given durably to those that have none. At most 100,000 in all: then raises
+        `TooManyColumns`, and nothing is numbered."""
+        ...
+
+    def columns(self, ids: Iterable[int]) -> dict[int, Column]:
+        """What these numbers stand for; a number that nobody gave is left out."""
+        ...
+
+
+class TooManyColumns(Exception):
+    """The book is full: somebody sends names that change all the time."""
+
+
+class Samples(Protocol):
+    """Accepted samples, in the order in which they became visible; kept for the longest window and a bit."""
+
+    def put(self, reports: Sequence["Report"]) -> None:
+        """Committed when it returns; the last moments may be lost at a power loss, never at a crash."""
+        ...
+
+    def put_steps(self, batches: Sequence["StepBatch"]) -> None:
+        """Committed with fsync when it returns."""
+        ...
+
+    def new(self) -> "tuple[list[Report], list[StepBatch]]":
+        """What became visible since the last call, each exactly once; the first call: all that is kept, by
+        arrival. Of the caller's cluster only."""
+        ...
+
+
+# --- nodes -----------------------------------------------------------------------------------------------
+
+
+class NodeError(Exception):
+    """The node refused or could not be reached. The text is one sentence for people."""
+
+
+class NodeUnavailable(NodeError):
+    """No answer, or none in time: it is unknown whether anything happened. Read back before any retry."""
+
+
+class NodeExec(Protocol):
+    """What healer may do on a node itself. Every call is bounded in time; callers read back."""
+
+    name: str
+
+    def restart_service(self, node: str, service: str) -> None: ...
+
+    def service_active(self, node: str, service: str) -> bool: ...
+
+    def fabric_state(self, node: str) -> FabricState:
+        """The NVLink fabric as nvidia-smi on the node tells it."""
+        ...
+
+    def start_diagnosis(self, node: str, key: str) -> None:
+        """Starts the node's tests; the same key again is nothing."""
+        ...
+
+    def diagnosis(self, node: str, key: str) -> Diagnosis | None:
+        """Its result; None while it runs. Raises NodeError for a key that was never started."""
         ...
 
 

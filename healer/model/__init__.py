@@ -4,6 +4,7 @@ from healer.model.audit import AuditRecord, Broken, Checkpoint
 from healer.model.command import Command, CommandKind
 from healer.model.component import Component
 from healer.model.decision import Answer, AnswerKind, Decision, Outcome, Proposal
+from healer.model.detection import Chart, ChartLine, ChartMark, Contribution, DetectionRule, GpuModel
 from healer.model.finding import Evidence, Finding
 from healer.model.gate import (
     Breaker,
@@ -17,6 +18,7 @@ from healer.model.gate import (
     Veto,
 )
 from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Incident
+from healer.model.node import Diagnosis, FabricState
 from healer.model.observation import Observation, ObservationKind
 from healer.model.rules import (
     CatalogueEntry,
@@ -32,6 +34,17 @@ from healer.model.rules import (
     Xid74Bits,
 )
 from healer.model.run import LogEntry, Run, StepEvent
+from healer.model.sensed import Sensed
+from healer.model.signals import (
+    Alias,
+    Catalogue,
+    Column,
+    Part,
+    Scope,
+    Signal,
+    SignalKind,
+    UnknownSeries,
+)
 from healer.model.slurm import SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.ticket import Message, Ticket
 from healer.model.words import (
@@ -51,6 +64,7 @@ from healer.model.words import (
     Review,
     Role,
     RunState,
+    Sense,
     Severity,
     Verb,
     Verdict,
@@ -65,24 +79,35 @@ __all__ = [
     "REMEDY_LADDER",
     "REMOVING_VERBS",
     "SLOT_GUARDS",
+    "Alias",
     "Answer",
     "AnswerKind",
     "AuditRecord",
     "Breaker",
     "BreakerState",
     "Broken",
+    "Catalogue",
     "CatalogueEntry",
     "Cause",
+    "Chart",
+    "ChartLine",
+    "ChartMark",
     "Checkpoint",
+    "Column",
     "Command",
     "CommandKind",
     "Component",
+    "Contribution",
     "Decision",
+    "DetectionRule",
+    "Diagnosis",
     "DriverAsk",
     "Evidence",
+    "FabricState",
     "FaultClass",
     "Finding",
     "GateFacts",
+    "GpuModel",
     "Guard",
     "GuardSettings",
     "Incident",
@@ -95,6 +120,7 @@ __all__ = [
     "Observation",
     "ObservationKind",
     "Outcome",
+    "Part",
     "Pause",
     "Place",
     "Playbook",
@@ -109,7 +135,12 @@ __all__ = [
     "Ruleset",
     "Run",
     "RunState",
+    "Scope",
+    "Sense",
+    "Sensed",
     "Severity",
+    "Signal",
+    "SignalKind",
     "Slot",
     "SlurmJob",
     "SlurmNode",
@@ -118,6 +149,7 @@ __all__ = [
     "StepEvent",
     "Ticket",
     "Topology",
+    "UnknownSeries",
     "Verb",
     "Verdict",
     "Veto",

@@ -5,7 +5,8 @@ from datetime import datetime
 import msgspec
 
 from healer.model.component import Component
-from healer.model.words import FaultClass
+from healer.model.detection import Chart, Contribution
+from healer.model.words import FaultClass, Sense
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -18,6 +19,8 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     line: str = ""
     arrived_at: datetime | None = None
     job: str | None = None
+    #: Which sense told it: two that agree are worth more than one told twice.
+    sense: Sense = Sense.kernel
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -43,3 +46,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     affected: tuple[Component, ...] = ()
     #: What the driver itself asks for (Xid 154, RST / D-RST); wins over the catalogue.
     asked: str | None = None
+    #: The signal that mattered, against its peers.
+    charts: tuple[Chart, ...] = ()
+    #: What made the isolation forest's score, largest first.
+    contributions: tuple[Contribution, ...] = ()

@@ -4,7 +4,9 @@ from datetime import timedelta
 
 import msgspec
 
+from healer.model.detection import DetectionRule, GpuModel
 from healer.model.gate import Maintenance
+from healer.model.signals import Catalogue
 from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity, Verb
 
 
@@ -87,6 +89,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     playbook: str | None = None
     mode: Mode | None = None
     runbook: str = ""
+    #: So many different senses must have told of it before anything is done.
+    senses: int = 1
+    #: Made from an entry of `rules/detection/`.
+    detection: bool = False
 
 
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +135,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 2
     wait_s: float | None = None
     input: dict[str, str | int | float | bool] = {}
+    #: `<step>.passed` or `<step>.failed`: only when that earlier step ended so; else it is skipped.
+    when: str | None = None
 
 
 class Playbook(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +181,10 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True):
     #: Guards that differ by cluster or partition name; unset fields fall back to `guards`.
     cluster_guards: dict[str, GuardSettings] = {}
     partition_guards: dict[str, GuardSettings] = {}
+    #: What may be measured, the rules over it, and what GPU models are made for.
+    catalogue: Catalogue = Catalogue()
+    detection: tuple[DetectionRule, ...] = ()
+    gpu_models: tuple[GpuModel, ...] = ()
 
     def mode_of(self, rule: Rule) -> Mode:
         return rule.mode or self.default_mode

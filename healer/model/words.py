@@ -67,6 +67,17 @@ class FaultClass(StrEnum):
     unknown = "unknown"
 
 
+class Sense(StrEnum):
+    """Ways of hearing that fail apart from each other: a rule may ask for two before it acts."""
+
+    kernel = "kernel"
+    metrics = "metrics"
+    step_times = "step_times"
+    forest = "forest"
+    silence = "silence"
+    slurm = "slurm"
+
+
 class Remedy(StrEnum):
     """The ladder of remedies, mildest first, then what stands beside it."""
 

@@ -1,0 +1,21 @@
+"""What a node itself answers when it is asked."""
+
+import msgspec
+
+
+class FabricState(msgspec.Struct, frozen=True, kw_only=True):
+    """NVLink fabric of a node as nvidia-smi tells it, the worst GPU's words. `healthy` only if all of
+    state, status, clique and cluster UUID are good (facts: gpu_faults_and_peers.md, c.7)."""
+
+    state: str
+    status: str
+    healthy: bool
+    text: str = ""
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished test of a node. `failed` names the tests that did not pass, with what they said."""
+
+    passed: bool
+    text: str
+    failed: tuple[str, ...] = ()

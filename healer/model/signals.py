@@ -1,0 +1,91 @@
+"""What may be measured: the catalogue of signals, and what a series is about."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class SignalKind(StrEnum):
+    """How values of a signal are read. A counter only grows; when it falls it was reset."""
+
+    gauge = "gauge"
+    counter = "counter"
+    enum = "enum"
+    bits = "bits"
+
+
+class Scope(StrEnum):
+    """What a rule speaks of. Signals themselves live on the first three."""
+
+    gpu = "gpu"
+    node = "node"
+    link = "link"
+    job = "job"
+    switch = "switch"
+    fabric = "fabric"
+
+
+class Alias(msgspec.Struct, frozen=True, kw_only=True):
+    """A name under which a signal arrives; `scale` makes its unit ours (value × scale)."""
+
+    name: str
+    scale: float = 1.0
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
+    """One signal that rules may use.
+
+    `name` is ours (unit last), `unit` one of `healer.detection.language.units`. `aliases` are the names of
+    exporters; those of nvidia-smi's XML begin with `nvidia-smi:`. `words` are an enum's values by their
+    word, `bits` a bit mask's by name. A value older than `stale_s` is unknown. `derived`: computed by healer
+    itself (from Slurm's picture), never taken from the wire.
+    """
+
+    name: str
+    unit: str
+    kind: SignalKind
+    scope: Scope
+    text: str
+    source: str
+    aliases: tuple[Alias, ...] = ()
+    words: dict[str, int] = {}
+    bits: dict[str, int] = {}
+    stale_s: float = 90.0
+    derived: bool = False
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+    """All signals by name, and the aliases of each name that may arrive (the signal's own among them)."""
+
+    signals: dict[str, Signal] = {}
+    #: Arriving name -> (signal's name, scale).
+    arriving: dict[str, tuple[str, float]] = {}
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which part of its node a series is about. All None: the node itself. `port` as in `mlx5_0/1`, `eth0`."""
+
+    gpu: int | None = None
+    link: int | None = None
+    port: str | None = None
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One series of a node, whatever the node: a signal of the catalogue on one part."""
+
+    signal: str
+    part: Part = Part()
+
+
+class UnknownSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that arrives and that the catalogue does not have, or a series that names no node we know."""
+
+    cluster: str
+    name: str
+    why: str
+    count: int
+    first_seen: datetime
+    last_seen: datetime
+    example: dict[str, Any] = {}

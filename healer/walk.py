@@ -32,6 +32,7 @@ from healer.incidents import (
     by_urgency,
     close_what_is_over,
     forgotten_drains,
+    is_measured,
     our_drains,
 )
 from healer.incidents.messages import approval_page, opened_message, p0_page
@@ -53,6 +54,7 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Sensed,
     Severity,
     Slot,
 )
@@ -66,15 +68,24 @@ _WAITS_FOR_LEAVE = frozenset({RunState.proposed, RunState.waiting_approval, RunS
 
 
 def walk(
-    ledger: Ledger, rules: Ruleset, picture: Picture, batch: Sequence[Observation], now: datetime
+    ledger: Ledger,
+    rules: Ruleset,
+    picture: Picture,
+    batch: Sequence[Observation],
+    now: datetime,
+    sensed: Sensed | None = None,
 ) -> list[str]:
-    """One walk over `batch`. Returns the runs it set going."""
+    """One walk over `batch` and what the last tick found. Returns the runs it set going."""
+    if sensed is not None:
+        picture.sensed = sensed
     live = picture.update(batch, rules.topology)
     commands = [msgspec.convert(one.data, Command) for one in batch if one.kind is ObservationKind.command]
     for command in commands:
         if command.kind is CommandKind.node_returned:
             picture.clear(str(command.data["node"]), command.at)
     findings = detect(rules, picture, live, now)
+    if sensed is not None:
+        findings += sensed.findings
     with ledger.transaction() as tx:
         pass_ = _Pass(tx, rules, picture, now)
         pass_.lock(commands, findings)
@@ -90,6 +101,9 @@ def walk(
         one.settle_until for one in pass_.work.by_id.values() if one.is_open and one.settle_until > now
     ]
     picture.settles_at = min(settling, default=None)
+    picture.watched = frozenset(
+        (one.fault, one.root) for one in pass_.work.by_id.values() if one.is_open and is_measured(rules, one)
+    )
     return pass_.started
 
 

@@ -7,6 +7,7 @@ from healer.incidents.lifecycle import (
     close_what_is_over,
     find_vetoes,
     idle_slots,
+    is_measured,
     slots_of_gone_nodes,
 )
 from healer.incidents.severity import by_urgency
@@ -19,6 +20,7 @@ __all__ = [
     "find_vetoes",
     "forgotten_drains",
     "idle_slots",
+    "is_measured",
     "our_drains",
     "slots_of_gone_nodes",
 ]

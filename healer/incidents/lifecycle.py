@@ -34,6 +34,10 @@ QUIET = {
     FaultClass.degraded: timedelta(hours=24),
     FaultClass.informational: timedelta(minutes=10),
 }
+#: Faults that detectors of code find in samples; those of `rules/detection/` are told by their rule.
+SAMPLED_FAULTS = frozenset({"straggler", "job-slow", "unusual-node"})
+#: An incident of a measured signal ends when that is known to be well again for so long.
+CLEAR_FOR = timedelta(minutes=5)
 PROBATION = timedelta(hours=24)
 #: A picture younger than this is believed about what is not in it.
 FRESH = timedelta(seconds=10)
@@ -155,6 +159,13 @@ def close_what_is_over(incident: Incident, picture: Picture, now: datetime) -> I
     )
 
 
+def is_measured(rules: Ruleset, incident: Incident) -> bool:
+    """Whether ticks over the fleet tell when its cause is gone."""
+    if incident.fault in SAMPLED_FAULTS:
+        return True
+    return any(rule.name == incident.rule and rule.detection for rule in rules.rules)
+
+
 def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
     node = incident.root.node
     shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
@@ -177,6 +188,10 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
         return None
     if incident.fault == "fleet-silent":
         return "the nodes speak again" if _fleet_speaks(picture, now) else None
+    if (incident.fault, incident.root) in picture.watched:
+        clear = picture.sensed.clear_since.get((incident.fault, incident.root)) if picture.sensed else None
+        over = clear is not None and now - clear >= CLEAR_FOR
+        return f"well again since {clear:%H:%M:%S} UTC" if over else None
     quiet = QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return f"nothing new for {int(quiet.total_seconds() // 60)} min"

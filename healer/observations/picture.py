@@ -9,7 +9,7 @@ from statistics import median
 
 import msgspec
 
-from healer.model import Finding, Observation, ObservationKind, SlurmSnapshot, Topology
+from healer.model import Component, Finding, Observation, ObservationKind, Sensed, SlurmSnapshot, Topology
 from healer.observations.gpus import GpuMap
 
 #: A line of an unknown boot that is older than this on arrival is history (product.md, "Hear").
@@ -124,6 +124,10 @@ class Picture:
         #: When the next incident has settled: the walk's caller need not wait longer than that.
         self.settles_at: datetime | None = None
         self.nodes: dict[str, NodePicture] = {}
+        #: What the last tick over the fleet found, and whose end the next one has to look for: (fault, root)
+        #: of the open incidents that measured signals opened.
+        self.sensed: Sensed | None = None
+        self.watched: frozenset[tuple[str, Component]] = frozenset()
         #: Teardown findings of the last half minute, which a root may still explain.
         self.teardowns: deque[Finding] = deque(maxlen=100_000)
         #: Digests of what was only counted, so that the same line is counted once.

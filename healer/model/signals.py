@@ -65,7 +65,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which part of its node a series is about. All None: the node itself. `port` as in `mlx5_0/1`, `eth0`."""
+    """Which part of its node a series is about. All None: the node itself. `port` as in `mlx5_0/1`."""
 
     gpu: int | None = None
     link: int | None = None

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from healer.model import AuditRecord, Observation, Ruleset
+from healer.model import AuditRecord, Observation, Ruleset, Sensed
 from healer.observations import Picture
 from healer.ports import Clock, Inbox, Ledger, LedgerAway, Poke, Snapshots
 from healer.recorder import Recorder
@@ -36,7 +36,10 @@ class Detector:
         poke: Poke,
         cleared: Iterable[tuple[str, datetime]] = (),
         recorder: Recorder | None = None,
+        heard: Callable[[], Sensed | None] = lambda: None,
     ) -> None:
+        """`heard` gives what the ticks over the fleet found since it was last asked."""
+        self.heard = heard
         self.cluster, self.ledger, self.inbox, self.snapshots = cluster, ledger, inbox, snapshots
         self.rules, self.clock, self.wait, self.poke = rules, clock, wait, poke
         self.recorder = recorder
@@ -77,17 +80,24 @@ class Detector:
         now = self.clock.now()
         if self.recorder is not None:
             self.recorder.note(batch, self.picture.slurm, now)
-        self._walk(batch, now)
+        self._walk(batch, now, self.heard())
         return len(batch) == BATCH
 
-    def _walk(self, batch: Sequence[Observation], now: datetime) -> None:
+    def _walk(self, batch: Sequence[Observation], now: datetime, sensed: Sensed | None = None) -> None:
         try:
-            started = walk(self.ledger, self.rules(), self.picture, batch, now)
+            started = walk(self.ledger, self.rules(), self.picture, batch, now, sensed)
         except LedgerAway:
             raise
         except Exception:
-            if not batch:
+            if not batch and sensed is None:
                 raise
+            if sensed is not None:
+                # What still stands is found again; it must not stop the signals.
+                log.exception(
+                    "a walk failed; the tick's findings are left out", findings=len(sensed.findings)
+                )
+                self._walk(batch, now)
+                return
             log.exception("a walk failed; its signals are walked one by one", signals=len(batch))
             self._walk([], now)  # what fails without any signal is no signal's fault, and ends the process
             for one in batch:

@@ -1,0 +1,109 @@
+"""The tick over the fleet: all senses that live on samples, looked at together every few seconds."""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from healer.detection.forest import Forest
+from healer.detection.measured import RuleEngine
+from healer.detection.stragglers import Stragglers
+from healer.model import Component, Ruleset, Sensed, SlurmSnapshot
+from healer.model.samples import Report, StepBatch
+from healer.observations.steps import StepTimes
+from healer.observations.telemetry import Telemetry
+from healer.ports import ColumnBook
+
+#: The pace of the tick, in production and in simulated time.
+TICK_S = 5.0
+#: While windows are rebuilt the rules look once in so much time past: their holds survive a restart.
+PRIME_S = 15.0
+
+Watched = Collection[tuple[str, Component]]
+
+
+class Senses:
+    """Rules over measured signals, stragglers and the isolation forest of one cluster, with their memory.
+
+    One thread owns it. The same samples, pictures and moments give the same findings.
+    """
+
+    def __init__(self, cluster: str, rules: Ruleset, book: ColumnBook, forest: Forest | None = None) -> None:
+        self.cluster, self.book = cluster, book
+        self.catalogue = rules.catalogue
+        self.telemetry = Telemetry(cluster, rules.catalogue, rules.gpu_models)
+        self.steps = StepTimes(cluster)
+        self.stragglers = Stragglers(cluster)
+        self.forest = forest
+        self.engine = RuleEngine(rules.detection, rules.catalogue)
+        self.version = rules.version
+        self._topology = rules.topology
+
+    @property
+    def has_samples(self) -> bool:
+        """False where nobody measures: then a tick would find nothing."""
+        return self.telemetry.reports > 0 or self.steps.batches > 0
+
+    def follow(self, rules: Ruleset) -> bool:
+        """Takes changed rules; what they watch already keeps its holds. False: the catalogue changed, and the
+        windows have to be built anew, in a new `Senses`."""
+        if rules.version == self.version:
+            return True
+        if rules.catalogue != self.catalogue:
+            return False
+        self.engine = RuleEngine(rules.detection, rules.catalogue, before=self.engine)
+        self.telemetry.models(rules.gpu_models)
+        self.version, self._topology = rules.version, rules.topology
+        return True
+
+    def take(
+        self, reports: Sequence[Report], batches: Sequence[StepBatch], slurm: SlurmSnapshot | None
+    ) -> None:
+        """Takes in new samples, and Slurm's picture as it is now."""
+        if slurm is not None:
+            self.telemetry.show(slurm, self._topology)
+        if reports:
+            self.telemetry.update(reports, self.book)
+        if batches:
+            self.steps.update(batches, slurm)
+
+    def rebuild(
+        self, reports: Sequence[Report], batches: Sequence[StepBatch], slurm: SlurmSnapshot | None
+    ) -> None:
+        """After a restart: samples that were taken before. Nothing is found in them, but what began then is
+        known to have begun."""
+        for until, part in _stretches(reports, timedelta(seconds=PRIME_S)):
+            self.take(part, (), slurm)
+            self.engine.prime(self.telemetry, until)
+        self.take((), batches, slurm)
+
+    def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched) -> Sensed:
+        """Looks at everything once. Call it every `TICK_S`."""
+        told = [
+            self.engine.tick(self.telemetry, now, watched),
+            self.stragglers.tick(self.steps, slurm, now, watched),
+        ]
+        if self.forest is not None:
+            told.append(self.forest.tick(self.telemetry, now, watched))
+        return Sensed(
+            at=now,
+            findings=tuple(one for sensed in told for one in sensed.findings),
+            clear_since={key: at for sensed in told for key, at in sensed.clear_since.items()},
+        )
+
+
+def _stretches(reports: Sequence[Report], span: timedelta) -> Collection[tuple[datetime, Sequence[Report]]]:
+    """Reports by arrival, cut where more than `span` has passed since the stretch began."""
+    if not reports:
+        return []
+    edges = [0]
+    begun = reports[0].arrived_at
+    for index, one in enumerate(reports):
+        if one.arrived_at - begun >= span:
+            edges.append(index)
+            begun = one.arrived_at
+    edges.append(len(reports))
+    return [(reports[b - 1].arrived_at, reports[a:b]) for a, b in pairwise(edges)]
+
+
+#: What the tick's thread hands over: called with each result.
+Hear = Callable[[Sensed], None]

@@ -1,0 +1,97 @@
+"""The tick's thread of the detector: samples in, findings out, beside the walk and never in its way."""
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import structlog
+
+from healer.detection.tick import TICK_S, Senses
+from healer.model import Ruleset, Sensed
+from healer.model.samples import Report, StepBatch
+from healer.observations import Picture
+from healer.ports import Clock, Samples
+
+log = structlog.get_logger()
+
+#: Samples are read more often than they are looked at: reading them all at once would delay the look.
+READ_S = 1.0
+#: Told of what was read, before it is looked at: the recorder.
+Note = Callable[[Sequence[Report], Sequence[StepBatch]], None]
+
+#: After an error (the database is away, a rule of ours fails) the next look is so far away.
+PAUSE_S = 5.0
+
+
+class SensesLoop:
+    """Reads samples, ticks, and keeps what was found until the walk fetches it with `heard`.
+
+    `make` gives fresh senses and a reader that begins with the last 15 minutes: at the start, after an error,
+    and when the catalogue of signals changed.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: Callable[[], Ruleset],
+        make: Callable[[Ruleset], tuple[Senses, Samples]],
+        picture: Picture,
+        clock: Clock,
+        note: Note | None = None,
+    ) -> None:
+        self._rules, self._make, self._picture, self._clock = rules, make, picture, clock
+        self._note = note
+        self._heard: list[Sensed] = []
+        self._lock = threading.Lock()
+        self._senses: Senses | None = None
+        self._samples: Samples | None = None
+        self._ticked: datetime | None = None
+
+    def heard(self) -> Sensed | None:
+        """All that was found since the last call, as one. Called by the walk's thread."""
+        with self._lock:
+            told, self._heard = self._heard, []
+        if not told:
+            return None
+        findings = tuple(one for sensed in told for one in sensed.findings)
+        return Sensed(at=told[-1].at, findings=findings, clear_since=told[-1].clear_since)
+
+    def run(self, stopped: threading.Event) -> None:
+        while not stopped.is_set():
+            try:
+                self.once()
+            except Exception:
+                # Whatever it was: windows are rebuilt from the store, and the walk goes on meanwhile.
+                log.exception("the tick failed; the windows are built anew")
+                self._senses = None
+                stopped.wait(PAUSE_S)
+            stopped.wait(READ_S)
+
+    def once(self) -> None:
+        """Reads what is new, and ticks when it is time."""
+        rules, slurm = self._rules(), self._picture.slurm
+        if self._senses is None or not self._senses.follow(rules):
+            self._rebuild(rules)
+        assert self._senses is not None
+        assert self._samples is not None
+        reports, batches = self._samples.new()
+        if self._note is not None and (reports or batches):
+            self._note(reports, batches)
+        self._senses.take(reports, batches, slurm)
+        now = self._clock.now()
+        if self._ticked is not None and (now - self._ticked).total_seconds() < TICK_S:
+            return
+        self._ticked = now
+        if not self._senses.has_samples:
+            return
+        sensed = self._senses.tick(slurm, now, self._picture.watched)
+        with self._lock:
+            self._heard.append(sensed)
+
+    def _rebuild(self, rules: Ruleset) -> None:
+        begun = self._clock.now()
+        self._senses, self._samples = self._make(rules)
+        reports, batches = self._samples.new()
+        self._senses.rebuild(reports, batches, self._picture.slurm)
+        took_s = (self._clock.now() - begun).total_seconds()
+        log.info("windows rebuilt", reports=len(reports), step_batches=len(batches), took_s=round(took_s, 3))

@@ -32,6 +32,76 @@ inbox = sa.Table(
     _moment("consumed_at", nullable=True),
     sa.Index("inbox_unconsumed", "cluster", "id", postgresql_where=sa.text("consumed_at IS NULL")),
     sa.Index("inbox_arrived", "cluster", "arrived_at"),
+    sa.Index(
+        "inbox_checkpoints",
+        "cluster",
+        sa.text("(doc #>> '{component,job}')"),
+        postgresql_where=sa.text("kind = 'checkpoint'"),
+    ),
+)
+
+
+class Xid8(sa.types.UserDefinedType):
+    """PostgreSQL's number of a transaction that never comes again."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        return "xid8"
+
+
+# Reports and step times, packed. A ring of partitions: those that are wholly past are truncated (`samples.py`
+# tells the slot of a moment), so nothing is deleted by row, and the tables never have to be vacuumed.
+# `tx` tells a reader exactly once what became visible since its last look.
+SAMPLE_SLOTS = 8
+samples = sa.Table(
+    "samples",
+    metadata,
+    sa.Column("id", sa.BigInteger, sa.Identity(cache=100), nullable=False),
+    sa.Column("tx", Xid8, nullable=False, server_default=sa.text("pg_current_xact_id()")),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    _moment("at"),
+    _moment("arrived_at"),
+    sa.Column("slot", sa.SmallInteger, nullable=False),
+    sa.Column("body", BYTEA, nullable=False),
+    sa.Index("samples_tx", "tx"),
+    sa.Index("samples_subject", "cluster", "subject", "arrived_at"),
+    postgresql_partition_by="LIST (slot)",
+)
+for _slot in range(SAMPLE_SLOTS):
+    sa.event.listen(
+        samples,
+        "after_create",
+        sa.DDL(f"CREATE TABLE samples_{_slot} PARTITION OF samples FOR VALUES IN ({_slot})"),
+    )
+
+# Each series of a node has a number, the same for all nodes.
+signal_columns = sa.Table(
+    "signal_columns",
+    metadata,
+    sa.Column("id", sa.Integer, sa.Identity(), primary_key=True),
+    sa.Column("signal", sa.Text, nullable=False),
+    sa.Column("gpu", sa.Integer),
+    sa.Column("link", sa.Integer),
+    sa.Column("port", sa.Text),
+    sa.UniqueConstraint(
+        "signal", "gpu", "link", "port", name="signal_columns_once", postgresql_nulls_not_distinct=True
+    ),
+)
+
+# What arrives and the catalogue does not know. Bounded by name; what is more is one row named with an ellipsis.
+unknown_series = sa.Table(
+    "unknown_series",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    _moment("first_seen"),
+    _moment("last_seen"),
+    sa.Column("example", JSONB, nullable=False),
 )
 
 # Slurm's latest picture, one row per cluster; `body` is msgpack, written by the poller only when it changed.

@@ -7,14 +7,16 @@ an opaque text that came out of `next_cursor`; a cursor that cannot be read rais
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
 from healer.model import (
     AuditRecord,
     Breaker,
+    Catalogue,
     Checkpoint,
+    Column,
     Component,
     Decision,
     Finding,
@@ -26,14 +28,19 @@ from healer.model import (
     Mode,
     Pause,
     Role,
+    Ruleset,
     Run,
     RunState,
     Severity,
     Slot,
     SlurmSnapshot,
+    UnknownSeries,
     Verdict,
     Veto,
 )
+
+if TYPE_CHECKING:
+    from healer.model.samples import Report, StepBatch
 
 T = TypeVar("T")
 
@@ -176,6 +183,68 @@ class ChainState(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None = None
 
 
+class ReadReports(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node reported, oldest first, and what the numbers of its columns stand for."""
+
+    reports: tuple["Report", ...] = ()
+    columns: dict[int, Column] = {}
+
+
+class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint as the job told it. A requeue goes back to the newest durable one."""
+
+    at: datetime
+    step: int
+    restart: int = 0
+    durable: bool = True
+    path: str = ""
+
+
+class Requeue(msgspec.Struct, frozen=True, kw_only=True):
+    """One requeue of a job by healer: which of its lives was ended, and for which incident."""
+
+    at: datetime
+    restarts: int
+    incident: str | None = None
+    run: str | None = None
+
+
+class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What healer knows of a job. `incidents` that hit it newest first, the rest oldest first.
+
+    `checkpoints` are the last 50 told.
+    """
+
+    incidents: tuple[Incident, ...] = ()
+    requeues: tuple[Requeue, ...] = ()
+    checkpoints: tuple[CheckpointSeen, ...] = ()
+
+
+class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What running made of one rule. `mode` was set while running, None: the file's or the default.
+
+    `fired` counts its incidents' findings of the last 7 days.
+    """
+
+    mode: Mode | None = None
+    mode_by: str | None = None
+    mode_at: datetime | None = None
+    last_at: datetime | None = None
+    last_incident: str | None = None
+    open: int = 0
+    fired: int = 0
+    true_faults: int = 0
+    false_alarms: int = 0
+
+
+class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules in force and what became of each. `cases` counts the cases beside the files, by rule."""
+
+    rules: Ruleset
+    records: dict[str, RuleRecord] = {}
+    cases: dict[str, int] = {}
+
+
 class ConsoleReads(Protocol):
     def clusters(self) -> list[str]:
         """Names of the clusters known, sorted."""
@@ -202,6 +271,22 @@ class ConsoleReads(Protocol):
         ...
 
     def chain(self, cluster: str) -> ChainState: ...
+
+    def catalogue(self) -> Catalogue:
+        """What may be measured."""
+        ...
+
+    def rule_book(self, cluster: str) -> RuleBook: ...
+
+    def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
+        """Names that arrive and that no rule can use, most frequent first."""
+        ...
+
+    def job(self, cluster: str, job: str) -> JobHistory: ...
+
+    def node_signals(self, cluster: str, node: str, since: datetime) -> ReadReports: ...
+
+    def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,107 +4,29 @@ import hashlib
 import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from healer.console.machine_routes import machine_routes
+from healer.console.pages import FLEET_ROWS, PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
 from healer.console.reads import (
-    SESSION_COOKIE,
     AuditQuery,
-    BadCursor,
     ConsoleReads,
+    IncidentDetail,
     IncidentQuery,
+    ReadReports,
     RunQuery,
-    Session,
     SessionOf,
     SignIn,
     SignOut,
-    Standing,
 )
-from healer.console.render import PAGE_HEADERS, Renderer
+from healer.console.render import PAGE_HEADERS
 from healer.console.sign_in import session_routes
-from healer.console.views import audit, fleet, incident, runs, standing, timeline
-from healer.console.views.buttons import may_act, may_respond, node_buttons, run_buttons
+from healer.console.views import audit, charts, fleet, incident, runs, timeline
+from healer.console.views.buttons import run_buttons
 from healer.console.views.report import report
-from healer.model import Role, RunState, Severity
-
-PAGE_ROWS = 50
-FLEET_ROWS = 50
-
-_NO_CLUSTER = "healer has not seen a cluster yet. `healer doctor` says what is missing."
-
-_MAY_LOOK = frozenset(Role) - {Role.signals}
-
-
-class _Stop(Exception):
-    """A page that ends early with this answer."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__()
-        self.response = response
-
-
-class _Pages:
-    """What all pages share: who looks, at which cluster, and how it stands."""
-
-    def __init__(self, reads: ConsoleReads, session_of: SessionOf, clock: Callable[[], datetime]) -> None:
-        self.reads = reads
-        self.session_of = session_of
-        self.render = Renderer(clock)
-        self.clock = clock
-
-    def session(self, request: Request) -> Session:
-        cookie = request.cookies.get(SESSION_COOKIE)
-        session = self.session_of(cookie) if cookie else None
-        if session is None:
-            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-            where = f"/sign-in?{urlencode({'next': target})}" if target != "/" else "/sign-in"
-            raise _Stop(RedirectResponse(where, 303, headers={"Cache-Control": "no-store"}))
-        if session.role not in _MAY_LOOK:
-            raise _Stop(self.problem(403, "Not for this token", f"Role {session.role.value} sees no pages."))
-        return session
-
-    def problem(self, status: int, title: str, text: str) -> Response:
-        return self.render.page("problem.html", status, title=title, text=text)
-
-    def clusters(self, session: Session) -> list[str]:
-        known = self.reads.clusters()
-        return [name for name in known if name in session.clusters] if session.clusters else known
-
-    def context(self, request: Request, page: str, cluster: str | None = None) -> dict[str, Any]:
-        """The names that every template knows. Raises `_Stop`."""
-        session = self.session(request)
-        clusters = self.clusters(session)
-        wanted = cluster or request.query_params.get("cluster") or (clusters[0] if clusters else None)
-        stands = self.reads.standing(wanted) if wanted in clusters and wanted else None
-        if stands is None:
-            if wanted is None or wanted in clusters:
-                raise _Stop(self.problem(503, "No cluster yet", _NO_CLUSTER))
-            raise _Stop(self.problem(404, "No such cluster", f"healer knows no cluster {wanted}."))
-        now = self.clock()
-        rows = fleet.node_rows(stands)
-        return {
-            "session": session,
-            "acts": may_act(session.role),
-            "responds": may_respond(session.role),
-            "clusters": clusters,
-            "cluster": stands.cluster,
-            "standing": stands,
-            "strip": standing.strip(stands, rows, now),
-            "rows": rows,
-            "page": page,
-            "now": now,
-            "pause_button": standing.pause_button(stands.cluster),
-            "end_pause": standing.end_pause_button,
-            "reset_breaker": standing.reset_breaker_button(stands.cluster),
-            "admin": session.role is Role.admin,
-            "keep": {"cluster": stands.cluster} if len(clusters) > 1 else {},
-        }
-
-    def show(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
-        return self.render.page(template, status, **context)
+from healer.model import RunState, Severity
 
 
 def router(
@@ -120,10 +42,11 @@ def router(
 
     `secure_cookie`: the site is reached by https, so the cookie may be sent by https alone.
     """
-    pages = _Pages(reads, session_of, clock)
+    pages = Pages(reads, session_of, clock)
     routes = APIRouter(include_in_schema=False)
     _fleet_routes(routes, pages)
     _incident_routes(routes, pages)
+    machine_routes(routes, pages)
     _run_routes(routes, pages)
     _audit_routes(routes, pages)
     _static_routes(routes, pages)
@@ -134,16 +57,7 @@ def router(
     return routes
 
 
-def _guarded(page: Callable[[], Response]) -> Response:
-    try:
-        return page()
-    except _Stop as stop:
-        return stop.response
-    except BadCursor:
-        return Response("The page number in the address is not one of ours.", 400, headers=PAGE_HEADERS)
-
-
-def _fleet_routes(routes: APIRouter, pages: _Pages) -> None:
+def _fleet_routes(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/")
     def fleet_page(request: Request, q: str = "", page: int = 1) -> Response:
         def show() -> Response:
@@ -161,7 +75,7 @@ def _fleet_routes(routes: APIRouter, pages: _Pages) -> None:
             }
             return pages.show("fleet.html", context)
 
-        return _guarded(show)
+        return guarded(show)
 
     @routes.get("/fleet.json")
     def fleet_json(request: Request) -> Response:
@@ -174,41 +88,10 @@ def _fleet_routes(routes: APIRouter, pages: _Pages) -> None:
                 return Response(status_code=304, headers=headers)
             return Response(body, media_type="application/json", headers=headers)
 
-        return _guarded(show)
-
-    @routes.get("/nodes/{cluster}/{node}")
-    def node_page(request: Request, cluster: str, node: str) -> Response:
-        def show() -> Response:
-            context = pages.context(request, "node", cluster)
-            row = next((row for row in context["rows"] if row.name == node), None)
-            if row is None:
-                raise _Stop(pages.problem(404, "No such node", f"Slurm shows no node {node} in {cluster}."))
-            stands: Standing = context["standing"]
-            query = IncidentQuery(cluster=cluster, node=node)
-            past = pages.reads.incidents(query, limit=PAGE_ROWS)
-            asking = _asking(stands)
-            ran = pages.reads.runs(RunQuery(cluster=cluster, node=node), limit=PAGE_ROWS)
-            now = context["now"]
-            context |= {
-                "row": row,
-                "slurm": stands.snapshot.nodes[node] if stands.snapshot else None,
-                "jobs": stands.snapshot.jobs_on(node) if stands.snapshot else [],
-                "incidents": [incident.incident_row(one, asking, now) for one in past.items],
-                "runs": [runs.run_row(run, now) for run in ran.items],
-                "buttons": node_buttons(row, cluster, context["session"].role),
-                "veto": next((veto for veto in stands.vetoes if veto.node == node), None),
-                "slot": next((slot for slot in stands.slots if slot.node == node), None),
-            }
-            return pages.show("node.html", context)
-
-        return _guarded(show)
+        return guarded(show)
 
 
-def _asking(stands: Standing) -> dict[str, Any]:
-    return {run.incident: run for run in stands.asking if run.incident}
-
-
-def _incident_routes(routes: APIRouter, pages: _Pages) -> None:
+def _incident_routes(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/incidents")
     def incidents_page(
         request: Request, show: str = "open", severity: str = "", q: str = "", cursor: str | None = None
@@ -222,7 +105,7 @@ def _incident_routes(routes: APIRouter, pages: _Pages) -> None:
                 text=q.strip(),
             )
             found = pages.reads.incidents(query, limit=PAGE_ROWS, cursor=cursor)
-            asking = _asking(context["standing"])
+            asking = asking_by_incident(context["standing"])
             rows = [incident.incident_row(one, asking, context["now"]) for one in found.items]
             if query.open:
                 # What is open is worked on: the most severe first. What is over is history: newest first.
@@ -230,18 +113,18 @@ def _incident_routes(routes: APIRouter, pages: _Pages) -> None:
             context |= {
                 "incidents": rows,
                 "total": found.total,
-                "next": _link("/incidents", context["keep"], show=show, severity=severity, q=q,
+                "next": link("/incidents", context["keep"], show=show, severity=severity, q=q,
                               cursor=found.next_cursor or "") if found.next_cursor else None,
                 "first": cursor is None,
                 "view": show,
                 "severity": severity,
                 "severities": [word.value for word in Severity],
                 "q": q,
-                "link": _link,
+                "link": link,
             }  # fmt: skip
             return pages.show("incidents.html", context)
 
-        return _guarded(body)
+        return guarded(body)
 
     @routes.get("/incidents/{incident_id}/report.md")
     def incident_report(request: Request, incident_id: str) -> Response:
@@ -249,12 +132,12 @@ def _incident_routes(routes: APIRouter, pages: _Pages) -> None:
             session = pages.session(request)
             detail = pages.reads.incident(incident_id)
             if detail is None or detail.incident.cluster not in pages.clusters(session):
-                raise _Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
+                raise Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
             name = f"incident-{detail.incident.short_id}.md"
             headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
             return Response(report(detail, pages.clock()), media_type="text/markdown", headers=headers)
 
-        return _guarded(show)
+        return guarded(show)
 
     @routes.get("/incidents/{incident_id}")
     def incident_page(request: Request, incident_id: str) -> Response:
@@ -262,27 +145,31 @@ def _incident_routes(routes: APIRouter, pages: _Pages) -> None:
             session = pages.session(request)
             detail = pages.reads.incident(incident_id)
             if detail is None or detail.incident.cluster not in pages.clusters(session):
-                raise _Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
+                raise Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
             context = pages.context(request, "incident", detail.incident.cluster)
             now = context["now"]
             context |= {
                 "detail": detail,
                 "view": incident.incident_view(detail, context["standing"], session.role, now),
                 "timeline": timeline.timeline(detail),
+                "charts": _charts(pages, detail, now),
                 "similar": [incident.incident_row(one, {}, now) for one in detail.similar],
             }
             return pages.show("incident.html", context)
 
-        return _guarded(show)
+        return guarded(show)
 
 
-def _link(path: str, keep: dict[str, str], **query: str) -> str:
-    """An address with the query's non-empty parts; `keep` carries the cluster where there are several."""
-    parts = {**keep, **{key: value for key, value in query.items() if value}}
-    return f"{path}?{urlencode(parts)}" if parts else path
+def _charts(pages: Pages, detail: IncidentDetail, now: datetime) -> list[charts.FindingCharts]:
+    """The charts of the findings, continued with what the node reported since, where that is still kept."""
+    if not charts.newest_findings(detail.findings):
+        return []
+    wanted = charts.later_since(detail.findings, now)
+    later = pages.reads.node_signals(detail.incident.cluster, *wanted) if wanted else ReadReports()
+    return charts.incident_charts(detail, pages.reads.catalogue(), (later.reports, later.columns))
 
 
-def _run_routes(routes: APIRouter, pages: _Pages) -> None:
+def _run_routes(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/runs")
     def runs_page(request: Request, state: str = "", cursor: str | None = None) -> Response:
         def show() -> Response:
@@ -295,17 +182,17 @@ def _run_routes(routes: APIRouter, pages: _Pages) -> None:
             context |= {
                 "asking": [runs.run_row(run, now) for run in context["standing"].asking] if not state else [],
                 "runs": [runs.run_row(run, now) for run in found.items],
-                "next": _link("/runs", context["keep"], state=state, cursor=found.next_cursor)
+                "next": link("/runs", context["keep"], state=state, cursor=found.next_cursor)
                 if found.next_cursor
                 else None,
                 "first": cursor is None,
                 "state": state,
                 "total": found.total,
-                "link": _link,
+                "link": link,
             }
             return pages.show("runs.html", context)
 
-        return _guarded(show)
+        return guarded(show)
 
     @routes.get("/runs/{run_id}")
     def run_page(request: Request, run_id: str) -> Response:
@@ -313,7 +200,7 @@ def _run_routes(routes: APIRouter, pages: _Pages) -> None:
             session = pages.session(request)
             detail = pages.reads.run(run_id)
             if detail is None or detail.run.cluster not in pages.clusters(session):
-                raise _Stop(pages.problem(404, "No such run", f"There is no run {run_id}."))
+                raise Stop(pages.problem(404, "No such run", f"There is no run {run_id}."))
             context = pages.context(request, "run", detail.run.cluster)
             last = runs.last_decision(detail)
             context |= {
@@ -328,10 +215,10 @@ def _run_routes(routes: APIRouter, pages: _Pages) -> None:
             }
             return pages.show("run.html", context)
 
-        return _guarded(show)
+        return guarded(show)
 
 
-def _audit_routes(routes: APIRouter, pages: _Pages) -> None:
+def _audit_routes(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/audit")
     def audit_page(
         request: Request, actor: str = "", verb: str = "", subject: str = "", cursor: str | None = None
@@ -343,7 +230,7 @@ def _audit_routes(routes: APIRouter, pages: _Pages) -> None:
             context |= {
                 "records": [audit.audit_row(record, context["cluster"]) for record in found.items],
                 "total": found.total,
-                "next": _link("/audit", context["keep"], actor=actor, verb=verb, subject=subject,
+                "next": link("/audit", context["keep"], actor=actor, verb=verb, subject=subject,
                               cursor=found.next_cursor) if found.next_cursor else None,
                 "first": cursor is None,
                 "chain": pages.reads.chain(context["cluster"]),
@@ -353,10 +240,10 @@ def _audit_routes(routes: APIRouter, pages: _Pages) -> None:
             }  # fmt: skip
             return pages.show("audit.html", context)
 
-        return _guarded(show)
+        return guarded(show)
 
 
-def _static_routes(routes: APIRouter, pages: _Pages) -> None:
+def _static_routes(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/static/{name:path}")
     def static_file(name: str, v: str = "") -> Response:
         found = pages.render.assets.response(name, v)

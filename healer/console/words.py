@@ -1,5 +1,6 @@
 """Numbers and times in the words that people read. Pure: `now` comes by parameter."""
 
+import math
 from datetime import UTC, datetime, timedelta
 
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -88,3 +89,24 @@ def names(items: tuple[str, ...] | list[str], show: int = 3) -> str:
     if len(items) <= show:
         return ", ".join(items)
     return f"{', '.join(items[:show])} and {len(items) - show:,} more"
+
+
+#: What stands before a unit: `98 %` and `3 GPUs`, but `1.18` for a ratio.
+_BARE_UNITS = frozenset({"", "ratio", "count", "state", "bits", "bool"})
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    """A measured value as people read it: `1,290 MHz`, `98 %`, `1.18`, `0.0042 /s`; empty for None."""
+    if value is None or not math.isfinite(value):
+        return ""
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-4:
+        text = f"{value:.3g}"
+    elif size >= 1000 or value == int(value):
+        text = f"{round(value):,}"
+    elif size >= 100:
+        text = f"{value:.1f}"
+    else:
+        text = f"{value:.4g}" if size >= 1 else f"{value:.3g}"
+    text = text.replace("-", "−")
+    return text if unit in _BARE_UNITS else f"{text} {unit}"

@@ -7,6 +7,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,9 +21,12 @@ from healer.console.reads import (
     ChainState,
     IncidentDetail,
     IncidentQuery,
+    JobHistory,
     NewSession,
     OpenIncident,
     Page,
+    ReadReports,
+    RuleBook,
     RunDetail,
     RunQuery,
     Session,
@@ -32,17 +37,22 @@ from healer.console.views.runs import asks
 from healer.model import (
     AuditRecord,
     Breaker,
+    Catalogue,
     Checkpoint,
     GuardSettings,
     Incident,
     Mode,
     Role,
+    Ruleset,
     Run,
     RunState,
     Slot,
     SlurmSnapshot,
+    UnknownSeries,
 )
-from tests.support import console_blocks, console_stories
+from healer.model.samples import StepBatch
+from healer.ruleset import load
+from tests.support import console_blocks, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample
 
@@ -68,6 +78,9 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         set_state(fleet, 9, ("ALLOCATED",), "", "")
     stories = [] if empty else console_stories.stories(tuple(list(jobs)[:1]))
     details = {story.incident.id: story.detail() for story in stories}
+    if not empty:
+        slow = console_telemetry.slow_node(tuple(list(jobs)[:1]))
+        details[slow.incident.id] = slow
     for old in console_blocks.history(past):
         details[old.incident.id] = old
     runs = {run.run.id: run for detail in details.values() for run in detail.runs}
@@ -186,6 +199,32 @@ class SampleReads:
             if last
             else None,
         )
+
+    def catalogue(self) -> Catalogue:
+        return shipped().catalogue
+
+    def rule_book(self, cluster: str) -> RuleBook:
+        return console_telemetry.rule_book(shipped(), list(self.sample.details.values()))
+
+    def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
+        return console_telemetry.unknown_series()[:limit]
+
+    def job(self, cluster: str, job: str) -> JobHistory:
+        return console_telemetry.job_history(job, list(self.sample.details.values()))
+
+    def node_signals(self, cluster: str, node: str, since: datetime) -> ReadReports:
+        return console_telemetry.reports_of(node, since)
+
+    def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
+        snapshot = self.sample.standing.snapshot
+        shown = snapshot.jobs.get(job) if snapshot else None
+        return console_telemetry.job_steps(job, shown.nodes) if shown else []
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Ruleset:
+    """The rules that ship."""
+    return load(Path(__file__).parents[2] / "rules")
 
 
 def _fits(incident: Incident, query: IncidentQuery) -> bool:

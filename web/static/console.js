@@ -59,8 +59,15 @@ async function swap() {
   } catch { names.forEach((name) => wanted.add(name)); } finally { busy = false; }
 }
 const strip = (html) => html.replace(/(<time[^>]*data-ago[^>]*>)[^<]*/g, "$1");
+// What scripts drew into a page is not news.
+function asServed(region) {
+  const copy = region.cloneNode(true);
+  for (const one of copy.querySelectorAll("[data-draw]")) one.replaceChildren();
+  return strip(copy.innerHTML);
+}
 function exchange(old, fresh) {
-  if (!fresh || strip(old.innerHTML) === strip(fresh.innerHTML)) return;
+  if (!fresh || asServed(old) === asServed(fresh)) return;
+  const drawn = new Map([...old.querySelectorAll("[data-draw]")].map((one) => [one.id, one]));
   const focus = old.contains(document.activeElement) ? trace(document.activeElement) : null;
   const at = old.querySelector("tr.at")?.dataset.row;
   for (const one of old.querySelectorAll("details[data-keep]")) {
@@ -69,6 +76,11 @@ function exchange(old, fresh) {
   }
   const known = new Set([...old.querySelectorAll("[data-row]")].map((row) => row.dataset.row));
   old.innerHTML = fresh.innerHTML;
+  for (const one of old.querySelectorAll("[data-draw]")) {
+    const before = drawn.get(one.id);
+    if (before && before.dataset.draw === one.dataset.draw && before.dataset.chart === one.dataset.chart) one.replaceWith(before);
+  }
+  document.dispatchEvent(new CustomEvent("healer:swapped"));
   for (const row of old.querySelectorAll("[data-row]")) {
     if (known.size && !known.has(row.dataset.row)) row.classList.add("changed");
     if (row.dataset.row === at) row.classList.add("at");
@@ -212,7 +224,7 @@ for (const field of document.querySelectorAll("[data-submit]")) field.addEventLi
 
 // --- keys -----------------------------------------------------------------------------------------------
 let pending = "";
-const PAGES = { f: "/", i: "/incidents", r: "/runs", a: "/audit" };
+const PAGES = { f: "/", i: "/incidents", r: "/runs", u: "/rules", a: "/audit" };
 function move(step) {
   const rows = [...document.querySelectorAll("[data-rows] tbody tr")];
   if (!rows.length) return;

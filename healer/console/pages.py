@@ -1,0 +1,110 @@
+"""What all pages share: who looks, at which cluster, how it stands, and how a page ends early."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+
+from healer.console.reads import SESSION_COOKIE, BadCursor, ConsoleReads, Session, SessionOf, Standing
+from healer.console.render import PAGE_HEADERS, Renderer
+from healer.console.views import fleet, standing
+from healer.console.views.buttons import may_act, may_respond
+from healer.model import Role
+
+PAGE_ROWS = 50
+FLEET_ROWS = 50
+
+_NO_CLUSTER = "healer has not seen a cluster yet. `healer doctor` says what is missing."
+
+_MAY_LOOK = frozenset(Role) - {Role.signals}
+
+
+class Stop(Exception):
+    """A page that ends early with this answer."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+class Pages:
+    """What all pages share: who looks, at which cluster, and how it stands."""
+
+    def __init__(self, reads: ConsoleReads, session_of: SessionOf, clock: Callable[[], datetime]) -> None:
+        self.reads = reads
+        self.session_of = session_of
+        self.render = Renderer(clock)
+        self.clock = clock
+
+    def session(self, request: Request) -> Session:
+        cookie = request.cookies.get(SESSION_COOKIE)
+        session = self.session_of(cookie) if cookie else None
+        if session is None:
+            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            where = f"/sign-in?{urlencode({'next': target})}" if target != "/" else "/sign-in"
+            raise Stop(RedirectResponse(where, 303, headers={"Cache-Control": "no-store"}))
+        if session.role not in _MAY_LOOK:
+            raise Stop(self.problem(403, "Not for this token", f"Role {session.role.value} sees no pages."))
+        return session
+
+    def problem(self, status: int, title: str, text: str) -> Response:
+        return self.render.page("problem.html", status, title=title, text=text)
+
+    def clusters(self, session: Session) -> list[str]:
+        known = self.reads.clusters()
+        return [name for name in known if name in session.clusters] if session.clusters else known
+
+    def context(self, request: Request, page: str, cluster: str | None = None) -> dict[str, Any]:
+        """The names that every template knows. Raises `Stop`."""
+        session = self.session(request)
+        clusters = self.clusters(session)
+        wanted = cluster or request.query_params.get("cluster") or (clusters[0] if clusters else None)
+        stands = self.reads.standing(wanted) if wanted in clusters and wanted else None
+        if stands is None:
+            if wanted is None or wanted in clusters:
+                raise Stop(self.problem(503, "No cluster yet", _NO_CLUSTER))
+            raise Stop(self.problem(404, "No such cluster", f"healer knows no cluster {wanted}."))
+        now = self.clock()
+        rows = fleet.node_rows(stands)
+        return {
+            "session": session,
+            "acts": may_act(session.role),
+            "responds": may_respond(session.role),
+            "clusters": clusters,
+            "cluster": stands.cluster,
+            "standing": stands,
+            "strip": standing.strip(stands, rows, now),
+            "rows": rows,
+            "page": page,
+            "now": now,
+            "pause_button": standing.pause_button(stands.cluster),
+            "end_pause": standing.end_pause_button,
+            "reset_breaker": standing.reset_breaker_button(stands.cluster),
+            "admin": session.role is Role.admin,
+            "keep": {"cluster": stands.cluster} if len(clusters) > 1 else {},
+        }
+
+    def show(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
+        return self.render.page(template, status, **context)
+
+
+def guarded(page: Callable[[], Response]) -> Response:
+    try:
+        return page()
+    except Stop as stop:
+        return stop.response
+    except BadCursor:
+        return Response("The page number in the address is not one of ours.", 400, headers=PAGE_HEADERS)
+
+
+def link(path: str, keep: dict[str, str], **query: str) -> str:
+    """An address with the query's non-empty parts; `keep` carries the cluster where there are several."""
+    parts = {**keep, **{key: value for key, value in query.items() if value}}
+    return f"{path}?{urlencode(parts)}" if parts else path
+
+
+def asking_by_incident(stands: Standing) -> dict[str, Any]:
+    return {run.incident: run for run in stands.asking if run.incident}

@@ -1,0 +1,320 @@
+"""Measured signals, step times and rules of the sample cluster, all from one seed."""
+
+import math
+import random
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+
+from healer.console.reads import (
+    CheckpointSeen,
+    IncidentDetail,
+    JobHistory,
+    ReadReports,
+    Requeue,
+    RuleBook,
+    RuleRecord,
+)
+from healer.model import (
+    Cause,
+    Column,
+    Component,
+    FaultClass,
+    IncidentState,
+    Mode,
+    Outcome,
+    Part,
+    Remedy,
+    Ruleset,
+    RunState,
+    Sense,
+    Severity,
+    UnknownSeries,
+    Verdict,
+)
+from healer.model.detection import Chart, ChartLine, ChartMark, Contribution
+from healer.model.finding import Evidence, Finding
+from healer.model.samples import Report, StepBatch
+from tests.support.console_sample import CLUSTER, NOW, Story, digest, milliseconds, node_name
+
+#: The node whose GPU 5 throttles, and when that began.
+SLOW_NODE = node_name(7)
+SLOW_GPU = 5
+BEGAN = NOW - timedelta(minutes=14)
+FOUND = BEGAN + timedelta(minutes=2, seconds=10)
+_SLOT_S = 5
+
+
+def clock_mhz(gpu: int, at: datetime, rng: random.Random) -> float:
+    slow = gpu == SLOW_GPU and at >= BEGAN and at < NOW - timedelta(minutes=3)
+    return round((1290 if slow else 1755) + rng.gauss(0, 9))
+
+
+def clock_chart() -> Chart:
+    rng = random.Random(3)
+    start = FOUND - timedelta(minutes=15)
+    times = [start + timedelta(seconds=_SLOT_S * slot) for slot in range(180)]
+    own = tuple(clock_mhz(SLOW_GPU, at, rng) if slot not in range(60, 66) else None
+                for slot, at in enumerate(times))  # fmt: skip
+    peers = tuple(1755 + 6 * math.sin(slot / 9) for slot in range(180))
+    return Chart(
+        title=f"SM clock of {SLOW_NODE} GPU {SLOW_GPU}",
+        unit="MHz",
+        times=tuple(at.timestamp() for at in times),
+        lines=(
+            ChartLine(label="GPU 5", role="own", values=own),
+            ChartLine(label="median of 247 peers", role="peers", values=peers),
+            ChartLine(label="10 % of peers", role="low", values=tuple(one - 32 for one in peers)),
+            ChartLine(label="90 % of peers", role="high", values=tuple(one + 24 for one in peers)),
+            ChartLine(label="85 % of peers", role="threshold", values=tuple(one * 0.85 for one in peers)),
+        ),
+        marks=(ChartMark(at=BEGAN, label="began"), ChartMark(at=FOUND, label="found")),
+        signal="sm_clock_mhz",
+        node=SLOW_NODE,
+        gpu=SLOW_GPU,
+    )
+
+
+def temperature_chart() -> Chart:
+    rng = random.Random(4)
+    start = FOUND - timedelta(minutes=15)
+    times = tuple((start + timedelta(seconds=_SLOT_S * slot)).timestamp() for slot in range(180))
+    rise = [max(0.0, min(1.0, (slot - 130) / 25)) for slot in range(180)]
+    return Chart(
+        title=f"Temperature of {SLOW_NODE} GPU {SLOW_GPU}",
+        unit="°C",
+        times=times,
+        lines=(
+            ChartLine(label="GPU 5", role="own",
+                      values=tuple(round(63 + 25 * share + rng.random()) for share in rise)),
+            ChartLine(label="median of 247 peers", role="peers", values=(62.0,) * 180),
+            ChartLine(label="10 % of peers", role="low", values=(57.0,) * 180),
+            ChartLine(label="90 % of peers", role="high", values=(67.5,) * 180),
+            ChartLine(label="slowdown limit", role="threshold", values=(87.0,) * 180),
+        ),
+        marks=(ChartMark(at=BEGAN, label="began"),),
+        signal="gpu_temp_c",
+        node=SLOW_NODE,
+        gpu=SLOW_GPU,
+    )  # fmt: skip
+
+
+def ratio_chart() -> Chart:
+    rng = random.Random(5)
+    steps = range(12_400, 12_500)
+    own = tuple(round(1 + (0.18 if step >= 12_460 else 0) + rng.gauss(0, 0.004), 4) for step in steps)
+    return Chart(
+        title="Compute per unit of work of rank 53, against its stage",
+        unit="ratio",
+        x="step",
+        times=tuple(float(step) for step in steps),
+        lines=(
+            ChartLine(label="rank 53", role="own", values=own),
+            ChartLine(label="its stage", role="peers", values=(1.0,) * 100),
+            ChartLine(label="10 %", role="low", values=(0.994,) * 100),
+            ChartLine(label="90 %", role="high", values=(1.006,) * 100),
+            ChartLine(label="dead band", role="threshold", values=(1.02,) * 100),
+        ),
+        node=SLOW_NODE,
+        gpu=SLOW_GPU,
+    )
+
+
+def _finding(fault: str, sense: Sense, at: datetime, text: str, **fields: object) -> Finding:
+    place = Component(cluster=CLUSTER, node=SLOW_NODE, gpu=SLOW_GPU)
+    return Finding(
+        rule=fault,
+        fault=fault,
+        fault_class=FaultClass.degraded,
+        component=place,
+        at=at,
+        arrived_at=at + timedelta(seconds=1),
+        text=text,
+        confidence=0.9,
+        evidence=(
+            Evidence(digest=digest(fault, at), at=at, component=place, text=text, sense=sense),
+        ),
+        **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
+    """A node found slow by two senses, drained when its job had ended."""
+    story = Story(
+        40,
+        "straggler",
+        "straggler",
+        SLOW_NODE,
+        minutes_ago=(NOW - FOUND).total_seconds() / 60,
+        gpu=SLOW_GPU,
+        fault_class=FaultClass.degraded,
+        title="A GPU is slower than its peers",
+        severity=Severity.P2,
+        state=IncidentState.mitigating,
+        cause=Cause.unclear,
+        remedy=(Remedy.diagnose, Remedy.ticket),
+        nodes={SLOW_NODE: Verdict.suspect},
+        jobs_hit=jobs,
+    )
+    story.decide(31_000, Outcome.act, "Two senses agree: step times and measured signals.")
+    story.run(
+        "slow-node",
+        RunState.running,
+        [
+            (31_020, "wait-job", "waiting", "Until the job ends or has a durable checkpoint.", 1),
+            (400_000, "wait-job", "done", "Checkpoint of step 12480 is durable.", 1),
+            (400_010, "drain", "started", "", 1),
+            (400_090, "drain", "done", "Reason read back from Slurm.", 1),
+        ],
+        ms=31_010,
+    )
+    story.findings = (
+        _finding(
+            "gpu-clock-low", Sense.metrics, FOUND,
+            "SM clock 1,290 MHz, peers 1,755 MHz, use 98 %: 26 % below for 2 min.",
+            charts=(clock_chart(), temperature_chart()),
+        ),
+        _finding(
+            "straggler", Sense.step_times, FOUND + timedelta(seconds=20),
+            "Rank 53: 18 % more compute per unit of work than its stage for 6 steps; the job waits for it.",
+            charts=(ratio_chart(),),
+        ),
+        _finding(
+            "unusual-node", Sense.forest, FOUND + timedelta(minutes=4),
+            "Score 0.71 where 999 of 1,000 healthy nodes are below 0.62.",
+            contributions=(
+                Contribution(feature="sm_clock_worst", share=0.46, value=-0.26, peers=0.004),
+                Contribution(feature="gpu_temp_worst", share=0.31, value=25.1, peers=0.3),
+                Contribution(feature="power_worst", share=0.12, value=-0.19, peers=0.01),
+            ),
+        ),
+    )  # fmt: skip
+    return story.detail()
+
+
+#: Signal -> (of GPU, value of GPU `n` at `t`).
+def _values(gpu: int, at: datetime, rng: random.Random) -> dict[str, float]:
+    hot = gpu == SLOW_GPU and BEGAN <= at < NOW - timedelta(minutes=3)
+    return {
+        "gpu_temp_c": round((88 if hot else 60 + gpu % 3) + rng.random()),
+        "memory_temp_c": round((94 if hot else 71) + rng.random()),
+        "gpu_use_percent": 98 if rng.random() < 0.9 else 91,
+        "power_w": round((520 if hot else 655) + rng.gauss(0, 8), 1),
+        "sm_clock_mhz": clock_mhz(gpu, at, rng),
+        "ecc_correctable_total": 3 if gpu == 2 else 0,
+        "ecc_uncorrectable_total": 0,
+    }
+
+
+def reports_of(node: str, since: datetime) -> ReadReports:
+    """15 s between reports, nothing of nodes whose number ends in 3."""
+    if node.endswith("3"):
+        return ReadReports()
+    rng = random.Random(node)
+    columns: dict[Column, int] = {}
+    found: list[Report] = []
+    at = max(since, NOW - timedelta(minutes=60))
+    at = NOW - timedelta(seconds=15 * int((NOW - at).total_seconds() // 15))
+    while at <= NOW:
+        slow = node == SLOW_NODE
+        cells: list[tuple[Column, float]] = []
+        for gpu in range(8):
+            for name, value in _values(gpu if slow or gpu != SLOW_GPU else 4, at, rng).items():
+                if slow or name != "memory_temp_c" or gpu != 6:
+                    cells.append((Column(name, Part(gpu=gpu)), value))
+        numbers = [columns.setdefault(column, len(columns)) for column, _ in cells]
+        values = np.array([value for _, value in cells])
+        found.append(Report(CLUSTER, node, at, at + milliseconds(40), np.array(numbers, np.int32), values))
+        at += timedelta(seconds=15)
+    return ReadReports(reports=tuple(found), columns={number: one for one, number in columns.items()})
+
+
+def steps_of(
+    job: str, nodes: tuple[str, ...], *, ranks_per_node: int = 8, steps: int = 180, stages: int = 1,
+    whole_only: bool = False,
+) -> list[StepBatch]:  # fmt: skip
+    """Equal work of 5 s a step; the rank on SLOW_GPU of SLOW_NODE needs 18 % more from step 120 on."""
+    rng = np.random.default_rng(int(job) if job.isdigit() else 1)
+    ranks = np.arange(len(nodes) * ranks_per_node, dtype=np.int32)
+    found = []
+    for index in range(steps):
+        step = 12_340 + index
+        compute = 4.1 * (1 + rng.normal(0, 0.004, len(ranks)))
+        stage = ranks * stages // len(ranks)
+        compute *= 1 + 0.12 * stage
+        if SLOW_NODE in nodes and index >= 120:
+            compute[nodes.index(SLOW_NODE) * ranks_per_node + SLOW_GPU % ranks_per_node] *= 1.18
+        whole = np.full(len(ranks), compute.max() + 0.5 + (3.0 if step % 60 == 0 else 0))
+        blank = np.full(len(ranks), np.nan)
+        at = (NOW - timedelta(seconds=5.2 * (steps - index))).timestamp()
+        found.append(
+            StepBatch(
+                cluster=CLUSTER, job=job, restart=0, arrived_at=NOW, nodes=nodes, rank=ranks,
+                step=np.full(len(ranks), step, np.int64), at=np.full(len(ranks), at),
+                node=(ranks // ranks_per_node).astype(np.int32),
+                gpu=(ranks % ranks_per_node).astype(np.int32), stage=stage.astype(np.int32),
+                step_s=whole, compute_s=blank if whole_only else compute,
+                comm_s=blank if whole_only else whole - compute, data_s=blank,
+                work=blank if whole_only else np.full(len(ranks), 8192.0), loss=blank, grad_norm=blank,
+            )
+        )  # fmt: skip
+    return found
+
+
+def job_steps(job: str, nodes: tuple[str, ...]) -> list[StepBatch]:
+    """The first job tells all, the second only whole steps, the third is large, the fourth tells nothing."""
+    match int(job) % 4:
+        case 3:
+            return steps_of(job, nodes, stages=2)
+        case 0:
+            return steps_of(job, nodes, whole_only=True)
+        case 1:
+            return steps_of(job, nodes, ranks_per_node=96)
+    return []
+
+
+def job_history(job: str, details: list[IncidentDetail]) -> JobHistory:
+    hit = [one.incident for one in details if job in one.incident.jobs_hit]
+    seen = tuple(
+        CheckpointSeen(
+            at=NOW - timedelta(seconds=5.2 * (180 - step)), step=12_340 + step, durable=step != 140
+        )
+        for step in (20, 80, 140)
+    )
+    return JobHistory(
+        incidents=tuple(sorted(hit, key=lambda one: one.opened, reverse=True)),
+        requeues=(Requeue(at=NOW - timedelta(minutes=3), restarts=1, incident=hit[0].id),) if hit else (),
+        checkpoints=seen if int(job) % 4 == 3 else (),
+    )
+
+
+def rule_book(rules: Ruleset, details: list[IncidentDetail]) -> RuleBook:
+    records: dict[str, RuleRecord] = {}
+    for detail in sorted(details, key=lambda one: one.incident.opened):
+        one, before = detail.incident, records.get(detail.incident.rule, RuleRecord())
+        records[one.rule] = RuleRecord(
+            last_at=one.opened,
+            last_incident=one.id,
+            open=before.open + one.is_open,
+            fired=before.fired + (one.opened > NOW - timedelta(days=7)),
+        )
+    first = rules.rules[0].name
+    changed = msgspec.structs.replace(
+        records.get(first, RuleRecord()), mode=Mode.approve, mode_by="mara", mode_at=NOW - timedelta(days=2)
+    )
+    return RuleBook(rules=rules, records=records | {first: changed}, cases={first: 3})
+
+
+def unknown_series() -> list[UnknownSeries]:
+    return [
+        UnknownSeries(
+            cluster=CLUSTER, name=name, why=why, count=count, example=example,
+            first_seen=NOW - timedelta(days=3), last_seen=NOW - timedelta(seconds=7),
+        )
+        for name, why, count, example in (
+            ("DCGM_FI_DEV_NEW_THING", "not in the catalogue", 412_000, {"gpu": "3", "Hostname": "gpu0007"}),
+            ("<script>alert(1)</script>", "not in the catalogue", 12, {}),
+            ("DCGM_FI_DEV_GPU_TEMP", "no node of this cluster", 60, {"Hostname": "elsewhere-01"}),
+        )
+    ]  # fmt: skip

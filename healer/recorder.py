@@ -1,32 +1,71 @@
-"""Taps the walk's input and writes it as a recording that `healer replay` reads.
+"""Taps what the detector sees and writes it as a recording that `healer replay` reads.
 
-Times are those of the walk: so a replay walks at the same moments over the same signals.
+Times are those of the walk, or of the moment the samples were read: so a replay walks at the same moments
+over the same signals.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from healer.model import Observation, ObservationKind, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.samples import Report, StepBatch
+from healer.ports import ColumnBook
+from healer.recorded_samples import Layouts, steps_body
 
 _LINES = frozenset(
     {ObservationKind.xid, ObservationKind.sxid, ObservationKind.gpu_lost, ObservationKind.gpu_identity}
 )
 
 
-class Recorder:
-    """`write` takes one line of JSON without its end. Slurm's picture is written when it changed."""
+class File(Protocol):
+    """Where a recording goes."""
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        self._write = write
+    def write(self, line: bytes) -> None:
+        """One line of JSON without its end."""
+        ...
+
+    def begun(self) -> bool:
+        """True when a new file has begun since this was last asked: what comes next has to stand alone."""
+        ...
+
+
+class Recorder:
+    """Slurm's picture is written when it changed, and at the begin of each file. Threads may share one."""
+
+    def __init__(self, file: File, book: ColumnBook) -> None:
+        self._file, self._layouts = file, Layouts(book)
+        self._lock = threading.Lock()
+        self._snapshot: SlurmSnapshot | None = None
         self._nodes: object = None
         self._jobs: object = None
+        self._last: datetime | None = None
 
     def note(self, batch: Sequence[Observation], snapshot: SlurmSnapshot | None, now: datetime) -> None:
         """What one walk is about to see."""
+        with self._lock:
+            self._snapshot = snapshot or self._snapshot
+            self._show(now)
+            for route, body in _bodies(batch):
+                self._put(now, route, body)
+
+    def note_samples(self, reports: Sequence[Report], batches: Sequence[StepBatch], now: datetime) -> None:
+        """Samples that the senses are about to take."""
+        with self._lock:
+            self._show(now)
+            if reports:
+                self._put(now, "signals/metrics", self._layouts.bodies(reports))
+            if batches:
+                self._put(now, "signals/step-times", [steps_body(one) for one in batches])
+
+    def _show(self, now: datetime) -> None:
+        if self._file.begun():
+            self._nodes = self._jobs = None
+        snapshot = self._snapshot
         if snapshot is not None and snapshot.nodes != self._nodes:
             self._nodes = snapshot.nodes
             rows = [_node(node) for node in snapshot.nodes.values()]
@@ -35,11 +74,11 @@ class Recorder:
             self._jobs = snapshot.jobs
             rows = [_job(job) for job in snapshot.jobs.values()]
             self._put(now, "slurm/jobs", {"cluster": snapshot.cluster, "jobs": rows})
-        for route, body in _bodies(batch):
-            self._put(now, route, body)
 
-    def _put(self, now: datetime, route: str, body: dict[str, Any]) -> None:
-        self._write(msgspec.json.encode({"at": now, "route": route, "body": body}))
+    def _put(self, now: datetime, route: str, body: Any) -> None:
+        # Two threads tell their own time: a recording never goes back.
+        self._last = now if self._last is None else max(now, self._last)
+        self._file.write(msgspec.json.encode({"at": self._last, "route": route, "body": body}))
 
 
 def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -50,11 +89,29 @@ def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any]]
         if kind == "kernel-log":
             entries = [_entry(one) for one in told]
             body = {"cluster": cluster, "node": node, "boot_id": boot_id, "entries": entries}
-            yield "signals/kernel-log", {name: value for name, value in body.items() if value is not None}
-        elif kind == "heartbeat":
+            yield "signals/kernel-log", _told(body)
+        elif kind == ObservationKind.heartbeat:
             for one in told:
                 body = {"cluster": cluster, "node": node, "boot_id": boot_id, "gpus": one.data.get("gpus")}
-                yield "signals/heartbeat", {name: value for name, value in body.items() if value is not None}
+                yield "signals/heartbeat", _told(body)
+        elif kind == ObservationKind.checkpoint:
+            for one in told:
+                body = {"cluster": cluster, "job": one.component.job, "time": one.event_at, **one.data}
+                yield (
+                    "signals/checkpoints",
+                    {name: value for name, value in body.items() if value is not None},
+                )
+        elif kind == ObservationKind.gpu_inventory and node is not None:
+            for one in told:
+                yield "signals/metrics", _inventory(cluster, node, one)
+
+
+def _told(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _inventory(cluster: str, node: str, one: Observation) -> dict[str, Any]:
+    return {"cluster": cluster, "node": node, "time": one.event_at, "gpus": one.data.get("gpus")}
 
 
 def _place(one: Observation) -> tuple[str, str, str | None, str | None]:

@@ -15,6 +15,7 @@ from healer.adapters.clock import SystemClock
 from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres import snapshots as postgres_snapshots
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
+from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.leader import returned_nodes, try_lead
@@ -224,21 +225,18 @@ def run_detector(settings: Settings) -> None:
         wait=waker.wait,
         poke=poke(settings, cluster),
         cleared=cleared,
-        recorder=_recorder(settings),
+        recorder=_recorder(settings, db),
     )
     detector.run(stopped.is_set)
 
 
-def _recorder(settings: Settings) -> Recorder | None:
+def _recorder(settings: Settings, db: sa.Engine) -> Recorder | None:
     """Appends to HEALER_RECORDING, line by line, for `healer replay`."""
     if settings.recording is None:
         return None
-    file = settings.recording.open("ab", buffering=0)
+    from healer.adapters.recording_file import RecordingFile
 
-    def write(line: bytes) -> None:
-        file.write(line + b"\n")
-
-    return Recorder(write)
+    return Recorder(RecordingFile(settings.recording), PostgresColumns(db))
 
 
 def run_scheduler(settings: Settings) -> None:

@@ -1,0 +1,169 @@
+"""The recorder: what the detector sees, in the form of the API, in files that stay small enough."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from healer.adapters.recording_file import RecordingFile
+from healer.model import Column, Observation, ObservationKind, Part, SlurmNode, SlurmSnapshot
+from healer.model.component import Component
+from healer.model.samples import Report, StepBatch
+from healer.recorder import Recorder
+from healer.sim.columns import MemoryColumns
+from healer.sim.recording import read
+
+NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
+COLUMNS = (
+    Column("gpu_temp_c", Part(gpu=0)),
+    Column("gpu_temp_c", Part(gpu=2)),
+    Column("load1"),
+    Column("ib_symbol_errors_total", Part(port="mlx5_0/1")),
+    Column("nvlink_crc_total", Part(gpu=1, link=1)),
+    Column("power_w", Part(gpu=0)),
+)
+
+
+class Lines:
+    """A file in memory; `turn` begins a new one."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self._begun = True
+
+    def write(self, line: bytes) -> None:
+        self.lines.append(line)
+
+    def begun(self) -> bool:
+        begun, self._begun = self._begun, False
+        return begun
+
+    def turn(self) -> None:
+        self.lines.clear()
+        self._begun = True
+
+    def told(self) -> list[tuple[str, Any]]:
+        return [(entry.route, entry.body) for entry in read(line.decode() for line in self.lines)]
+
+
+def recorder(lines: Lines) -> tuple[Recorder, MemoryColumns]:
+    book = MemoryColumns()
+    return Recorder(lines, book), book
+
+
+def report(book: MemoryColumns, at: datetime = NOW, node: str = "gpu0001") -> Report:
+    ids = np.array(book.ids(COLUMNS), dtype=np.int32)
+    return Report("pod1", node, at, at, ids, np.array([61.0, 62.5, 3.1, 7.0, 9.0, np.nan]))
+
+
+def snapshot(*names: str) -> SlurmSnapshot:
+    nodes = {name: SlurmNode(name=name, state=("IDLE",), gpus=8) for name in names}
+    return SlurmSnapshot(cluster="pod1", taken_at=NOW, nodes=nodes)
+
+
+def test_a_report_is_written_as_a_sender_would_tell_it() -> None:
+    lines = Lines()
+    tap, book = recorder(lines)
+    tap.note_samples([report(book)], [], NOW)
+    ((route, body),) = lines.told()
+    assert route == "signals/metrics"
+    assert body == [
+        {
+            "cluster": "pod1",
+            "node": "gpu0001",
+            "time": "2026-11-20T03:00:00Z",
+            "gpu": {"gpu_temp_c": [61.0, None, 62.5]},
+            "host": {"load1": 3.1},
+            "ports": {"mlx5_0/1": {"ib_symbol_errors_total": 7.0}},
+            "links": {"nvlink_crc_total": [[], [None, 9.0]]},
+        }
+    ]
+
+
+def test_step_times_are_written_with_what_was_told_and_no_more() -> None:
+    lines = Lines()
+    tap, _ = recorder(lines)
+    none = np.full(2, np.nan)
+    batch = StepBatch(
+        cluster="pod1", job="7", restart=1, arrived_at=NOW, nodes=("gpu0004",),
+        rank=np.array([0, 1], dtype=np.int32), step=np.array([5, 5], dtype=np.int64),
+        at=np.full(2, NOW.timestamp()), node=np.array([0, -1], dtype=np.int32),
+        gpu=np.array([3, -1], dtype=np.int32), stage=np.array([-1, -1], dtype=np.int32),
+        step_s=np.array([2.0, 2.0]), compute_s=np.array([1.5, np.nan]), comm_s=none, data_s=none, work=none,
+        loss=none, grad_norm=none,
+    )  # fmt: skip
+    tap.note_samples([], [batch], NOW)
+    ((route, (body,)),) = lines.told()
+    at = "2026-11-20T03:00:00Z"
+    assert route == "signals/step-times"
+    assert (body["cluster"], body["job"], body["restart"]) == ("pod1", "7", 1)
+    assert body["samples"] == [
+        {"time": at, "step": 5, "rank": 0, "node": "gpu0004", "gpu": 3, "step_s": 2.0, "compute_s": 1.5},
+        {"time": at, "step": 5, "rank": 1, "step_s": 2.0},
+    ]
+
+
+def test_checkpoints_are_written_as_they_came() -> None:
+    lines = Lines()
+    tap, _ = recorder(lines)
+    data = {"restart": 0, "step": 60, "path": "/scratch/60", "durable": True}
+    told = Observation(
+        digest="aa", kind=ObservationKind.checkpoint, component=Component(cluster="pod1", job="7"),
+        event_at=NOW, arrived_at=NOW, data=data,
+    )  # fmt: skip
+    tap.note([told], None, NOW)
+    ((route, body),) = lines.told()
+    assert route == "signals/checkpoints"
+    assert body == {"cluster": "pod1", "job": "7", "time": "2026-11-20T03:00:00Z"} | data
+
+
+def test_a_recording_never_goes_back_in_time_when_two_threads_write() -> None:
+    lines = Lines()
+    tap, book = recorder(lines)
+    tap.note_samples([report(book)], [], NOW + timedelta(seconds=2))
+    tap.note([], snapshot("gpu0001"), NOW + timedelta(seconds=1))
+    assert [route for route, _ in lines.told()] == ["signals/metrics", "slurm/nodes", "slurm/jobs"]
+
+
+def test_each_file_begins_with_slurms_picture() -> None:
+    lines = Lines()
+    tap, book = recorder(lines)
+    tap.note([], snapshot("gpu0001"), NOW)
+    tap.note([], snapshot("gpu0001"), NOW)
+    assert [route for route, _ in lines.told()] == ["slurm/nodes", "slurm/jobs"]
+    lines.turn()
+    tap.note_samples([report(book)], [], NOW)
+    assert [route for route, _ in lines.told()] == ["slurm/nodes", "slurm/jobs", "signals/metrics"]
+
+
+def test_a_full_file_is_turned_over_and_the_oldest_goes(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    file = RecordingFile(path, size=100, files=3)
+    begun = []
+    for number in range(10):
+        begun.append(file.begun())
+        file.write(json.dumps({"number": number, "fill": "x" * 40}).encode())
+    file.close()
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        f"recording.jsonl{end}" for end in ("", ".1", ".2")
+    ]
+    kept = [
+        json.loads(line)["number"]
+        for name in ("recording.jsonl.2", "recording.jsonl.1", "recording.jsonl")
+        for line in (tmp_path / name).read_text().splitlines()
+    ]
+    assert kept == [4, 5, 6, 7, 8, 9]
+    assert begun == [True, False] * 5
+
+
+def test_a_restart_appends_and_counts_what_stands_there(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    for number in range(3):
+        file = RecordingFile(path, size=100, files=2)
+        assert file.begun()
+        file.write(b"x" * 60 + str(number).encode())
+        file.close()
+    assert len(path.read_bytes().splitlines()) == 1
+    assert len((tmp_path / "recording.jsonl.1").read_bytes().splitlines()) == 2

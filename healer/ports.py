@@ -20,6 +20,7 @@ from healer.model import (
     Finding,
     GateFacts,
     Incident,
+    JobCheckpoint,
     LogEntry,
     Message,
     Observation,
@@ -344,8 +345,32 @@ class Samples(Protocol):
         ...
 
     def new(self) -> "tuple[list[Report], list[StepBatch]]":
-        """What became visible since the last call, each exactly once; the first call: all that is kept, by
-        arrival. Of the caller's cluster only."""
+        """What became visible since the last call, each exactly once, by arrival; at the first call what
+        arrived in the last 15 minutes. Of the caller's cluster only.
+
+        An answer is bounded (15 minutes of a large cluster are half a gigabyte): where there is more, the
+        next call goes on.
+        """
+        ...
+
+
+class SignalReads(Protocol):
+    """Samples of one node or job, for pages; what is still kept of them (about an hour), oldest first."""
+
+    def node_signals(
+        self, cluster: str, node: str, since: datetime
+    ) -> "tuple[list[Report], dict[int, Column]]":
+        """What arrived after `since`, and what the numbers in it stand for."""
+        ...
+
+    def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
+
+
+class Checkpoints(Protocol):
+    """What jobs can go back to. One value per cluster."""
+
+    def newest_durable(self, job: str) -> JobCheckpoint | None:
+        """Of the job's latest life, the highest step; None when it told none. Raises LedgerAway."""
         ...
 
 

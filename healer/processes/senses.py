@@ -91,7 +91,14 @@ class SensesLoop:
     def _rebuild(self, rules: Ruleset) -> None:
         begun = self._clock.now()
         self._senses, self._samples = self._make(rules)
-        reports, batches = self._samples.new()
-        self._senses.rebuild(reports, batches, self._picture.slurm)
+        known = told = 0
+        while True:
+            reports, batches = self._samples.new()
+            self._senses.rebuild(reports, batches, self._picture.slurm)
+            known, told = known + len(reports), told + len(batches)
+            # What arrived since is for the next look: on a large cluster there is always something.
+            newest = max((one.arrived_at for one in (*reports[-1:], *batches[-1:])), default=begun)
+            if newest >= begun:
+                break
         took_s = (self._clock.now() - begun).total_seconds()
-        log.info("windows rebuilt", reports=len(reports), step_batches=len(batches), took_s=round(took_s, 3))
+        log.info("windows rebuilt", reports=known, step_batches=told, took_s=round(took_s, 3))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -37,6 +38,20 @@ def make_engine(
             "tcp_user_timeout": 10_000,
         },
     )
+
+
+def own_connection(engine: sa.Engine) -> psycopg.Connection:
+    """A connection outside of the pool, in autocommit: for what speaks to PostgreSQL past SQLAlchemy.
+
+    The caller closes it.
+    """
+    pooled = engine.raw_connection()
+    connection = pooled.driver_connection
+    pooled.detach()
+    assert isinstance(connection, psycopg.Connection)
+    connection.rollback()
+    connection.autocommit = True
+    return connection
 
 
 #: SQLSTATE classes that tell of a server that is away, starting or stopping rather than of a wrong question.

@@ -4,6 +4,7 @@ Every row's `doc` is the JSON of an Observation, but for `kind = 'command'`, whe
 is the row's identity and unique, so whatever is told twice is stored once.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -13,6 +14,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from healer.adapters.postgres.engine import own_connection
 from healer.adapters.postgres.tables import inbox
 from healer.api.services import Arrival, Unavailable
 from healer.model import Command, Component, Observation, ObservationKind
@@ -31,6 +33,9 @@ ON CONFLICT (digest) DO NOTHING
 RETURNING encode(digest, 'hex')
 """
 
+#: Deadlocks in a row after which a batch is not tried again.
+_DEADLOCKS = 5
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -44,9 +49,10 @@ class PostgresSignals:
     def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
         """One INSERT, one commit. True where new. Raises Unavailable; then nothing was stored."""
         try:
-            return self._store(arrivals)
-        except psycopg.errors.DeadlockDetected:
-            # Two processes stored the same signals in another order; one of them is asked to repeat.
+            for _ in range(_DEADLOCKS):
+                # Two processes stored the same signals in another order: one of them is asked to repeat.
+                with contextlib.suppress(psycopg.errors.DeadlockDetected):
+                    return self._store(arrivals)
             return self._store(arrivals)
         except (psycopg.OperationalError, psycopg.InterfaceError, SQLAlchemyError) as error:
             self.close()
@@ -84,12 +90,7 @@ class PostgresSignals:
 
     def _connect(self) -> psycopg.Connection:
         if self._connection is None or self._connection.closed:
-            pooled = self._engine.raw_connection()
-            connection = pooled.driver_connection
-            pooled.detach()
-            assert isinstance(connection, psycopg.Connection)
-            connection.rollback()
-            connection.autocommit = True
+            connection = own_connection(self._engine)
             connection.prepare_threshold = 1
             self._connection = connection
         return self._connection

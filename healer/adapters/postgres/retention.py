@@ -4,13 +4,16 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres.tables import idempotency, inbox, sessions
+from healer.adapters.postgres import samples
+from healer.adapters.postgres.tables import idempotency, inbox, sessions, unknown_series
 
 HEARTBEATS = timedelta(hours=1)
 #: As long as an identity must be known: an old dmesg that is sent again within it is a duplicate.
 EVENTS = timedelta(days=90)
 KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
+#: A name that nobody sent for so long is no longer listed as unknown.
+UNKNOWN_SERIES = timedelta(days=7)
 
 
 def tidy(engine: sa.Engine, now: datetime) -> None:
@@ -22,3 +25,5 @@ def tidy(engine: sa.Engine, now: datetime) -> None:
         conn.execute(sa.delete(inbox).where(walked, inbox.c.arrived_at < now - EVENTS))
         conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEYS))
         conn.execute(sa.delete(sessions).where(sessions.c.expires_at < now - SESSIONS))
+        conn.execute(sa.delete(unknown_series).where(unknown_series.c.last_seen < now - UNKNOWN_SERIES))
+    samples.forget(engine, now)

@@ -91,7 +91,7 @@ signal_columns = sa.Table(
     ),
 )
 
-# What arrives and the catalogue does not know. Bounded by name; what is more is one row named with an ellipsis.
+# What arrives and the catalogue does not know. Bounded by name; what is more is one row, `…`.
 unknown_series = sa.Table(
     "unknown_series",
     metadata,

@@ -9,6 +9,8 @@ import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy.exc import SQLAlchemyError
 
+from healer.adapters.postgres.engine import own_connection
+
 
 class Waker:
     """Waits on its own connection; reconnects by itself."""
@@ -36,12 +38,7 @@ class Waker:
 
     def _connect(self) -> psycopg.Connection:
         if self._connection is None or self._connection.closed:
-            pooled = self._engine.raw_connection()
-            connection = pooled.driver_connection
-            pooled.detach()
-            assert isinstance(connection, psycopg.Connection)
-            connection.rollback()
-            connection.autocommit = True
+            connection = own_connection(self._engine)
             for channel in self._channels:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             self._connection = connection

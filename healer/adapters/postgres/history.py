@@ -1,0 +1,58 @@
+"""Samples of one node or job, for pages: what the ring of the last hour still holds."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.samples import METRICS, STEPS, unpacked
+from healer.adapters.postgres.tables import samples
+from healer.model import Column
+from healer.model.samples import Report, StepBatch
+
+#: Rows of one answer; more is cut, oldest first. A node that reports every second for an hour; a job of 1,000
+#: ranks whose nodes each tell their own for ten minutes.
+MOST_ROWS = {METRICS: 3600, STEPS: 20_000}
+
+
+class PostgresSignalReads:
+    """`healer.ports.SignalReads`."""
+
+    def __init__(self, engine: sa.Engine, columns: PostgresColumns) -> None:
+        self._engine, self._columns = engine, columns
+
+    def node_signals(
+        self, cluster: str, node: str, since: datetime
+    ) -> tuple[list[Report], dict[int, Column]]:
+        found = [one for one in self._rows(cluster, METRICS, node, since) if isinstance(one, Report)]
+        ids = np.unique(np.concatenate([one.columns for one in found])).tolist() if found else []
+        return found, self._columns.columns(ids)
+
+    def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
+        return [one for one in self._rows(cluster, STEPS, job, since) if isinstance(one, StepBatch)]
+
+    def _rows(
+        self, cluster: str, kind: str, subject: str, since: datetime
+    ) -> Iterator[Report | StepBatch | None]:
+        table: Any = samples.c
+        wanted = (
+            sa.select(table.at, table.arrived_at, table.body)
+            .where(
+                table.cluster == cluster,
+                table.subject == subject,
+                table.arrived_at > since,
+                table.kind == kind,
+            )
+            .order_by(table.arrived_at.desc(), table.id.desc())
+            .limit(MOST_ROWS[kind])
+        )
+        with translated(), self._engine.connect() as conn:
+            # The partitions are never analysed, so the planner would guess; the index always fits here.
+            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
+            rows = conn.execute(wanted).all()
+        for row in reversed(rows):
+            yield unpacked(cluster, kind, subject, row.at, row.arrived_at, row.body)

@@ -1,0 +1,268 @@
+"""Measured samples in PostgreSQL: one row per report, written by COPY, read exactly once, kept for an hour.
+
+The table is a ring of 8 partitions of 15 minutes (`tables.samples`): a row lies in the slot of its arrival.
+Nothing is deleted by row: `forget` truncates the slots that are wholly past.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+import structlog
+from psycopg.errors import LockNotAvailable
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from healer.adapters.postgres.engine import own_connection
+from healer.adapters.postgres.tables import SAMPLE_SLOTS
+from healer.api.services import Unavailable
+from healer.model.samples import Report, StepBatch
+from healer.ports import LedgerAway
+from healer.signals.packed import pack_report, pack_steps, unpack_report, unpack_steps
+
+log = structlog.get_logger()
+
+#: Wakes readers of step times. Metrics are read by the tick, which comes anyway.
+CHANNEL = "healer_steps"
+#: The first look of a reader: as long as the longest window of a rule.
+WINDOW = timedelta(minutes=15)
+#: Rows in one answer of `new`.
+CHUNK = 10_000
+METRICS, STEPS = "metrics", "steps"
+
+_SLOT_S = 900
+#: Slots behind the current one that may still hold rows of the last 60 minutes.
+_KEPT = 4
+_AWAY = (psycopg.OperationalError, psycopg.InterfaceError, SQLAlchemyError)
+
+# --- writing ---------------------------------------------------------------------------------------------
+
+_COPY = "COPY samples (cluster, kind, subject, at, arrived_at, slot, body) FROM STDIN (FORMAT BINARY)"
+_COPY_HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_COPY_END = b"\xff\xff"
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_length = struct.Struct(">i").pack
+#: at, arrived_at, slot, and the length of the body, each behind its own length.
+_tail = struct.Struct(">iqiqihi").pack
+
+
+def slot_of(arrived_at: datetime) -> int:
+    """The partition of what arrived then."""
+    return int(arrived_at.timestamp() // _SLOT_S) % SAMPLE_SLOTS
+
+
+class PostgresSamples:
+    """`healer.ports.Samples` of one cluster. One thread may put reports, one steps, and one may read.
+
+    `put` and `put_steps` raise `healer.api.services.Unavailable` when the database is away; then nothing of
+    the call is stored. `new` raises LedgerAway, and begins anew: after a crash of the server numbers of
+    transactions may be given a second time, so what was seen before no longer tells what is new.
+    """
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        # A crash of the server alone costs at most 0.6 s of metrics: they come again, and no one waits for
+        # the disk. Step times come once.
+        self._metrics = _Writer(engine, "SET synchronous_commit = off")
+        self._steps = _Writer(engine, "SET synchronous_commit = on")
+        self._reader = _Reader(engine, cluster)
+        self._cluster = cluster
+
+    def put(self, reports: Sequence[Report]) -> None:
+        self._metrics.copy(
+            (one.cluster, METRICS, one.node, one.at, one.arrived_at, pack_report(one)) for one in reports
+        )
+
+    def put_steps(self, batches: Sequence[StepBatch]) -> None:
+        self._steps.copy(
+            (
+                (one.cluster, STEPS, one.job, one.arrived_at, one.arrived_at, pack_steps(one))
+                for one in batches
+            ),
+            tell=CHANNEL,
+        )
+
+    def new(self) -> tuple[list[Report], list[StepBatch]]:
+        """At most `CHUNK` rows: both lists empty when there is nothing more."""
+        try:
+            rows = self._reader.rows()
+        except _AWAY as error:
+            self._reader.close()
+            raise LedgerAway(f"the database does not answer: {type(error).__name__}") from error
+        reports: list[Report] = []
+        batches: list[StepBatch] = []
+        for kind, subject, at, arrived_at, body in rows:
+            one = unpacked(self._cluster, kind, subject, at, arrived_at, body)
+            if isinstance(one, Report):
+                reports.append(one)
+            elif one is not None:
+                batches.append(one)
+        return reports, batches
+
+    def close(self) -> None:
+        for part in (self._metrics, self._steps, self._reader):
+            part.close()
+
+
+def unpacked(
+    cluster: str, kind: str, subject: str, at: datetime, arrived_at: datetime, body: bytes
+) -> Report | StepBatch | None:
+    """A row's content; None where it cannot be read (of another version?): one row must not stop all."""
+    try:
+        if kind == METRICS:
+            return unpack_report(body, cluster=cluster, node=subject, at=at, arrived_at=arrived_at)
+        return unpack_steps(body, cluster=cluster, job=subject, arrived_at=arrived_at)
+    except ValueError as error:
+        log.warning("a stored row of samples cannot be read", subject=subject, error=str(error))
+        return None
+
+
+class _Writer:
+    """A connection that does nothing but COPY. Each call is one transaction."""
+
+    def __init__(self, engine: sa.Engine, setting: str) -> None:
+        self._engine, self._setting = engine, setting
+        self._connection: psycopg.Connection | None = None
+
+    def copy(
+        self, rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]], *, tell: str | None = None
+    ) -> None:
+        block = _block(rows)
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = own_connection(self._engine)
+                self._connection.execute(self._setting.encode())
+            with self._connection.cursor() as cursor:
+                with cursor.copy(_COPY) as copy:
+                    copy.write(block)
+                if tell is not None:
+                    # A transaction of its own: inside the COPY's it would hold the lock of all
+                    # notifications over the fsync.
+                    cursor.execute(b"NOTIFY " + tell.encode())
+        except _AWAY as error:
+            self.close()
+            raise Unavailable(f"the database does not answer: {type(error).__name__}") from error
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _block(rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]]) -> bytes:
+    """The rows as one block of PostgreSQL's binary COPY, made by one join."""
+    parts = [_COPY_HEAD]
+    heads: dict[tuple[str, str], bytes] = {}
+    arrival, arrived, slot = None, 0, 0
+    for cluster, kind, subject, at, arrived_at, body in rows:
+        head = heads.get((cluster, kind))
+        if head is None:
+            head = heads[(cluster, kind)] = b"\0\7" + _text(cluster) + _text(kind)
+        if arrived_at is not arrival:
+            arrival, arrived, slot = arrived_at, (arrived_at - _EPOCH) // _MICROSECOND, slot_of(arrived_at)
+        moment = arrived if at is arrived_at else (at - _EPOCH) // _MICROSECOND
+        parts += (head, _text(subject), _tail(8, moment, 8, arrived, 2, slot, len(body)), body)
+    parts.append(_COPY_END)
+    return b"".join(parts)
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return _length(len(raw)) + raw
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+_FIELDS = "SELECT kind, subject, at, arrived_at, body FROM samples WHERE cluster = %(cluster)s AND "
+_FIRST = _FIELDS + "arrived_at > %(since)s AND slot = ANY(%(slots)s) ORDER BY tx, id"
+# Visible now, and not visible to the snapshot of the last look: a transaction that commits late is seen,
+# whatever numbers were given meanwhile, and none is seen twice.
+_NEXT = _FIELDS + (
+    "tx >= pg_snapshot_xmin(%(seen)s::pg_snapshot) "
+    "AND NOT pg_visible_in_snapshot(tx, %(seen)s::pg_snapshot) ORDER BY tx, id"
+)
+
+
+class _Reader:
+    """What became visible since the last look. A look may last several calls: it is one transaction."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        self._engine, self._cluster = engine, cluster
+        self._connection: psycopg.Connection | None = None
+        self._cursor: psycopg.ServerCursor[Any] | None = None
+        self._seen: str | None = None
+        self._looking_at = ""
+
+    def rows(self) -> list[tuple[str, str, datetime, datetime, bytes]]:
+        """At most CHUNK rows in the order of their transactions."""
+        if self._cursor is None:
+            self._cursor = self._look()
+        rows = self._cursor.fetchmany(CHUNK)
+        if len(rows) < CHUNK:
+            self._cursor.close()
+            self._cursor = None
+            assert self._connection is not None
+            self._connection.commit()
+            self._seen = self._looking_at
+        return rows
+
+    def _look(self) -> "psycopg.ServerCursor[Any]":
+        connection = self._connect()
+        told = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
+        assert told is not None
+        self._looking_at, now = told
+        cursor = connection.cursor("new_samples", binary=True)
+        if self._seen is not None:
+            cursor.execute(_NEXT, {"cluster": self._cluster, "seen": self._seen})
+            return cursor
+        # One slot more than the window reaches: the senders' API may run on a machine whose clock is ahead.
+        slots = sorted({slot_of(now + timedelta(seconds=_SLOT_S * step)) for step in (-1, 0, 1)})
+        cursor.execute(_FIRST, {"cluster": self._cluster, "since": now - WINDOW, "slots": slots})
+        return cursor
+
+    def _connect(self) -> psycopg.Connection:
+        if self._connection is None or self._connection.closed:
+            connection = own_connection(self._engine)
+            # The partitions are never analysed, so the planner would guess; an index always fits here.
+            connection.execute("SET enable_seqscan = off")
+            connection.autocommit = False
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            self._connection = connection
+        return self._connection
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._cursor, self._seen = None, None
+        if connection is not None:
+            connection.close()
+
+
+# --- forgetting ------------------------------------------------------------------------------------------
+
+
+def forget(engine: sa.Engine, now: datetime) -> list[int]:
+    """Truncates the slots that hold only rows that arrived over 60 minutes ago; those slots.
+
+    The next slot is left alone: an API whose clock is ahead may write there already. A busy reader or
+    writer never waits for this: after 0.2 s it gives up, until the next time.
+    """
+    here = slot_of(now)
+    done: list[int] = []
+    for behind in range(_KEPT + 1, SAMPLE_SLOTS - 1):
+        slot = (here - behind) % SAMPLE_SLOTS
+        table = f"samples_{slot}"
+        try:
+            with engine.begin() as conn:
+                conn.execute(sa.text("SET LOCAL lock_timeout = '200ms'"))
+                if conn.execute(sa.text(f"SELECT FROM {table} LIMIT 1")).first() is None:
+                    continue
+                conn.execute(sa.text(f"TRUNCATE {table}"))
+        except OperationalError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
+            continue
+        done.append(slot)
+    return done

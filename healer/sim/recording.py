@@ -15,19 +15,27 @@ class BadRecording(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line: when, which route with which query, its body as the API takes it, and its number."""
+    """One line: when, which route with which query, its body as the API takes it, and its number.
+
+    `raw` is the body's JSON as it stands in the line: samples are read by their own decoders.
+    """
 
     at: datetime
     route: str
     query: dict[str, str]
-    body: Any
+    raw: bytes
     line: int = 0
+
+    @property
+    def body(self) -> Any:
+        """The body as Python values, decoded anew each time."""
+        return msgspec.json.decode(self.raw)
 
 
 class _Line(msgspec.Struct, frozen=True):
     at: datetime
     route: str
-    body: Any = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def read(lines: Iterable[str]) -> Iterator[Entry]:
@@ -50,4 +58,4 @@ def read(lines: Iterable[str]) -> Iterator[Entry]:
         parts = urlsplit(line.route)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         route = parts.path.strip("/").removeprefix("api/v1/")
-        yield Entry(at=at, route=route, query=query, body=line.body, line=number)
+        yield Entry(at=at, route=route, query=query, raw=bytes(line.body), line=number)

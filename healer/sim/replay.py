@@ -4,15 +4,15 @@ The same input gives the same bytes: no clock, no chance, no order of threads.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from healer.drive import Driver
-from healer.model import Observation, Ruleset, SlurmNode
+from healer.model import Observation, Ruleset, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
 from healer.signals import wire
@@ -21,15 +21,22 @@ from healer.sim.ledger import MemoryLedger
 from healer.sim.recording import BadRecording, Entry
 from healer.sim.replay_slurm import ReplaySlurm
 from healer.sim.report import report
+from healer.sim.sample_routes import MEASURED, SAMPLES
 from healer.walk import walk
+
+if TYPE_CHECKING:
+    from healer.sim.replay_samples import RecordedSamples
 
 log = structlog.get_logger()
 
 #: After news, time passes in steps of this, so that settling, waits and pages happen when they are due.
 FINE_S = 1.0
+#: Signals that come in thousands a second and that no walk has to see at once.
+_MANY = SAMPLES | {"signals/heartbeat"}
 #: When all has been quiet for a minute, in steps of this.
 COARSE_S = 60.0
 QUIET_S = 60.0
+_LEAST = timedelta(microseconds=1)
 
 
 class Replay:
@@ -44,6 +51,8 @@ class Replay:
         self.driver = Driver(
             ledger=self.ledger, scheduler=self.slurm, rules=lambda: self.rules, clock=self.clock
         )
+        #: None until the recording brings a sample: without any, no tick is due and numpy is not loaded.
+        self.samples: RecordedSamples | None = None
         #: Heartbeats that came since the last walk: thousands a second are walked once a second.
         self.beats: list[Observation] = []
         self.walked_at = start
@@ -57,8 +66,8 @@ class Replay:
     def feed(self, entries: Iterable[Entry]) -> None:
         for at, group in itertools.groupby(entries, key=lambda entry: entry.at):
             batch = list(group)
-            only_beats = all(entry.route == "signals/heartbeat" for entry in batch)
-            if only_beats and at - self.walked_at < timedelta(seconds=FINE_S):
+            only_many = all(entry.route in _MANY for entry in batch)
+            if only_many and at - self.walked_at < timedelta(seconds=FINE_S):
                 self.beats.extend(one for entry in batch for one in self._signals(entry))
                 self.quiet_since = at
                 continue
@@ -81,12 +90,17 @@ class Replay:
         while True:
             quiet_s = (self.clock.now() - self.quiet_since).total_seconds()
             step = timedelta(seconds=FINE_S if quiet_s < QUIET_S else COARSE_S)
-            if self.clock.now() + step >= until:
+            then = self._not_after_the_tick(self.clock.now() + step)
+            if then >= until:
                 break
-            self.clock.set(self.clock.now() + step)
+            self.clock.set(then)
             self._walk([])
         if until > self.clock.now():
             self.clock.set(until)
+
+    def _not_after_the_tick(self, then: datetime) -> datetime:
+        due = self.samples.next_tick(self.clock.now()) if self.samples is not None else None
+        return then if due is None else min(then, max(due, self.clock.now() + _LEAST))
 
     def _show(self, entry: Entry) -> None:
         if entry.route == "slurm/nodes":
@@ -104,31 +118,47 @@ class Replay:
 
     def _signals(self, entry: Entry) -> list[Observation]:
         with _named(entry):
+            if entry.route in MEASURED:
+                return self._fresh(self._sampled(entry), {})
             parsed = self._parsed(entry)
         if parsed is None:
             return []
         self.rejected += len(parsed.rejected)
+        return self._fresh(parsed.observations, parsed.alternatives)
+
+    def _fresh(
+        self, observations: Iterable[Observation], alternatives: Mapping[str, Sequence[str]]
+    ) -> list[Observation]:
+        """Without those that were told before."""
         fresh = []
-        for one in parsed.observations:
-            names = {one.digest, *parsed.alternatives.get(one.digest, ())}
+        for one in observations:
+            names = {one.digest, *alternatives.get(one.digest, ())}
             if self.known.isdisjoint(names):
                 fresh.append(one)
             self.known.add(one.digest)
         return fresh
 
+    def _sampled(self, entry: Entry) -> list[Observation]:
+        if self.samples is None:
+            from healer.sim.replay_samples import RecordedSamples
+
+            self.samples = RecordedSamples(self.cluster, self.rules, self._is_known, entry.at)
+        return self.samples.take(entry)
+
     def _parsed(self, entry: Entry) -> wire.Accepted | None:
         cluster = entry.query.get("cluster") or self.cluster
         if entry.route == "signals/kernel-log":
-            if isinstance(entry.body, str):
+            body = entry.body
+            if isinstance(body, str):
                 return wire.kernel_text_observations(
-                    entry.body,
+                    body,
                     self._is_known,
                     entry.at,
                     cluster=cluster,
                     node=entry.query.get("node", ""),
                     boot_id=entry.query.get("boot_id"),
                 )
-            return wire.kernel_log_observations(entry.body, self._is_known, entry.at, cluster=cluster)
+            return wire.kernel_log_observations(body, self._is_known, entry.at, cluster=cluster)
         if entry.route == "signals/heartbeat":
             return wire.heartbeat_observations(entry.body, self._is_known, entry.at, cluster=cluster)
         if entry.route != "clock" and not entry.route.startswith("slurm/"):
@@ -142,9 +172,13 @@ class Replay:
         """Walks and drives until nothing more is due at this moment."""
         now = self.walked_at = self.clock.now()
         batch, self.beats = [*self.beats, *seen], []
+        self._look()
+        sensed = self._sense(now)
         while True:
             self._look()
-            walk(self.ledger, self.rules, self.picture, [*batch, *self.ledger.take_commands()], now)
+            told = [*batch, *self.ledger.take_commands()]
+            walk(self.ledger, self.rules, self.picture, told, now, sensed)
+            sensed = None
             due = self.ledger.due_runs(now)
             if due:
                 self.quiet_since = now
@@ -153,6 +187,11 @@ class Replay:
             batch = []
             if not due and not self.ledger.tables.commands:
                 return
+
+    def _sense(self, now: datetime) -> Sensed | None:
+        if self.samples is None:
+            return None
+        return self.samples.tick(self.ledger.snapshot, now, self.picture.watched)
 
     def _look(self) -> None:
         snapshot = self.slurm.snapshot()
@@ -177,8 +216,11 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
     document = run.finish()
     for route, count in sorted(run.ignored.items()):
         log.warning("entries of a route that replay does not know yet", route=route, entries=count)
-    if run.rejected:
-        log.warning("signals rejected", entries=run.rejected)
+    rejected = run.rejected + (run.samples.rejected if run.samples is not None else 0)
+    if rejected:
+        log.warning("signals rejected", entries=rejected)
+    if run.samples is not None and run.samples.unrecognised:
+        log.warning("samples that the catalogue has no name for", samples=run.samples.unrecognised)
     return document
 
 
@@ -194,13 +236,16 @@ def _named(entry: Entry) -> Iterator[None]:
 
 
 def _rows(entry: Entry, name: str) -> list[dict[str, Any]]:
-    rows = entry.body.get(name) if isinstance(entry.body, dict) else None
+    body = entry.body
+    rows = body.get(name) if isinstance(body, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"`{name}` has to be a list of objects")
     return rows
 
 
 def _cluster_of(entry: Entry) -> str | None:
-    if isinstance(entry.body, dict) and entry.body.get("cluster"):
-        return str(entry.body["cluster"])
+    body = entry.body
+    first = body[0] if isinstance(body, list) and body else body
+    if isinstance(first, dict) and first.get("cluster"):
+        return str(first["cluster"])
     return entry.query.get("cluster")

@@ -1,0 +1,99 @@
+"""Recorded samples through the senses of production: the same translator, the same rings, the same tick."""
+
+import base64
+import binascii
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from healer.detection.tick import TICK_S, Senses, Watched
+from healer.model import Observation, Ruleset, Sensed, SlurmSnapshot
+from healer.model.samples import Report, StepBatch
+from healer.signals.checkpoints import checkpoint_observations
+from healer.signals.measured import Measured
+from healer.signals.step_times import step_batches
+from healer.signals.translate import Translator
+from healer.sim.columns import MemoryColumns
+from healer.sim.recording import Entry
+from healer.sim.sample_routes import CHECKPOINTS, COLUMNAR, NVIDIA_SMI, REMOTE_WRITE, STEP_TIMES, TEXT
+
+#: The longest window of a rule: when nothing has come for so long, a tick can find nothing new.
+LONGEST = timedelta(minutes=15)
+_TICK = timedelta(seconds=TICK_S)
+
+Known = Callable[[str, str], bool]
+
+
+class RecordedSamples:
+    """The senses of one replay. Ticks are due every 5 s of simulated time while samples come."""
+
+    def __init__(self, cluster: str, rules: Ruleset, known: Known, start: datetime) -> None:
+        book = MemoryColumns()
+        self._cluster, self._known = cluster, known
+        self._senses = Senses(cluster, rules, book)
+        self._translator = Translator(rules.catalogue, book, cluster)
+        self._reports: list[Report] = []
+        self._batches: list[StepBatch] = []
+        self._heard_at = start
+        self._due = start + _TICK
+        self.rejected = 0
+        self.unrecognised = 0
+
+    def next_tick(self, now: datetime) -> datetime | None:
+        """When the next tick is due; None while there is nothing to look at."""
+        return self._due if now - self._heard_at <= LONGEST else None
+
+    def take(self, entry: Entry) -> list[Observation]:
+        """Keeps the samples until the next tick; what the walk has to see comes back.
+
+        wire.BadBody (a ValueError) for a body that is none of its route.
+        """
+        self._heard_at = entry.at
+        if entry.route == STEP_TIMES:
+            told = step_batches(entry.raw, self._known, entry.at, cluster=self._cluster)
+            self._batches += told.batches
+            self.rejected += len(told.rejected)
+            return []
+        if entry.route == CHECKPOINTS:
+            accepted = checkpoint_observations(entry.body, entry.at, cluster=self._cluster)
+            self.rejected += len(accepted.rejected)
+            return list(accepted.observations)
+        measured = self._measured(entry)
+        self._reports += measured.reports
+        self.rejected += len(measured.rejected)
+        self.unrecognised += measured.unrecognised
+        return list(measured.inventory)
+
+    def _measured(self, entry: Entry) -> Measured:
+        translator, now = self._translator, entry.at
+        if entry.route == COLUMNAR:
+            return translator.columnar(entry.raw, self._known, now)
+        body = entry.body
+        if not isinstance(body, str):
+            raise ValueError("the body has to be a string")
+        node = entry.query.get("node")
+        if entry.route == TEXT:
+            return translator.exposition(body.encode(), self._known, now, node=node)
+        if entry.route == REMOTE_WRITE:
+            return translator.remote_write(_unpacked(body), self._known, now)
+        if entry.route == NVIDIA_SMI and node:
+            return translator.nvidia_smi(body.encode(), self._known, now, node=node)
+        raise ValueError("the route has to name the node: ?node=")
+
+    def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched) -> Sensed | None:
+        """Takes in what came, and looks if a tick is due."""
+        if self._reports or self._batches:
+            reports, self._reports = self._reports, []
+            batches, self._batches = self._batches, []
+            self._senses.take(reports, batches, slurm)
+        if now < self._due or self.next_tick(now) is None:
+            return None
+        self._due = now + _TICK
+        self._senses.take((), (), slurm)
+        return self._senses.tick(slurm, now, watched)
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"the body is not base64: {error}") from error

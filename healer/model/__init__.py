@@ -1,6 +1,7 @@
 """All nouns, no logic. Import them from here: `from healer.model import Incident`."""
 
 from healer.model.audit import AuditRecord, Broken, Checkpoint
+from healer.model.checkpoint import JobCheckpoint
 from healer.model.command import Command, CommandKind
 from healer.model.component import Component
 from healer.model.decision import Answer, AnswerKind, Decision, Outcome, Proposal
@@ -39,6 +40,7 @@ from healer.model.signals import (
     Alias,
     Catalogue,
     Column,
+    Combine,
     Part,
     Scope,
     Signal,
@@ -94,6 +96,7 @@ __all__ = [
     "ChartMark",
     "Checkpoint",
     "Column",
+    "Combine",
     "Command",
     "CommandKind",
     "Component",
@@ -112,6 +115,7 @@ __all__ = [
     "GuardSettings",
     "Incident",
     "IncidentState",
+    "JobCheckpoint",
     "LogEntry",
     "Maintenance",
     "Message",

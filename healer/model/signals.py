@@ -27,11 +27,25 @@ class Scope(StrEnum):
     fabric = "fabric"
 
 
+class Combine(StrEnum):
+    """What several series of one node and one moment make where the signal is one number."""
+
+    last = "last"
+    sum = "sum"
+    max = "max"
+    min = "min"
+
+
 class Alias(msgspec.Struct, frozen=True, kw_only=True):
-    """A name under which a signal arrives; `scale` makes its unit ours (value × scale)."""
+    """A name under which a signal arrives; `scale` makes its unit ours (value × scale).
+
+    `{link}` in the name stands for each NVLink number. `labels`: only series with these labels (globs) are
+    meant, as in `node_systemd_unit_state`, whose name alone says little.
+    """
 
     name: str
     scale: float = 1.0
+    labels: dict[str, str] = {}
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +54,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     `name` is ours (unit last), `unit` one of `healer.detection.language.units`. `aliases` are the names of
     exporters; those of nvidia-smi's XML begin with `nvidia-smi:`. `words` are an enum's values by their
     word, `bits` a bit mask's by name. A value older than `stale_s` is unknown. `derived`: computed by healer
-    itself (from Slurm's picture), never taken from the wire.
+    itself (from Slurm's picture), never taken from the wire. `combine`: see `Combine`.
     """
 
     name: str
@@ -54,10 +68,14 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     bits: dict[str, int] = {}
     stale_s: float = 90.0
     derived: bool = False
+    combine: Combine = Combine.last
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """All signals by name, and the aliases of each name that may arrive (the signal's own among them)."""
+    """All signals by name, and the names that may arrive (the signal's own among them).
+
+    Aliases that need labels, or hold `{link}`, are left out of `arriving`: the name alone does not tell.
+    """
 
     signals: dict[str, Signal] = {}
     #: Arriving name -> (signal's name, scale).

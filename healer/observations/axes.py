@@ -1,0 +1,328 @@
+"""Which row of an array is which part of the fleet, and what each row belongs to.
+
+Rows are given once and never move, so that arrays of two moments fit each other. Only a job's row is given to
+another job, an hour after it ended: no window and no hold reaches that far back.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from datetime import datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Component, Part, Scope
+
+#: Rows at most; what comes beyond is dropped and counted.
+ROWS_MAX = {
+    Scope.gpu: 100_000,
+    Scope.node: 12_500,
+    Scope.link: 400_000,
+    Scope.job: 100_000,
+    Scope.switch: 10_000,
+    Scope.fabric: 1,
+}
+#: GPUs of one node (no server has more than 16), and distinct links and ports of a node, over all nodes.
+GPUS_MAX = 64
+PARTS_MAX = 2048
+JOB_ROW_KEPT = timedelta(hours=1)
+
+Ints = NDArray[np.int32]
+
+
+def grown(array: NDArray, length: int, fill: float) -> NDArray:
+    """`array` with room for `length` along its first dimension, doubled so that adding stays cheap."""
+    if length <= len(array):
+        return array
+    more = np.full((max(length, 2 * len(array)), *array.shape[1:]), fill, dtype=array.dtype)
+    more[: len(array)] = array
+    return more
+
+
+class Axis:
+    """The rows of one scope. `n` are in use. What others may read; only `Axes` adds to it."""
+
+    def __init__(self, scope: Scope, most: int, parent: Callable[[Scope, Scope], Ints]) -> None:
+        self.scope = scope
+        #: Fewer than `ROWS_MAX` where the windows of so many rows would not fit.
+        self.most = most
+        self._parent = parent
+        self._components: list[Component] = []
+        self._rows: dict[Hashable, int] = {}
+
+    @property
+    def n(self) -> int:
+        return len(self._components)
+
+    def components(self) -> Sequence[Component]:
+        """By row. The same list each time, longer when rows appear."""
+        return self._components
+
+    def row(self, component: Component) -> int | None:
+        """The row of that part. What it knows beyond its scope (PCI address, rank) does not matter."""
+        return self._rows.get(self.key(component))
+
+    def parent(self, scope: Scope) -> Ints:
+        """(n,) row on the other axis, -1 where there is none, or it is unknown or not only one.
+
+        Also -1 for all rows of a node that Slurm no longer shows. Valid until the next update or show.
+        """
+        return self._parent(self.scope, scope)
+
+    def key(self, where: Component) -> Hashable:
+        match self.scope:
+            case Scope.gpu:
+                return (where.node, where.gpu)
+            case Scope.node:
+                return where.node
+            case Scope.link:
+                return (where.node, where.nic or (where.gpu, where.link))
+            case Scope.job:
+                return where.job
+            case Scope.switch:
+                return where.switch
+            case Scope.fabric:
+                return None
+
+    def add(self, component: Component, row: int | None = None) -> int | None:
+        """The row of `component`, given now if it has none; None when all are taken. `row`: one to reuse."""
+        key = self.key(component)
+        known = self._rows.get(key)
+        if known is not None:
+            return known
+        if row is not None:
+            del self._rows[self.key(self._components[row])]
+            self._components[row] = component
+        elif self.n < self.most:
+            row = self.n
+            self._components.append(component)
+        else:
+            return None
+        self._rows[key] = row
+        return row
+
+
+class Axes:
+    """All axes of one cluster, and the tables by which rows find their parents.
+
+    Tables are as long as their axis or longer. `show` of `healer.observations.allocation` fills what Slurm
+    tells; rows of GPUs and links appear when they are first heard of.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self._axes = {scope: Axis(scope, most, self.parent) for scope, most in ROWS_MAX.items()}
+        self._axes[Scope.fabric].add(Component(cluster=cluster))
+        self._parents: dict[tuple[Scope, Scope], Ints] = {}
+        #: Counts changes of rows or parents: what was derived from an older one is stale.
+        self.version = 0
+        # By node row. `present`: Slurm shows it (all are, before Slurm showed anything).
+        self.present = np.ones(0, bool)
+        self.model = np.full(0, -1, np.int32)
+        self.switch = np.full(0, -1, np.int32)
+        self.job = np.full(0, -1, np.int32)
+        self.allocated = np.full(0, -1, np.int8)
+        # By node row and GPU index. `allocated`: 1 yes, 0 no, -1 not told.
+        self.gpu_job = np.full((0, GPUS_MAX), -1, np.int32)
+        self.gpu_allocated = np.full((0, GPUS_MAX), -1, np.int8)
+        self.gpu_row = np.full((0, GPUS_MAX), -1, np.int32)
+        # By node row and number of the link or port.
+        self.link_row = np.full((0, 0), -1, np.int32)
+        # By GPU row, by link row.
+        self.gpu_node = np.full(0, -1, np.int32)
+        self.gpu_index = np.full(0, -1, np.int32)
+        self.link_node = np.full(0, -1, np.int32)
+        self.link_part = np.full(0, -1, np.int32)
+        # By number of the part: the NVLink's GPU, -1 for a port.
+        self.part_gpu = np.full(0, -1, np.int32)
+        # By job row.
+        self.job_switch = np.full(0, -1, np.int32)
+        self.job_nodes = np.zeros(0, np.int32)
+        self.job_gpus = np.zeros(0, np.int32)
+        self.job_active = np.zeros(0, bool)
+        #: Names of GPU models, by number: as Slurm tells them.
+        self.models: list[str] = []
+        self.shown = False
+        self._parts: dict[Part, int] = {}
+        self._named: list[Part] = []
+        self._ended: deque[tuple[datetime, int]] = deque()
+
+    def axis(self, scope: Scope) -> Axis:
+        return self._axes[scope]
+
+    def changed(self) -> None:
+        self.version += 1
+        self._parents.clear()
+
+    # --- rows ---
+
+    def node(self, name: str) -> int | None:
+        """The node's row, given now if it has none. None: there are too many."""
+        axis = self._axes[Scope.node]
+        row = axis._rows.get(name)
+        if row is not None:
+            return row
+        row = axis.add(Component(cluster=self.cluster, node=name))
+        if row is None:
+            return None
+        for table, fill in (
+            ("present", not self.shown),
+            ("model", -1),
+            ("switch", -1),
+            ("job", -1),
+            ("allocated", -1),
+            ("gpu_job", -1),
+            ("gpu_allocated", -1),
+            ("gpu_row", -1),
+            ("link_row", -1),
+        ):
+            setattr(self, table, grown(getattr(self, table), axis.n, fill))
+        self.changed()
+        return row
+
+    def part(self, part: Part) -> int | None:
+        """The number of a link or port, the same for all nodes. None: not one, or there are too many."""
+        if part.port is None and (part.link is None or part.gpu is None or not 0 <= part.gpu < GPUS_MAX):
+            return None
+        known = self._parts.get(part)
+        if known is not None or len(self._named) >= PARTS_MAX:
+            return known
+        number = self._parts[part] = len(self._named)
+        self._named.append(part)
+        self.part_gpu = grown(self.part_gpu, number + 1, -1)
+        if part.port is None and part.gpu is not None:
+            self.part_gpu[number] = part.gpu
+        if number >= self.link_row.shape[1]:
+            width = min(PARTS_MAX, max(16, 2 * self.link_row.shape[1]))
+            wider = np.full((len(self.link_row), width), -1, np.int32)
+            wider[:, : self.link_row.shape[1]] = self.link_row
+            self.link_row = wider
+        return number
+
+    def port_name(self, number: int) -> str:
+        return self._named[number].port or ""
+
+    def rows(self, scope: Scope, node: NDArray, part: NDArray) -> Ints:
+        """(m,) rows of these parts of these nodes, given now to those that have none; -1: too many."""
+        if scope is Scope.node:
+            return node
+        table = self.gpu_row if scope is Scope.gpu else self.link_row
+        found = table[node, part]
+        missing = found < 0
+        if not missing.any():
+            return found
+        pairs = np.unique(node[missing].astype(np.int64) * table.shape[1] + part[missing])
+        give = self._give_gpu if scope is Scope.gpu else self._give_link
+        for pair in pairs.tolist():
+            give(*divmod(pair, table.shape[1]))
+        self.changed()
+        return (self.gpu_row if scope is Scope.gpu else self.link_row)[node, part]
+
+    def _give_gpu(self, node: int, index: int) -> None:
+        axis = self._axes[Scope.gpu]
+        name = self._axes[Scope.node].components()[node].node
+        row = axis.add(Component(cluster=self.cluster, node=name, gpu=index))
+        if row is not None:
+            self.gpu_node, self.gpu_index = (
+                grown(self.gpu_node, axis.n, -1),
+                grown(self.gpu_index, axis.n, -1),
+            )
+            self.gpu_row[node, index], self.gpu_node[row], self.gpu_index[row] = row, node, index
+
+    def _give_link(self, node: int, number: int) -> None:
+        axis, part = self._axes[Scope.link], self._named[number]
+        name = self._axes[Scope.node].components()[node].node
+        where = Component(cluster=self.cluster, node=name, nic=part.port)
+        if part.port is None:
+            where = Component(cluster=self.cluster, node=name, gpu=part.gpu, link=part.link)
+        row = axis.add(where)
+        if row is not None:
+            self.link_node, self.link_part = (
+                grown(self.link_node, axis.n, -1),
+                grown(self.link_part, axis.n, -1),
+            )
+            self.link_row[node, number], self.link_node[row], self.link_part[row] = row, node, number
+
+    def switch_row(self, name: str) -> int | None:
+        return self._axes[Scope.switch].add(Component(cluster=self.cluster, switch=name))
+
+    def job_row(self, job: str, now: datetime) -> int | None:
+        """The job's row; a row whose job ended an hour ago is used again."""
+        axis = self._axes[Scope.job]
+        row = axis._rows.get(job)
+        if row is None:
+            row = axis.add(Component(cluster=self.cluster, job=job), self._free_job_row(now))
+        if row is not None:
+            for table, fill in (("job_switch", -1), ("job_nodes", 0), ("job_gpus", 0), ("job_active", 0)):
+                setattr(self, table, grown(getattr(self, table), axis.n, fill))
+        return row
+
+    def _free_job_row(self, now: datetime) -> int | None:
+        """A row that has waited long enough and whose job did not come back meanwhile."""
+        while self._ended and now - self._ended[0][0] >= JOB_ROW_KEPT:
+            _, row = self._ended.popleft()
+            if not self.job_active[row]:
+                return row
+        return None
+
+    def jobs_active(self, rows: Sequence[int], now: datetime) -> None:
+        """These jobs hold nodes now, no others."""
+        active = np.zeros(len(self.job_active), bool)
+        active[list(rows)] = True
+        ended = np.flatnonzero(self.job_active & ~active).tolist()
+        waiting = {row for _, row in self._ended}
+        self._ended = deque(item for item in self._ended if not active[item[1]])
+        self._ended.extend((now, row) for row in ended if row not in waiting)
+        self.job_active = active
+
+    # --- parents ---
+
+    def parent(self, of: Scope, to: Scope) -> Ints:
+        found = self._parents.get((of, to))
+        if found is None:
+            found = self._derive(of, to).astype(np.int32)
+            found.flags.writeable = False
+            self._parents[of, to] = found
+        return found
+
+    def _derive(self, of: Scope, to: Scope) -> NDArray:
+        n = self._axes[of].n
+        if of is to:
+            return np.arange(n)
+        match of:
+            case Scope.gpu:
+                return self._of_node_part(self.gpu_node[:n], self.gpu_index[:n], to)
+            case Scope.link:
+                return self._of_node_part(self.link_node[:n], self.part_gpu[self.link_part[:n]], to)
+            case Scope.node:
+                return self._of_node(np.arange(n), to)
+            case Scope.job if to is Scope.switch:
+                return np.where(self.job_active[:n], self.job_switch[:n], -1)
+            case Scope.job if to is Scope.fabric:
+                return np.where(self.job_active[:n], 0, -1)
+            case Scope.switch if to is Scope.fabric:
+                return np.zeros(n)
+        return np.full(n, -1)
+
+    def _of_node(self, node: NDArray, to: Scope) -> NDArray:
+        """What the node itself belongs to."""
+        shown = self.present[node]
+        match to:
+            case Scope.node:
+                return np.where(shown, node, -1)
+            case Scope.job:
+                return np.where(shown, self.job[node], -1)
+            case Scope.switch:
+                return np.where(shown, self.switch[node], -1)
+            case Scope.fabric:
+                return np.where(shown, 0, -1)
+        return np.full(len(node), -1)
+
+    def _of_node_part(self, node: NDArray, gpu: NDArray, to: Scope) -> NDArray:
+        """What a GPU, an NVLink or (with `gpu` -1) a port belongs to."""
+        if to is Scope.gpu:
+            return np.where(self.present[node] & (gpu >= 0), self.gpu_row[node, gpu], -1)
+        if to is Scope.job:
+            by_gpu = np.where(gpu >= 0, self.gpu_job[node, gpu], self.job[node])
+            return np.where(self.present[node], by_gpu, -1)
+        return self._of_node(node, to)

@@ -1,0 +1,150 @@
+"""Peers: rows that should look alike, and robust figures over them. No loop over groups anywhere."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Scope
+from healer.observations.axes import Axes
+
+#: A job is compared within itself if it is at least so large: it does the same work on all its GPUs.
+JOB_NODES = 4
+JOB_GPUS = 16
+#: Fewer known peers than that say nothing.
+LEAST = 4
+#: Makes the median absolute deviation of a normal distribution its standard deviation.
+MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """Who is whose peer: `ids` (n,) int32, -1 for none; `labels` by id, in words for people."""
+
+    ids: NDArray[np.int32]
+    labels: list[str] = field(default_factory=list)
+
+
+def peer_median(values: NDArray, groups: Groups, least: int = LEAST) -> NDArray[np.float64]:
+    """(n,) median of the known values of each row's group, the row's own among them.
+
+    NaN if fewer than `least` are known. A row without a value of its own is told its peers' too.
+    """
+    return peer_band(values, groups, (0.5,), least)[0]
+
+
+def peer_spread(
+    values: NDArray, groups: Groups, least: int = LEAST
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(n,) median, and median absolute deviation from it times 1.4826 (a robust standard deviation)."""
+    middle = peer_median(values, groups, least)
+    return middle, MAD_TO_SIGMA * peer_median(np.abs(values - middle), groups, least)
+
+
+def peer_band(
+    values: NDArray, groups: Groups, quantiles: Sequence[float], least: int = LEAST
+) -> list[NDArray[np.float64]]:
+    """(n,) for each quantile, linear between the two nearest values as in `numpy.quantile`."""
+    values = np.asarray(values, np.float64)
+    many = len(groups.labels)
+    told = np.flatnonzero((groups.ids >= 0) & ~np.isnan(values))
+    ids, known = groups.ids[told], values[told]
+    # By value, then stably by group: numpy sorts 16-bit integers by radix, in linear time.
+    order = np.argsort(known)
+    order = order[np.argsort(ids[order].astype(np.uint16 if many < 65_536 else np.int32), kind="stable")]
+    known = known[order]
+    count = np.bincount(ids, minlength=many)
+    first = np.concatenate(([0], np.cumsum(count)[:-1])) if many else np.zeros(0, np.int64)
+    enough = count >= max(least, 1)
+    first, steps = first[enough], count[enough] - 1
+    found = []
+    for quantile in quantiles:
+        low = np.floor(quantile * steps).astype(np.int64)
+        part = quantile * steps - low
+        below, above = known[first + low], known[first + np.minimum(low + 1, steps)]
+        of_group = np.full(many + 1, np.nan)  # one more, that rows without peers (-1) read
+        # Not below + (above - below) * part alone: of two equal values it must be that value.
+        of_group[np.flatnonzero(enough)] = np.where(part > 0, below + (above - below) * part, below)
+        found.append(of_group[groups.ids])
+    return found
+
+
+# --- who is whose peer ---
+
+
+def groups_of(axes: Axes, scope: Scope) -> Groups:
+    """Peers of a GPU or node: those of its job if that is large, else same model and same load. NVLinks: same
+    model and load; ports: same name and model. Other scopes have none, nor has what is not known."""
+    n = axes.axis(scope).n
+    match scope:
+        case Scope.gpu:
+            node, index = axes.gpu_node[:n], axes.gpu_index[:n]
+            large = (axes.job_nodes >= JOB_NODES) | (axes.job_gpus >= JOB_GPUS)
+            job = _large(axes.axis(scope).parent(Scope.job), large)
+            return _grouped(axes, job, _model(axes, node), axes.gpu_allocated[node, index])
+        case Scope.node:
+            node = np.arange(n)
+            job = _large(axes.axis(scope).parent(Scope.job), axes.job_nodes >= JOB_NODES)
+            return _grouped(axes, job, _model(axes, node), axes.allocated[node])
+        case Scope.link:
+            return _of_links(axes, n)
+    return Groups(np.full(n, -1, np.int32))
+
+
+def _large(job: NDArray, large: NDArray) -> NDArray:
+    return np.where((job >= 0) & large[job], job, -1) if len(large) else job
+
+
+def _model(axes: Axes, node: NDArray) -> NDArray:
+    """(m,) number of the node's GPU model + 1, -1 where it is not told or the node is gone.
+
+    0 where Slurm tells no model for any node: then all are taken for alike.
+    """
+    model = axes.model[node] + 1
+    return np.where(axes.present[node] & ((model > 0) | (not axes.models)), model, -1)
+
+
+def _grouped(axes: Axes, job: NDArray, model: NDArray, load: NDArray) -> Groups:
+    jobs = axes.axis(Scope.job).n
+    known = (model >= 0) & (load >= 0)
+    raw = np.where(job >= 0, job, np.where(known, jobs + 2 * model.astype(np.int64) + load, -1))
+
+    def words(number: int) -> str:
+        if number < jobs:
+            return f"job {axes.axis(Scope.job).components()[number].job}"
+        model, load = divmod(number - jobs, 2)
+        return f"{_model_name(axes, model)}, {'allocated' if load else 'idle'}"
+
+    return _numbered(raw, words)
+
+
+def _of_links(axes: Axes, n: int) -> Groups:
+    node, part = axes.link_node[:n], axes.link_part[:n]
+    gpu = axes.part_gpu[part]
+    model = _model(axes, node)
+    load = axes.gpu_allocated[node, gpu]
+    models = len(axes.models) + 1
+    # First the NVLinks by model and load, then the ports by number and model.
+    of_nvlink = np.where((model >= 0) & (load >= 0), 2 * model + load, -1)
+    of_port = np.where(model >= 0, 2 * models + part.astype(np.int64) * models + model, -1)
+
+    def words(number: int) -> str:
+        if number < 2 * models:
+            model, load = divmod(number, 2)
+            return f"NVLinks of {_model_name(axes, model)}, {'allocated' if load else 'idle'}"
+        part, model = divmod(number - 2 * models, models)
+        return f"{axes.port_name(part)} of {_model_name(axes, model)}"
+
+    return _numbered(np.where(gpu >= 0, of_nvlink, of_port), words)
+
+
+def _model_name(axes: Axes, number: int) -> str:
+    return axes.models[number - 1] if number > 0 else "all GPU nodes"
+
+
+def _numbered(raw: NDArray, words: Callable[[int], str]) -> Groups:
+    found, ids = np.unique(raw, return_inverse=True)
+    none = int(len(found) > 0 and found[0] < 0)
+    labels = [words(number) for number in found[none:].tolist()]
+    return Groups((ids - none).astype(np.int32), labels)

@@ -1,0 +1,170 @@
+"""The last 15 minutes of all gauges, or of all counters, of one axis.
+
+One slot for 5 s, one float32 per signal, slot and row, feature-major: `[signal, slot, row]`. A window of a
+signal is then one block of memory. A slot of a gauge keeps the last value; one of a counter keeps by how much
+it grew and over how many seconds, which raw values in float32 could not tell (2^24 is soon passed) and which
+a reset does not spoil. Last values are kept apart in float64, with their times.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLOT_S = 5.0
+SLOTS = 180
+WINDOW_S = SLOT_S * SLOTS
+#: Observed time of a counter's slot is kept in these units: 16 ms, so that 15 minutes fit 16 bits.
+SPAN_UNITS = 64
+
+
+def slot_of(at_s: float) -> int:
+    return math.floor(at_s / SLOT_S)
+
+
+class Rings:
+    """Windows of one axis. Arrays are (signals, rows) and (signals, SLOTS, rows), with room for more."""
+
+    def __init__(self, *, counters: bool) -> None:
+        self.counters = counters
+        self.signals: dict[str, int] = {}
+        self.rows = 0
+        #: The newest slot entered; what is older than SLOTS before it is forgotten.
+        self.head: int | None = None
+        self._last = np.full((0, 0), np.nan)
+        self._at = np.full((0, 0), -np.inf)
+        self._ring = np.empty((0, SLOTS, 0), np.float32)
+        self._span = np.empty((0, SLOTS, 0), np.uint16)
+
+    @property
+    def cell_bytes(self) -> int:
+        """Of one row in one slot."""
+        return len(self.signals) * (6 if self.counters else 4)
+
+    @property
+    def nbytes(self) -> int:
+        return self._last.nbytes + self._at.nbytes + self._ring.nbytes + self._span.nbytes
+
+    # --- room ---
+
+    def add(self, signal: str) -> int:
+        """The number of a signal. Room is made by `reserve`."""
+        return self.signals.setdefault(signal, len(self.signals))
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for the signals added and for `rows` rows."""
+        signals, had_rows = len(self.signals), self.rows
+        had = len(self._last)
+        if signals <= had and rows <= had_rows:
+            return
+        if rows > had_rows:
+            # Half as much again: the fleet's size is mostly known before (`Telemetry.show`), and this is big.
+            rows = max(rows, had_rows + had_rows // 2)
+        rows = max(rows, had_rows)
+        signals = max(signals, had)
+        self._last = _larger(self._last, (signals, rows), np.nan)
+        self._at = _larger(self._at, (signals, rows), -np.inf)
+        self._ring = _larger(self._ring, (signals, SLOTS, rows), 0 if self.counters else np.nan)
+        if self.counters:
+            self._span = _larger(self._span, (signals, SLOTS, rows), 0)
+        self.rows = rows
+
+    def advance(self, slot: int) -> None:
+        """Enters the slots up to `slot`; a slot that comes round again is emptied."""
+        if self.head is None:
+            self.head = slot
+        if slot <= self.head:
+            return
+        entered = np.arange(max(self.head + 1, slot - SLOTS + 1), slot + 1) % SLOTS
+        self.head = slot
+        for position in entered.tolist():
+            self._ring[:, position] = 0 if self.counters else np.nan
+            if self.counters:
+                self._span[:, position] = 0
+
+    # --- writing ---
+
+    def put(self, signal: NDArray, row: NDArray, values: NDArray, at_s: NDArray) -> int:
+        """Takes samples in, at most one of a series; returns how many were too late and are dropped.
+
+        Too late: older than the ring, or not newer than the last of its series (a request sent again must not
+        count twice). All arrays (m,); rows and signals must have room.
+        """
+        if self.head is None:
+            raise RuntimeError("advance() comes before put()")
+        slot = np.floor(at_s / SLOT_S).astype(np.int64)
+        cell = signal.astype(np.int64) * self.rows + row
+        before = self._at.reshape(-1)[cell]
+        fits = (at_s > before) & (slot > self.head - SLOTS)
+        late = len(fits) - int(np.count_nonzero(fits))
+        if late:
+            signal, row, values, at_s, slot, cell, before = (
+                one[fits] for one in (signal, row, values, at_s, slot, cell, before)
+            )
+        place = (signal.astype(np.int64) * SLOTS + slot % SLOTS) * self.rows + row
+        if self.counters:
+            self._put_growth(cell, place, values, at_s - before)
+        else:
+            self._ring.reshape(-1)[place] = values
+        self._last.reshape(-1)[cell] = values
+        self._at.reshape(-1)[cell] = at_s
+        return late
+
+    def _put_growth(self, cell: NDArray, place: NDArray, values: NDArray, since_s: NDArray) -> None:
+        """What fell was reset and has grown from 0; after a gap longer than the window it begins anew."""
+        going_on = since_s <= WINDOW_S
+        if not going_on.all():
+            cell, place, values, since_s = (one[going_on] for one in (cell, place, values, since_s))
+        last = self._last.reshape(-1)[cell]
+        grew = np.where(values >= last, values - last, np.maximum(values, 0.0))
+        units = np.maximum(np.rint(since_s * SPAN_UNITS), 1)
+        ring, span = self._ring.reshape(-1), self._span.reshape(-1)
+        ring[place] += grew
+        span[place] = np.minimum(span[place] + units, 65535)
+
+    # --- reading ---
+
+    def last(self, number: int, n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The last values and their times (-inf: never), (n,) views."""
+        return self._last[number, :n], self._at[number, :n]
+
+    def window(self, number: int, n: int, slots: int, end: int) -> NDArray[np.float32]:
+        """(slots, n), oldest first, up to slot `end`; NaN where nothing came. A view where it can be one."""
+        values = self._slice(self._ring, number, n, slots, end)
+        if self.counters:
+            span = self._slice(self._span, number, n, slots, end)
+            return np.where(span > 0, values, np.float32(np.nan))
+        return values
+
+    def growth(self, number: int, n: int, slots: int, end: int) -> tuple[NDArray, NDArray]:
+        """(n,) growth in the window and seconds observed; growth is NaN where that is none."""
+        span = self._slice(self._span, number, n, slots, end).sum(axis=0, dtype=np.int64)
+        grew = self._slice(self._ring, number, n, slots, end).sum(axis=0, dtype=np.float64)
+        return np.where(span > 0, grew, np.nan), span / SPAN_UNITS
+
+    def _slice(self, ring: NDArray, number: int, n: int, slots: int, end: int) -> NDArray:
+        self.advance(end)
+        head = self.head or 0
+        first = end - slots + 1
+        empty = max(0, min(slots, head - SLOTS + 1 - first))  # of a time before the ring, if `end` is past
+        begin, stop = (first + empty) % SLOTS, end % SLOTS + 1
+        if empty == slots:
+            pieces = []
+        elif begin < stop:
+            pieces = [ring[number, begin:stop, :n]]
+        else:
+            pieces = [ring[number, begin:, :n], ring[number, :stop, :n]]
+        if empty:
+            fill = np.nan if ring is self._ring and not self.counters else 0
+            pieces.insert(0, np.full((empty, n), fill, ring.dtype))
+        if len(pieces) > 1:
+            return np.concatenate(pieces)
+        view = pieces[0]
+        view.flags.writeable = False
+        return view
+
+
+def _larger(array: NDArray, shape: tuple[int, ...], fill: float) -> NDArray:
+    larger = np.full(shape, fill, array.dtype)
+    larger[tuple(slice(length) for length in array.shape)] = array
+    return larger

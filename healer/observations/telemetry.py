@@ -1,0 +1,352 @@
+"""The last 15 minutes of everything measured in one cluster, as arrays over its GPUs, nodes and links.
+
+One thread owns it. Arrays that it gives are valid until the next `update`, `show` or `learn`.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Catalogue, Column, GpuModel, Part, Scope, Signal, SignalKind, SlurmSnapshot, Topology
+from healer.model.samples import Report
+from healer.observations import allocation
+from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis
+from healer.observations.groups import Groups, groups_of
+from healer.observations.rings import SLOT_S, SLOTS, Rings, slot_of
+from healer.ports import ColumnBook
+
+#: Signals live on these.
+MEASURED = (Scope.gpu, Scope.node, Scope.link)
+SIGNALS_MAX = 200
+#: Of the windows of one axis. 100,000 GPUs with 70 signals fit.
+BYTES_MAX = 8 << 30
+#: A sender's clock that is ahead by more is not believed: the arrival counts.
+AHEAD_S = 5.0
+#: Numbers of columns are given densely; what is far beyond the book's own bound is none.
+COLUMN_ID_MAX = 1 << 22
+NOT_LOOKED_UP, UNKNOWN, NO_ROOM = -2, -1, -3
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of this process. `late`: reports' samples not newer than the last of their series, or older than the
+    windows. `future`: reports whose clock was ahead. `unknown_columns`: samples of series that the catalogue
+    does not know. `dropped`: samples for which there was no room, or of another cluster."""
+
+    reports: int = 0
+    samples: int = 0
+    late: int = 0
+    future: int = 0
+    unknown_columns: int = 0
+    dropped: int = 0
+
+
+class Telemetry:
+    """What rules, models and charts read."""
+
+    def __init__(self, cluster: str, catalogue: Catalogue, gpu_models: Sequence[GpuModel] = ()) -> None:
+        self.cluster = cluster
+        self.counts = Counts()
+        self._axes = Axes(cluster)
+        # Two for each axis: gauges (enums and bit masks too), counters. A column's place is a number in here.
+        self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
+        self._groups: dict[Scope, tuple[int, Groups]] = {}
+        self._specs: dict[str, NDArray[np.float64]] = {}
+        self._snapshot: SlurmSnapshot | None = None
+        self._places: Topology | None = None
+        #: Rows of Slurm's nodes, and what they are told of by it: signal -> values by those rows.
+        self._derived: tuple[NDArray[np.int32], dict[str, NDArray]] = (np.zeros(0, np.int32), {})
+        self.learn(catalogue, gpu_models)
+
+    def learn(self, catalogue: Catalogue, gpu_models: Sequence[GpuModel]) -> None:
+        """Another catalogue. What was heard stays; what had no name so far is taken in from now on."""
+        self._catalogue, self._gpu_models = catalogue, tuple(gpu_models)
+        self._specs.clear()
+        # By column number: which of the rings (below 0: none of them), which signal, which part.
+        self._of = np.full(0, NOT_LOOKED_UP, np.int8)
+        self._signal = np.zeros(0, np.int32)
+        self._part = np.zeros(0, np.int32)
+
+    # --- Slurm ---
+
+    def show(self, snapshot: SlurmSnapshot, places: Topology) -> None:
+        """Takes in what Slurm shows. Cheap when nodes and jobs are those of the last time."""
+        before = self._snapshot
+        if before is not None and snapshot.taken_at < before.taken_at:
+            return
+        self._snapshot = snapshot
+        moved = before is None or snapshot.nodes is not before.nodes or places is not self._places
+        if moved:
+            self._places = places
+            allocation.place_nodes(self._axes, snapshot, places)
+            self._specs.clear()
+            gpus = sum(min(node.gpus, GPUS_MAX) for node in snapshot.nodes.values())
+            self._reserve(Scope.gpu, min(gpus, ROWS_MAX[Scope.gpu]))
+        if moved or before is None or snapshot.jobs is not before.jobs:
+            loads = allocation.place_jobs(self._axes, snapshot)
+            self._derived = allocation.derived_signals(self._axes, snapshot, loads)
+        self._put_derived(snapshot.taken_at.timestamp())
+
+    def _put_derived(self, at_s: float) -> None:
+        """Signals that Slurm's picture gives, as samples of the moment it was taken."""
+        rows, told = self._derived
+        self._enter(at_s)
+        for name, values in told.items():
+            signal = self._catalogue.signals.get(name)
+            if signal is None or not signal.derived or (rings := self._room_for(signal)) is None:
+                continue
+            self._reserve(signal.scope, self._axes.axis(signal.scope).n)
+            known = np.flatnonzero(~np.isnan(values))
+            number = np.full(len(known), rings.signals[name])
+            rings.put(number, rows[known], values[known], np.full(len(known), at_s))
+
+    # --- samples ---
+
+    def update(self, reports: Sequence[Report], book: ColumnBook) -> None:
+        """Takes in reports, in the order of their times. A report that comes again counts once."""
+        dated = sorted(
+            ((self._time(one), one) for one in reports if one.cluster == self.cluster), key=lambda one: one[0]
+        )
+        self.counts.reports += len(reports)
+        self.counts.dropped += sum(len(one.values) for one in reports if one.cluster != self.cluster)
+        if not dated:
+            return
+        self._enter(dated[-1][0])
+        # At most one report of a node in each round: then no series comes twice in one.
+        rounds: list[tuple[list[int], list[float], list[Report]]] = []
+        seen: dict[str, int] = defaultdict(int)
+        for at_s, report in dated:
+            node = self._axes.node(report.node)
+            if node is None:
+                self.counts.dropped += len(report.values)
+                continue
+            number = seen[report.node]
+            seen[report.node] = number + 1
+            if number == len(rounds):
+                rounds.append(([], [], []))
+            nodes, times, ones = rounds[number]
+            nodes.append(node)
+            times.append(at_s)
+            ones.append(report)
+        for nodes, times, ones in rounds:
+            self._take(np.array(nodes, np.int32), np.array(times), ones, book)
+
+    def _time(self, report: Report) -> float:
+        at_s, arrived_s = report.at.timestamp(), report.arrived_at.timestamp()
+        if at_s - arrived_s <= AHEAD_S:
+            return at_s
+        self.counts.future += 1
+        return arrived_s
+
+    def _take(self, nodes: NDArray, times: NDArray, reports: Sequence[Report], book: ColumnBook) -> None:
+        """One round: reports of different nodes, as one set of numpy operations for each ring."""
+        lengths = [len(one.columns) for one in reports]
+        columns = np.concatenate([one.columns for one in reports])
+        values = np.concatenate([one.values for one in reports])
+        told = np.isfinite(values)
+        known = (columns >= 0) & (columns < COLUMN_ID_MAX)
+        columns = np.where(known, columns, 0)
+        self._look_up(columns, book)
+        report = np.repeat(np.arange(len(reports), dtype=np.int32), lengths)
+        of = np.where(known & told, self._of[columns], NOT_LOOKED_UP)
+        taken = 0
+        for number, (scope, rings) in enumerate(self._rings):
+            chosen = np.flatnonzero(of == number)
+            if not len(chosen):
+                continue
+            taken += len(chosen)
+            where, column = report[chosen], columns[chosen]
+            rows = self._axes.rows(scope, nodes[where], self._part[column])
+            signal, value, at_s = self._signal[column], values[chosen], times[where]
+            if len(rows) and rows.min() < 0:
+                fits = rows >= 0
+                self.counts.dropped += len(rows) - int(np.count_nonzero(fits))
+                rows, signal, value, at_s = rows[fits], signal[fits], value[fits], at_s[fits]
+            self._reserve(scope, self._axes.axis(scope).n)
+            self.counts.late += rings.put(signal, rows, value, at_s)
+        self.counts.samples += taken
+        no_room = int(np.count_nonzero(of == NO_ROOM))
+        self.counts.dropped += no_room
+        self.counts.unknown_columns += int(np.count_nonzero(told)) - taken - no_room
+
+    def _look_up(self, columns: NDArray, book: ColumnBook) -> None:
+        """Learns what columns stand for. What the book does not know is asked again the next time."""
+        most = int(columns.max(initial=-1)) + 1
+        if most > len(self._of):
+            more = max(most, 2 * len(self._of)) - len(self._of)
+            self._of = np.concatenate([self._of, np.full(more, NOT_LOOKED_UP, np.int8)])
+            self._signal = np.concatenate([self._signal, np.zeros(more, np.int32)])
+            self._part = np.concatenate([self._part, np.zeros(more, np.int32)])
+        new = columns[self._of[columns] == NOT_LOOKED_UP]
+        if not len(new):
+            return
+        for number, column in sorted(book.columns(np.unique(new).tolist()).items()):
+            self._of[number] = UNKNOWN
+            signal = self._catalogue.signals.get(column.signal)
+            part = None if signal is None or signal.derived else self._part_of(signal.scope, column)
+            if signal is None or part is None:
+                continue
+            if (rings := self._room_for(signal)) is None:
+                self._of[number] = NO_ROOM
+                continue
+            self._of[number] = next(place for place, (_, one) in enumerate(self._rings) if one is rings)
+            self._signal[number], self._part[number] = rings.signals[signal.name], part
+
+    def _part_of(self, scope: Scope, column: Column) -> int | None:
+        """The number of the part on its axis; None if the signal cannot live there."""
+        part = column.part
+        if scope is Scope.node:
+            return 0 if part == Part() else None
+        if scope is Scope.gpu:
+            fits = part.gpu is not None and part.link is None and 0 <= part.gpu < GPUS_MAX
+            return part.gpu if fits else None
+        return self._axes.part(part)
+
+    # --- room ---
+
+    def _ring(self, signal: Signal) -> Rings:
+        counters = signal.kind is SignalKind.counter
+        for scope, rings in self._rings:
+            if scope is signal.scope and rings.counters == counters:
+                return rings
+        raise KeyError(f"{signal.name}: nothing is measured of a {signal.scope}")
+
+    def _room_for(self, signal: Signal) -> Rings | None:
+        """The rings of this signal, None when there is no room left for it; `_reserve` comes before `put`."""
+        if signal.scope not in MEASURED:
+            return None
+        rings = self._ring(signal)
+        if signal.name in rings.signals:
+            return rings
+        axis = self._axes.axis(signal.scope)
+        both = [one for scope, one in self._rings if scope is signal.scope]
+        if sum(len(one.signals) for one in both) >= SIGNALS_MAX:
+            return None
+        row_bytes = SLOTS * (sum(one.cell_bytes for one in both) + (6 if rings.counters else 4))
+        most = min(ROWS_MAX[signal.scope], BYTES_MAX // row_bytes)
+        if most < max(axis.n, rings.rows):
+            return None
+        axis.most = most
+        rings.add(signal.name)
+        return rings
+
+    def _reserve(self, scope: Scope, rows: int) -> None:
+        for of, rings in self._rings:
+            if of is scope:
+                rings.reserve(rows)
+
+    def _enter(self, at_s: float) -> None:
+        for _, rings in self._rings:
+            rings.advance(slot_of(at_s))
+
+    # --- reading ---
+
+    def axis(self, scope: Scope) -> Axis:
+        return self._axes.axis(scope)
+
+    def value(self, signal: str, now: datetime) -> NDArray[np.float64]:
+        """(n,) the last value, NaN where unknown or older than the signal's `stale_s`."""
+        last, at_s, stale_s = self._last(signal)
+        return np.where(now.timestamp() - at_s <= stale_s, last, np.nan)
+
+    def age_s(self, signal: str, now: datetime) -> NDArray[np.float64]:
+        """(n,) seconds since the last value, NaN where there never was one."""
+        _, at_s, _ = self._last(signal)
+        age_s = np.maximum(now.timestamp() - at_s, 0.0).astype(np.float64)
+        age_s[np.isinf(age_s)] = np.nan
+        return age_s
+
+    def window(self, signal: str, seconds: float, now: datetime) -> NDArray[np.float32]:
+        """(k, n) slots of 5 s, oldest first, the one of `now` last; NaN where nothing came. Counters: growth.
+
+        Values beyond 2^24 are rounded (a bit mask's `value` is exact). ValueError beyond 15 minutes.
+        """
+        rings, number, n = self._found(signal)
+        slots = _slots(seconds)
+        if number is None:
+            return np.full((slots, n), np.nan, np.float32)
+        return rings.window(number, n, slots, slot_of(now.timestamp()))
+
+    def increase(
+        self, signal: str, seconds: float, now: datetime
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of a counter: (n,) growth told by the samples of the window, and (n,) the seconds that it grew in.
+
+        Growth is since the sample before, so the first may reach back beyond the window: by one interval of
+        the sender, or over a gap of at most 15 minutes. Growth over those seconds is the rate. Growth is NaN
+        and the seconds 0 where nothing is known.
+        """
+        rings, number, n = self._found(signal)
+        if not rings.counters:
+            raise ValueError(f"{signal} is no counter")
+        slots = _slots(seconds)
+        if number is None:
+            return np.full(n, np.nan), np.zeros(n)
+        return rings.growth(number, n, slots, slot_of(now.timestamp()))
+
+    def times(self, seconds: float, now: datetime) -> NDArray[np.float64]:
+        """(k,) when each slot of such a window began, in seconds since 1970."""
+        slots, end = _slots(seconds), slot_of(now.timestamp())
+        return np.arange(end - slots + 1, end + 1) * SLOT_S
+
+    def spec(self, name: str, scope: Scope = Scope.gpu) -> NDArray[np.float64]:
+        """(n,) what the GPU model of a GPU's, link's or node's node is made for; NaN where unknown."""
+        by_model = self._specs.get(name)
+        if by_model is None:
+            found = [self._model(model) for model in self._axes.models]
+            told = [model.values.get(name, np.nan) if model else np.nan for model in found]
+            by_model = self._specs[name] = np.array([*told, np.nan])  # the last is read by -1
+        node = self._axes.axis(scope).parent(Scope.node)
+        return by_model[np.where(node >= 0, self._axes.model[node], -1)]
+
+    def groups(self, scope: Scope) -> Groups:
+        """Who is whose peer now."""
+        known = self._groups.get(scope)
+        if known is None or known[0] != self._axes.version:
+            known = self._groups[scope] = (self._axes.version, groups_of(self._axes, scope))
+        return known[1]
+
+    def model_of(self, scope: Scope = Scope.gpu) -> list[str]:
+        """(n,) GPU model as Slurm names it, empty where unknown."""
+        names = [*self._axes.models, ""]
+        node = self._axes.axis(scope).parent(Scope.node)
+        return [names[model] for model in np.where(node >= 0, self._axes.model[node], -1).tolist()]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all windows."""
+        return sum(rings.nbytes for _, rings in self._rings)
+
+    def _model(self, name: str) -> GpuModel | None:
+        low = name.lower()
+        for model in self._gpu_models:
+            if any(fnmatch(low, pattern.lower()) for pattern in model.match):
+                return model
+        return None
+
+    def _found(self, name: str) -> tuple[Rings, int | None, int]:
+        """KeyError for a name that the catalogue does not have."""
+        signal = self._catalogue.signals[name]
+        rings = self._ring(signal)
+        n = self._axes.axis(signal.scope).n
+        self._reserve(signal.scope, n)
+        return rings, rings.signals.get(name), n
+
+    def _last(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        rings, number, n = self._found(name)
+        stale_s = self._catalogue.signals[name].stale_s
+        if number is None:
+            return np.full(n, np.nan), np.full(n, -np.inf), stale_s
+        return *rings.last(number, n), stale_s
+
+
+def _slots(seconds: float) -> int:
+    slots = max(1, -int(-seconds // SLOT_S))
+    if slots > SLOTS:
+        raise ValueError(f"a window of {seconds:g} s is longer than {SLOTS * SLOT_S:g} s")
+    return slots

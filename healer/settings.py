@@ -51,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slurm_token_file: Path | None = None
     slurm_user: str | None = None
     sim_socket: Path | None = None
+    sim_nodes_socket: Path | None = None
     recording: Path | None = None
     guard_max_share: float | None = None
     guard_max_nodes: int | None = None
@@ -273,6 +274,7 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_SLURM_TOKEN_FILE": _Known(_path),
     "HEALER_SLURM_USER": _Known(_text),
     "HEALER_SIM_SOCKET": _Known(_path),
+    "HEALER_SIM_NODES_SOCKET": _Known(_path),
     "HEALER_RECORDING": _Known(_path),
     "HEALER_MODE": _Known(_mode),
     "HEALER_GUARD_MAX_SHARE": _Known(_SHARE),

@@ -1,25 +1,19 @@
-"""One simulated Slurm for several processes: a server on a unix socket, and its client.
+"""One simulated Slurm for several processes: a server on a unix socket, and its client (`healer.sim.calls`).
 
-`python -m healer.sim.slurm --socket PATH --nodes 32` serves one until it is told to end (SIGTERM). Each line
-is one JSON value: `{"call": NAME, "args": [...], "kwargs": {...}}` asks, `{"ok": VALUE}` or
-`{"error": KIND, "text": ..., "code": ...}` answers. Only who may open the socket (mode 0600) can use it.
+`python -m healer.sim.slurm --socket PATH --nodes 32` serves one until it is told to end (SIGTERM).
 """
 
 import argparse
-import contextlib
 import signal
-import socket
-import socketserver
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from setproctitle import setproctitle
 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.sim.calls import CallClient, CallFailed, CallServer, Gone
 from healer.sim.clock import WallClock
 from healer.sim.slurm_core import CRED_EXPIRE_S, SLURMD_TIMEOUT_S, SimScheduler, sim_nodes
 
@@ -46,68 +40,23 @@ _ERRORS: dict[str, Callable[[str, int | None], Exception]] = {
 }
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
-    call: str
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-
-
-class _Reply(msgspec.Struct, omit_defaults=True):
-    ok: msgspec.Raw = msgspec.Raw(b"null")
-    error: str = ""
-    text: str = ""
-    code: int | None = None
-
-
-class SimServer:
+class SimServer(CallServer):
     """Serves a SimScheduler on a unix socket until `stop`."""
 
     def __init__(self, scheduler: SimScheduler, socket_path: Path | str) -> None:
-        self.path = Path(socket_path)
-        self.path.unlink(missing_ok=True)
-
-        class Handler(socketserver.StreamRequestHandler):
-            def handle(self) -> None:
-                # A client that went away is no trouble of the server's.
-                with contextlib.suppress(ConnectionError):
-                    for line in self.rfile:
-                        self.wfile.write(_answer(scheduler, line) + b"\n")
-
-        class Server(socketserver.ThreadingUnixStreamServer):
-            daemon_threads = True
-            block_on_close = False
-
-        self._server = Server(str(self.path), Handler)
-        self.path.chmod(0o600)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self.path.unlink(missing_ok=True)
-        self._thread.join()
+        super().__init__(scheduler, socket_path, {*_READS, *_WRITES}, (SchedulerError,))
 
 
 class SimClient:
-    """`ports.Scheduler`, and the calls that drive a SimScheduler, over the socket of a SimServer.
-
-    Connects when it is first used and again after a failure; a failed call is never sent twice."""
+    """`ports.Scheduler`, and the calls that drive a SimScheduler, over the socket of a SimServer."""
 
     name = "sim"
 
     def __init__(self, socket_path: Path | str, timeout_s: float = 10) -> None:
-        self._path = str(socket_path)
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._file: Any = None
+        self._calls = CallClient(socket_path, timeout_s)
 
     def close(self) -> None:
-        with self._lock:
-            self._close()
+        self._calls.close()
 
     def describe(self) -> str:
         return self._call("describe")
@@ -170,55 +119,13 @@ class SimClient:
         self._call("reboot", name, planned=planned)
 
     def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
-        line = msgspec.json.encode(_Request(call, list(args), kwargs)) + b"\n"
-        with self._lock:
-            try:
-                self._connect()
-                self._file.write(line)
-                self._file.flush()
-                answer = self._file.readline()
-                if not answer.endswith(b"\n"):
-                    raise ConnectionError("it hung up")
-            except OSError as error:
-                self._close()
-                raise SchedulerUnavailable(
-                    f"The simulated Slurm at {self._path} did not answer: {error}."
-                ) from error
-        reply = msgspec.json.decode(answer, type=_Reply)
-        if reply.error:
-            raise _ERRORS.get(reply.error, lambda text, _: SchedulerError(text))(reply.text, reply.code)
-        return msgspec.json.decode(reply.ok, type=_READS[call]) if call in _READS else None
-
-    def _connect(self) -> None:
-        if self._socket is None:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(self._timeout_s)
-            try:
-                connection.connect(self._path)
-            except OSError:
-                connection.close()
-                raise
-            self._socket, self._file = connection, connection.makefile("rwb")
-
-    def _close(self) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._socket.close()
-            self._socket = self._file = None
-
-
-def _answer(scheduler: SimScheduler, line: bytes) -> bytes:
-    try:
-        request = msgspec.json.decode(line, type=_Request)
-        if request.call not in _READS and request.call not in _WRITES:
-            raise ValueError(f"no call named {request.call}")
-        value = getattr(scheduler, request.call)(*request.args, **request.kwargs)
-        reply = _Reply(ok=msgspec.Raw(msgspec.json.encode(value)))
-    except (SchedulerError, ValueError, TypeError) as error:
-        kind = "ValueError" if isinstance(error, (ValueError, TypeError)) else type(error).__name__
-        reply = _Reply(error=kind, text=str(error), code=getattr(error, "code", None))
-    return msgspec.json.encode(reply)
+        try:
+            return self._calls.call(call, _READS.get(call), *args, **kwargs)
+        except Gone as error:
+            raise SchedulerUnavailable(f"The simulated Slurm at {error}") from error
+        except CallFailed as error:
+            known = _ERRORS.get(error.kind, lambda text, _: SchedulerError(text))
+            raise known(error.text, error.code) from error
 
 
 def main() -> None:

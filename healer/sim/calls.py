@@ -1,0 +1,146 @@
+"""Calls of one simulated world from several processes: a server on a unix socket, and its client.
+
+Each line is one JSON value: `{"call": NAME, "args": [...], "kwargs": {...}}` asks, `{"ok": VALUE}` or
+`{"error": KIND, "text": ..., "code": ...}` answers. Only who may open the socket (mode 0600) can use it.
+"""
+
+import contextlib
+import socket
+import socketserver
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Gone(Exception):
+    """The server did not answer, or not in time: nobody knows whether anything happened."""
+
+
+class CallFailed(Exception):
+    """The call was answered with an error: the name of its class, its words, its number where it has one."""
+
+    def __init__(self, kind: str, text: str, code: int | None) -> None:
+        super().__init__(text)
+        self.kind, self.text, self.code = kind, text, code
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    call: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class _Reply(msgspec.Struct, omit_defaults=True):
+    ok: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    text: str = ""
+    code: int | None = None
+
+
+class CallServer:
+    """Serves `calls` of `target` until `stop`. What raises one of `errors` is told, wrong arguments too."""
+
+    def __init__(
+        self,
+        target: object,
+        socket_path: Path | str,
+        calls: Collection[str],
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        self.path = Path(socket_path)
+        self.path.unlink(missing_ok=True)
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                # A client that went away is no trouble of the server's.
+                with contextlib.suppress(ConnectionError):
+                    for line in self.rfile:
+                        self.wfile.write(_answer(target, calls, errors, line) + b"\n")
+
+        class Server(socketserver.ThreadingUnixStreamServer):
+            daemon_threads = True
+            block_on_close = False
+
+        self._server = Server(str(self.path), Handler)
+        self.path.chmod(0o600)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.path.unlink(missing_ok=True)
+        self._thread.join()
+
+
+class CallClient:
+    """Connects when it is first used and again after a failure; a failed call is never sent twice."""
+
+    def __init__(self, socket_path: Path | str, timeout_s: float) -> None:
+        self._path = str(socket_path)
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._file: Any = None
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def call(self, name: str, answer: Any, *args: Any, **kwargs: Any) -> Any:
+        """The answer as a value of the type `answer`; None: nothing is answered. Raises Gone, CallFailed."""
+        line = msgspec.json.encode(_Request(name, list(args), kwargs)) + b"\n"
+        with self._lock:
+            try:
+                self._connect()
+                self._file.write(line)
+                self._file.flush()
+                told = self._file.readline()
+                if not told.endswith(b"\n"):
+                    raise ConnectionError("it hung up")
+            except OSError as error:
+                self._close()
+                raise Gone(f"{self._path} did not answer: {error}.") from error
+        reply = msgspec.json.decode(told, type=_Reply)
+        if reply.error:
+            raise CallFailed(reply.error, reply.text, reply.code)
+        return msgspec.json.decode(reply.ok, type=answer) if answer is not None else None
+
+    def _connect(self) -> None:
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(self._timeout_s)
+            try:
+                connection.connect(self._path)
+            except OSError:
+                connection.close()
+                raise
+            self._socket, self._file = connection, connection.makefile("rwb")
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._socket.close()
+            self._socket = self._file = None
+
+
+def _answer(
+    target: object, calls: Collection[str], errors: tuple[type[Exception], ...], line: bytes
+) -> bytes:
+    try:
+        request = msgspec.json.decode(line, type=_Request)
+        if request.call not in calls:
+            raise ValueError(f"no call named {request.call}")
+        value = getattr(target, request.call)(*request.args, **request.kwargs)
+        reply = _Reply(ok=msgspec.Raw(msgspec.json.encode(value)))
+    except (ValueError, TypeError) as error:
+        reply = _Reply(error="ValueError", text=str(error))
+    except errors as error:
+        reply = _Reply(error=type(error).__name__, text=str(error), code=getattr(error, "code", None))
+    return msgspec.json.encode(reply)

@@ -1,0 +1,127 @@
+"""What every `ports.NodeExec` must do, on simulated nodes in this process and over their socket."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from healer.ports import NodeError, NodeExec, NodeUnavailable
+from healer.sim.clock import SimClock
+from healer.sim.nodes import FABRIC_MANAGER, NodesClient, NodesServer, SimNodes
+
+NODE = "gpu0007"
+TAKES_S = 10.0
+
+
+class Bench:
+    """One way to reach the nodes, and the nodes themselves."""
+
+    def __init__(self, nodes: NodeExec, world: SimNodes, clock: SimClock) -> None:
+        self.nodes, self.world, self.clock = nodes, world, clock
+
+
+@pytest.fixture(params=["in process", "socket"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    clock = SimClock(datetime(2026, 11, 20, 3, tzinfo=UTC))
+    world = SimNodes(clock, diagnosis_s=TAKES_S)
+    if request.param == "in process":
+        yield Bench(world, world, clock)
+        return
+    server = NodesServer(world, tmp_path / "nodes.sock")
+    server.start()
+    client = NodesClient(server.path)
+    yield Bench(client, world, clock)
+    client.close()
+    server.stop()
+
+
+def test_a_well_node_runs_its_services_and_its_fabric_is_up(bench: Bench) -> None:
+    assert bench.nodes.service_active(NODE, FABRIC_MANAGER)
+    assert bench.nodes.fabric_state(NODE).healthy
+    assert bench.nodes.fabric_state(NODE).state == "Completed"
+
+
+def test_a_restart_brings_a_dead_fabric_manager_back(bench: Bench) -> None:
+    bench.world.plant(NODE, "fabric-manager")
+    assert not bench.nodes.service_active(NODE, FABRIC_MANAGER)
+    assert not bench.nodes.fabric_state(NODE).healthy
+    bench.nodes.restart_service(NODE, FABRIC_MANAGER)
+    assert bench.nodes.service_active(NODE, FABRIC_MANAGER)
+    assert bench.nodes.fabric_state(NODE).healthy
+    assert bench.world.faults(NODE) == []
+
+
+def test_a_restart_does_not_mend_a_broken_fabric(bench: Bench) -> None:
+    bench.world.plant(NODE, "fabric")
+    bench.nodes.restart_service(NODE, FABRIC_MANAGER)
+    state = bench.nodes.fabric_state(NODE)
+    assert (state.healthy, state.status) == (False, "NVLink failure")
+    assert bench.nodes.service_active(NODE, FABRIC_MANAGER)
+
+
+def test_the_restart_of_another_service_leaves_the_fabric_manager_dead(bench: Bench) -> None:
+    bench.world.plant(NODE, "fabric-manager")
+    bench.nodes.restart_service(NODE, "nvidia-dcgm")
+    assert not bench.nodes.service_active(NODE, FABRIC_MANAGER)
+
+
+def test_tests_run_for_a_while_and_then_tell(bench: Bench) -> None:
+    bench.nodes.start_diagnosis(NODE, "r1:validate")
+    assert bench.nodes.diagnosis(NODE, "r1:validate") is None
+    bench.clock.advance(TAKES_S)
+    told = bench.nodes.diagnosis(NODE, "r1:validate")
+    assert told is not None and told.passed and told.failed == ()
+
+
+def test_tests_find_a_fault_of_the_hardware_and_name_it(bench: Bench) -> None:
+    bench.world.plant(NODE, "slow-gpu-3")
+    bench.nodes.start_diagnosis(NODE, "r1:validate")
+    bench.clock.advance(TAKES_S)
+    told = bench.nodes.diagnosis(NODE, "r1:validate")
+    assert told is not None and not told.passed
+    assert told.failed == ("slow-gpu-3",)
+
+
+def test_the_same_key_again_starts_nothing_anew(bench: Bench) -> None:
+    bench.nodes.start_diagnosis(NODE, "r1:validate")
+    bench.clock.advance(TAKES_S - 1)
+    bench.nodes.start_diagnosis(NODE, "r1:validate")
+    bench.clock.advance(1)
+    assert bench.nodes.diagnosis(NODE, "r1:validate") is not None
+    assert bench.world.diagnoses(NODE) == ["r1:validate"]
+
+
+def test_a_key_that_was_never_started_is_an_error_and_no_result(bench: Bench) -> None:
+    with pytest.raises(NodeError, match="never asked"):
+        bench.nodes.diagnosis(NODE, "r2:validate")
+
+
+def test_a_node_that_does_not_answer_is_told_apart_from_one_that_refuses(bench: Bench) -> None:
+    bench.world.plant(NODE, "unreachable")
+    for call in (
+        lambda: bench.nodes.restart_service(NODE, FABRIC_MANAGER),
+        lambda: bench.nodes.service_active(NODE, FABRIC_MANAGER),
+        lambda: bench.nodes.fabric_state(NODE),
+        lambda: bench.nodes.start_diagnosis(NODE, "k"),
+        lambda: bench.nodes.diagnosis(NODE, "k"),
+    ):
+        with pytest.raises(NodeUnavailable, match=NODE):
+            call()
+
+
+def test_nobody_serves_the_socket(tmp_path: Path) -> None:
+    with pytest.raises(NodeUnavailable, match="did not answer"):
+        NodesClient(tmp_path / "nothing.sock").fabric_state(NODE)
+
+
+def test_a_call_that_is_none_is_refused(tmp_path: Path) -> None:
+    server = NodesServer(SimNodes(SimClock(datetime(2026, 11, 20, 3, tzinfo=UTC))), tmp_path / "n.sock")
+    server.start()
+    try:
+        client = NodesClient(server.path)
+        with pytest.raises(ValueError, match="no call named _node"):
+            client._call("_node", NODE)
+        client.close()
+    finally:
+        server.stop()

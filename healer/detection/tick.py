@@ -29,7 +29,6 @@ class Senses:
 
     def __init__(self, cluster: str, rules: Ruleset, book: ColumnBook, forest: Forest | None = None) -> None:
         self.cluster, self.book = cluster, book
-        self.catalogue = rules.catalogue
         self.telemetry = Telemetry(cluster, rules.catalogue, rules.gpu_models)
         self.steps = StepTimes(cluster)
         self.stragglers = Stragglers(cluster)
@@ -41,19 +40,15 @@ class Senses:
     @property
     def has_samples(self) -> bool:
         """False where nobody measures: then a tick would find nothing."""
-        return self.telemetry.reports > 0 or self.steps.batches > 0
+        return self.telemetry.counts.reports > 0 or self.steps.batches > 0
 
-    def follow(self, rules: Ruleset) -> bool:
-        """Takes changed rules; what they watch already keeps its holds. False: the catalogue changed, and the
-        windows have to be built anew, in a new `Senses`."""
+    def follow(self, rules: Ruleset) -> None:
+        """Takes changed rules; what they watched already keeps its holds, what was measured its windows."""
         if rules.version == self.version:
-            return True
-        if rules.catalogue != self.catalogue:
-            return False
+            return
+        self.telemetry.learn(rules.catalogue, rules.gpu_models)
         self.engine = RuleEngine(rules.detection, rules.catalogue, before=self.engine)
-        self.telemetry.models(rules.gpu_models)
         self.version, self._topology = rules.version, rules.topology
-        return True
 
     def take(
         self, reports: Sequence[Report], batches: Sequence[StepBatch], slurm: SlurmSnapshot | None

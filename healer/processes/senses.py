@@ -16,6 +16,8 @@ log = structlog.get_logger()
 
 #: Samples are read more often than they are looked at: reading them all at once would delay the look.
 READ_S = 1.0
+#: Rows in one reading that say that a rebuild has come to now.
+FEW = 1000
 #: Told of what was read, before it is looked at: the recorder.
 Note = Callable[[Sequence[Report], Sequence[StepBatch]], None]
 
@@ -26,8 +28,8 @@ PAUSE_S = 5.0
 class SensesLoop:
     """Reads samples, ticks, and keeps what was found until the walk fetches it with `heard`.
 
-    `make` gives fresh senses and a reader that begins with the last 15 minutes: at the start, after an error,
-    and when the catalogue of signals changed.
+    `make` gives fresh senses and a reader that begins with the last 15 minutes: at the start and after an
+    error.
     """
 
     def __init__(
@@ -70,10 +72,9 @@ class SensesLoop:
     def once(self) -> None:
         """Reads what is new, and ticks when it is time."""
         rules, slurm = self._rules(), self._picture.slurm
-        if self._senses is None or not self._senses.follow(rules):
-            self._rebuild(rules)
-        assert self._senses is not None
-        assert self._samples is not None
+        if self._senses is None or self._samples is None:
+            self._senses, self._samples = self._rebuild(rules)
+        self._senses.follow(rules)
         reports, batches = self._samples.new()
         if self._note is not None and (reports or batches):
             self._note(reports, batches)
@@ -88,17 +89,15 @@ class SensesLoop:
         with self._lock:
             self._heard.append(sensed)
 
-    def _rebuild(self, rules: Ruleset) -> None:
-        begun = self._clock.now()
-        self._senses, self._samples = self._make(rules)
-        known = told = 0
+    def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:
+        begun, rows = self._clock.now(), 0
+        senses, samples = self._make(rules)
         while True:
-            reports, batches = self._samples.new()
-            self._senses.rebuild(reports, batches, self._picture.slurm)
-            known, told = known + len(reports), told + len(batches)
-            # What arrived since is for the next look: on a large cluster there is always something.
-            newest = max((one.arrived_at for one in (*reports[-1:], *batches[-1:])), default=begun)
-            if newest >= begun:
+            reports, batches = samples.new()
+            senses.rebuild(reports, batches, self._picture.slurm)
+            rows += len(reports) + len(batches)
+            if len(reports) + len(batches) < FEW:
                 break
         took_s = (self._clock.now() - begun).total_seconds()
-        log.info("windows rebuilt", reports=known, step_batches=told, took_s=round(took_s, 3))
+        log.info("windows rebuilt", rows=rows, took_s=round(took_s, 3))
+        return senses, samples

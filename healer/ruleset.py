@@ -1,7 +1,7 @@
 """Loads and cross-checks all of `rules/` as one value. Everything wrong is found at once, by file and line.
 
 Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
-`xid154.yaml`, `xid74.yaml`, `guards.yaml` and `topology.yaml` may be left out. Formats: `docs/rules.md`.
+`xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml` and `signals.yaml` may be left out. Formats: `docs/rules.md`.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from healer.catalogue import read_catalogue
 from healer.detection.tables import bit_pattern
 from healer.model import (
     CatalogueEntry,
@@ -79,6 +80,7 @@ def load(
     guards, clusters, partitions = _guards(folder, dict(overrides or {}))
     source = folder.source("topology.yaml", required=False)
     topology = read_topology(source)
+    catalogue = read_catalogue(folder.source("signals.yaml", required=False))
     if problems:
         raise RulesInvalid(sorted(problems, key=lambda one: (one.file, one.line)))
     return Ruleset(
@@ -96,6 +98,7 @@ def load(
         settle_s=settle_s,
         cluster_guards=clusters,
         partition_guards=partitions,
+        catalogue=catalogue,
     )
 
 

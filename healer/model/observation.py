@@ -15,6 +15,8 @@ class ObservationKind(StrEnum):
     gpu_lost = "gpu_lost"  # fallen off the bus, told without an Xid number
     gpu_identity = "gpu_identity"  # the line that gives PCI address and UUID
     heartbeat = "heartbeat"
+    gpu_inventory = "gpu_inventory"  # which GPU has which index, as telemetry's labels tell it
+    checkpoint = "checkpoint"  # what a requeue of a job can go back to
     command = "command"  # what people and runs tell the detector (see `healer.model.command`)
 
 

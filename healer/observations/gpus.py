@@ -22,6 +22,17 @@ class GpuMap:
         told = {str(gpu["pci"]): gpu["index"] for gpu in gpus if gpu.get("pci") is not None}
         self._inventory = {pci: index for pci, index in told.items() if isinstance(index, int)}
 
+    def heard(self, gpus: Sequence[Mapping[str, object]]) -> None:
+        """What telemetry's labels told: it may be some of the node's GPUs, and does not speak of the rest.
+
+        A GPU that has an index now takes it from the one that had it: counting begins anew when one is lost.
+        """
+        for gpu in gpus:
+            pci, index = gpu.get("pci"), gpu.get("index")
+            if isinstance(pci, str) and isinstance(index, int):
+                self._inventory = {p: i for p, i in self._inventory.items() if i != index}
+                self._inventory[pci] = index
+
     def identity(self, pci: str, uuid: str, boot_id: str | None) -> None:
         """One `NVRM: GPU at PCI:…` line, printed once per GPU and boot."""
         if boot_id != self._boot:

@@ -166,11 +166,14 @@ class Picture:
     def _learn(self, seen: Observation) -> str | None:
         """What a signal tells of its node, before any line is judged. The node, if it is a fault line."""
         name = seen.component.node
-        if name is None or seen.kind is ObservationKind.command:
+        if name is None or seen.kind in (ObservationKind.command, ObservationKind.checkpoint):
             return None
         node = self.node(name)
         if seen.kind is ObservationKind.heartbeat:
             self._heartbeat(node, seen)
+            return None
+        if seen.kind is ObservationKind.gpu_inventory:
+            node.gpus.heard(seen.data.get("gpus") or ())
             return None
         node.heard_line(seen)
         node.note_clock(seen)

@@ -1,0 +1,47 @@
+"""What a request of samples holds, whatever its wire form."""
+
+import msgspec
+
+from healer.model import Observation
+from healer.model.samples import Report
+from healer.signals.wire import Rejected
+
+#: Names told as unknown, and entries told as rejected, of one request; the rest is only counted.
+NAMES_TOLD = 200
+REJECTED_TOLD = 1000
+
+
+class Unknown(msgspec.Struct, kw_only=True):
+    """Samples that were not stored under one name: why the last one was not, and its labels."""
+
+    why: str
+    count: int
+    example: dict[str, str] = {}
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """`samples` were accepted and stand in `reports`; `unrecognised` have no place in the catalogue or on a
+    node of ours, and `unknown` lists them by name. `inventory` are observations of kind `gpu_inventory`."""
+
+    reports: list[Report] = []
+    samples: int = 0
+    unrecognised: int = 0
+    rejected: tuple[Rejected, ...] = ()
+    unknown: dict[str, Unknown] = {}
+    inventory: list[Observation] = []
+
+    def nodes(self) -> set[tuple[str, str]]:
+        """Every (cluster, node) that something would be stored for: for tokens bound to one node."""
+        return {(one.cluster, one.node) for one in self.reports} | {
+            (one.component.cluster, one.component.node or "") for one in self.inventory
+        }
+
+    def unplaced(self, name: str, why: str, count: int = 1, example: dict[str, str] | None = None) -> None:
+        """Counts samples that are not stored."""
+        self.unrecognised += count
+        known = self.unknown.get(name)
+        if known is not None:
+            known.count += count
+            known.why = why
+        elif len(self.unknown) < NAMES_TOLD:
+            self.unknown[name] = Unknown(why=why, count=count, example=example or {})

@@ -31,7 +31,7 @@ class Senses:
         self.cluster, self.book = cluster, book
         self.telemetry = Telemetry(cluster, rules.catalogue, rules.gpu_models)
         self.steps = StepTimes(cluster)
-        self.stragglers = Stragglers(cluster)
+        self.stragglers = Stragglers()
         self.forest = forest
         self.engine = RuleEngine(rules.detection, rules.catalogue)
         self.version = rules.version
@@ -40,7 +40,7 @@ class Senses:
     @property
     def has_samples(self) -> bool:
         """False where nobody measures: then a tick would find nothing."""
-        return self.telemetry.counts.reports > 0 or self.steps.batches > 0
+        return self.telemetry.counts.reports > 0 or any(True for _ in self.steps.jobs())
 
     def follow(self, rules: Ruleset) -> None:
         """Takes changed rules; what they watched already keeps its holds, what was measured its windows."""
@@ -51,25 +51,32 @@ class Senses:
         self.version, self._topology = rules.version, rules.topology
 
     def take(
-        self, reports: Sequence[Report], batches: Sequence[StepBatch], slurm: SlurmSnapshot | None
+        self,
+        reports: Sequence[Report],
+        batches: Sequence[StepBatch],
+        slurm: SlurmSnapshot | None,
+        now: datetime,
     ) -> None:
         """Takes in new samples, and Slurm's picture as it is now."""
         if slurm is not None:
             self.telemetry.show(slurm, self._topology)
         if reports:
             self.telemetry.update(reports, self.book)
-        if batches:
-            self.steps.update(batches, slurm)
+        self.steps.update(batches, slurm, now)
 
     def rebuild(
-        self, reports: Sequence[Report], batches: Sequence[StepBatch], slurm: SlurmSnapshot | None
+        self,
+        reports: Sequence[Report],
+        batches: Sequence[StepBatch],
+        slurm: SlurmSnapshot | None,
+        now: datetime,
     ) -> None:
         """After a restart: samples that were taken before. Nothing is found in them, but what began then is
         known to have begun."""
         for until, part in _stretches(reports, timedelta(seconds=PRIME_S)):
-            self.take(part, (), slurm)
+            self.take(part, (), slurm, until)
             self.engine.prime(self.telemetry, until)
-        self.take((), batches, slurm)
+        self.take((), batches, slurm, now)
 
     def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched) -> Sensed:
         """Looks at everything once. Call it every `TICK_S`."""

@@ -19,7 +19,7 @@ READ_S = 1.0
 #: Rows in one reading that say that a rebuild has come to now.
 FEW = 1000
 #: Told of what was read, before it is looked at: the recorder.
-Note = Callable[[Sequence[Report], Sequence[StepBatch]], None]
+Note = Callable[[Sequence[Report], Sequence[StepBatch], datetime], None]
 
 #: After an error (the database is away, a rule of ours fails) the next look is so far away.
 PAUSE_S = 5.0
@@ -76,10 +76,10 @@ class SensesLoop:
             self._senses, self._samples = self._rebuild(rules)
         self._senses.follow(rules)
         reports, batches = self._samples.new()
-        if self._note is not None and (reports or batches):
-            self._note(reports, batches)
-        self._senses.take(reports, batches, slurm)
         now = self._clock.now()
+        if self._note is not None and (reports or batches):
+            self._note(reports, batches, now)
+        self._senses.take(reports, batches, slurm, now)
         if self._ticked is not None and (now - self._ticked).total_seconds() < TICK_S:
             return
         self._ticked = now
@@ -94,7 +94,7 @@ class SensesLoop:
         senses, samples = self._make(rules)
         while True:
             reports, batches = samples.new()
-            senses.rebuild(reports, batches, self._picture.slurm)
+            senses.rebuild(reports, batches, self._picture.slurm, self._clock.now())
             rows += len(reports) + len(batches)
             if len(reports) + len(batches) < FEW:
                 break

@@ -9,16 +9,22 @@ from setproctitle import setproctitle
 
 from healer import bootstrap
 from healer.adapters.postgres.tokens import PostgresTokens
-from healer.model import Role
-from healer.ports import SchedulerError
-from healer.settings import load
-from healer.sim.injector import Injector, RealSite, SimSite
+from healer.model import Role, SlurmSnapshot
+from healer.ports import Scheduler, SchedulerError
+from healer.settings import SettingsError, load
+from healer.sim.injector import PACE, Injector
+from healer.sim.nodes import NodesClient
+from healer.sim.senders import Senders
+from healer.sim.sites import RealSite, SimSite
 from healer.sim.slurm import SimClient
+from healer.sim.telemetry import SimTelemetry
 
 
 def main() -> None:
     setproctitle("healer demo-cluster")
     settings = load()
+    if settings.sim_nodes_socket is None:
+        raise SettingsError("HEALER_SIM_NODES_SOCKET must name the socket of the simulated nodes.")
     url = f"http://{settings.listen}"
     _wait_ready(url)
     cluster = bootstrap.cluster_name(settings)
@@ -26,15 +32,35 @@ def main() -> None:
     scheduler = bootstrap.scheduler(settings)
     site = SimSite(scheduler) if isinstance(scheduler, SimClient) else RealSite(scheduler.snapshot)
     now = datetime.now(UTC)
+    chance = random.Random()  # noqa: S311 - which node breaks in a demo
+    shown = _first_picture(scheduler)
+    sensors = SimTelemetry(cluster, list(shown.nodes), start=now, seed=chance.getrandbits(32), pace=PACE)
+    senders = Senders(
+        url=url,
+        cluster=cluster,
+        token=tokens.create(role=Role.signals, name="demo nodes", now=now, by="demo"),
+        snapshot=site.snapshot,
+        sensors=sensors,
+        chance=chance,
+    )
     Injector(
         url=url,
         cluster=cluster,
-        signals_token=tokens.create(role=Role.signals, name="demo nodes", now=now, by="demo"),
         technician_token=tokens.create(role=Role.operator, name="demo technician", now=now, by="demo"),
         site=site,
-        chance=random.Random(),  # noqa: S311 - which node breaks in a demo
+        senders=senders,
+        nodes=NodesClient(settings.sim_nodes_socket),
+        chance=chance,
         say=lambda text: print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True),
     ).run()
+
+
+def _first_picture(scheduler: Scheduler) -> SlurmSnapshot:
+    while True:
+        try:
+            return scheduler.snapshot()
+        except SchedulerError:
+            time.sleep(0.2)
 
 
 def _wait_ready(url: str) -> None:

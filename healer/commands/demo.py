@@ -82,6 +82,7 @@ def _environ(folder: Path, config: Path, listen: str, real: "RealSlurm | None") 
         "HEALER_LISTEN": listen,
         "HEALER_RULES_DIR": str(rules),
         "HEALER_SLURM_ADAPTERS": "cli" if real else "sim",
+        "HEALER_SIM_NODES_SOCKET": str(folder / "nodes.sock"),
         **({} if real else {"HEALER_SIM_SOCKET": str(folder / "slurm.sock")}),
     }
 
@@ -96,6 +97,8 @@ def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
         socket = str(settings.sim_socket)
         simulated = ("-m", "healer.sim.slurm", "--socket", socket, "--nodes", str(nodes))
         parts.insert(0, Part("sim-slurm", (sys.executable, *simulated)))
+    simulated_nodes = ("-m", "healer.sim.nodes", "--socket", str(settings.sim_nodes_socket))
+    parts.insert(0, Part("sim-nodes", (sys.executable, *simulated_nodes)))
     parts.append(Part("demo-cluster", (sys.executable, "-m", "healer.bootstrap.demo")))
     setproctitle("healer demo")
     Tree(settings, os.environ, parts=parts, say=_say, on_ready=_ready).run()
@@ -106,7 +109,8 @@ def _ready(running: "Running") -> None:
 
     link = sign_in_link(running.database_url, running.url, name="demo admin")
     print(f"\n  Open   {link}\n  (signs you in as an administrator, once)\n", flush=True)
-    _say("in a few seconds a GPU falls off the bus; watch it being healed. Ctrl-C stops everything.")
+    _say("in a few seconds a GPU falls off the bus; watch it being healed. A slow node and a dead fabric")
+    _say("manager follow, and more; each is told here before healer finds it. Ctrl-C stops everything.")
 
 
 def _say(text: str) -> None:

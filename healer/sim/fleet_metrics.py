@@ -20,7 +20,7 @@ SLOWDOWN_C = 87.0
 HELD_C, CUT_FROM_C = 87.0, 83.0
 CUT_CLOCK, CUT_COMPUTE = 0.74, 1.18
 #: °C per W between inlet and die, and how fast the die follows.
-C_PER_W, LAG_S = 0.058, 40.0
+C_PER_W, LAG_S = 0.058, 20.0
 #: Of the time, a throttled GPU is so long held by heat, a busy one by its power limit (which is normal).
 HELD_SHARE, CAPPED_SHARE = 0.7, 0.02
 MIB_BUSY = 71_000.0

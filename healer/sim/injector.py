@@ -1,31 +1,33 @@
-"""The demo's cluster life: jobs, heartbeats, faults and a technician.
+"""The demo's story: what breaks in its cluster, when, and who mends it.
 
-It sends what real nodes would send, through the public API, and submits its jobs to the Slurm of the demo.
+The senders tell what real nodes would tell, through the public API; the site's users submit their jobs to the
+Slurm of the demo. `say` tells the reader what is being broken, before healer does.
 """
 
 import random
-import shlex
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpx
 
-from healer.model import SlurmJob, SlurmSnapshot
+from healer.model import SlurmJob, SlurmNode
 from healer.model.reasons import is_ours
+from healer.ports import NodeError
+from healer.sim.fleet_steps import Pace
+from healer.sim.senders import PCI, ROUND_S, Senders
+from healer.sim.sites import Site
 
-#: PCI addresses of GPU 0 … 7 on the demo's nodes.
-PCI = tuple(f"0000:{bus}:00" for bus in ("18", "2a", "3a", "5d", "9a", "ab", "ba", "db"))
-HEARTBEAT_S = 5.0
 FIRST_FAULT_S = 5.0
 #: So long the technician takes; real ones take days.
 REPAIR_S = 15.0
 PACE_S = 60.0
+#: A slow node waits for its job's checkpoint: the technician is patient.
+PATIENCE_S = 900.0
+#: Steps of two seconds and a checkpoint each minute: real jobs are slower, and so would be the demo.
+PACE = Pace(compute_s=1.7, collective_s=0.25, checkpoint_every=25, checkpoint_s=3.0)
 
 _JOBS = (
     ("pretrain-70b", 8, 8),
@@ -38,48 +40,12 @@ _JOBS = (
 )
 
 
-class Site(Protocol):
-    """The demo's Slurm as its users have it."""
+class Nodes(Protocol):
+    """The simulated nodes as healer reaches them: a fault planted there is found, and ended, there."""
 
-    def submit(self, name: str, nodes: int, gpus: int) -> None: ...
-    def snapshot(self) -> SlurmSnapshot: ...
-    def person_drain(self, node: str, reason: str) -> None: ...
-
-
-class RealSite:
-    """Users of a real Slurm: sbatch, and an administrator's scontrol."""
-
-    def __init__(self, snapshot: Callable[[], SlurmSnapshot]) -> None:
-        self.snapshot = snapshot
-
-    def submit(self, name: str, nodes: int, gpus: int) -> None:
-        command = f"sbatch --parsable --requeue -J {name} -N{nodes} --gres=gpu:{gpus} -o /dev/null"
-        _run([*shlex.split(command), "--wrap", "sleep 86400"])
-
-    def person_drain(self, node: str, reason: str) -> None:
-        _run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"])
-
-
-class SimSite:
-    """Users of the simulated Slurm."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def submit(self, name: str, nodes: int, gpus: int) -> None:
-        self._client.submit(name=name, nodes=nodes, gpus=gpus)
-
-    def snapshot(self) -> SlurmSnapshot:
-        return self._client.snapshot()
-
-    def person_drain(self, node: str, reason: str) -> None:
-        self._client.person_drain(node, reason, "bob")
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command[0]}: {done.stderr.strip()}")
+    def plant(self, node: str, fault: str) -> None: ...
+    def mend(self, node: str, fault: str | None = None) -> None: ...
+    def faults(self, node: str) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -120,75 +86,44 @@ _TEARDOWN = "NVRM: Xid (PCI:{pci}): 45, pid=4242, name=python3, Ch 00000008"
 
 
 class Injector:
-    """The story. `say` tells the reader what is being broken, before healer does."""
+    """Breaks things one after the other, and is the technician who mends them."""
 
     def __init__(
         self,
         *,
         url: str,
         cluster: str,
-        signals_token: str,
         technician_token: str,
         site: Site,
+        senders: Senders,
+        nodes: Nodes,
         chance: random.Random,
         say: Callable[[str], None],
     ) -> None:
         self._cluster, self._site, self._chance, self._say = cluster, site, chance, say
-        self._signals = httpx.Client(base_url=url, headers=_bearer(signals_token), timeout=10)
-        self._people = httpx.Client(base_url=url, headers=_bearer(technician_token), timeout=10)
-        self._boots: dict[str, str] = {}
-        self._seq = 0
+        self._senders, self._nodes = senders, nodes
+        headers = {"Authorization": f"Bearer {technician_token}"}
+        self._people = httpx.Client(base_url=url, headers=headers, timeout=10)
         self._broken: set[str] = set()
 
     def run(self) -> None:
         """Never returns by itself."""
         for name, nodes, gpus in _JOBS:
             self._site.submit(name, nodes, gpus)
-        threading.Thread(target=self._beat, daemon=True).start()
+        self._senders.start()
         time.sleep(FIRST_FAULT_S)
         self._break(FAULTS[0], on="pretrain-8b")
         time.sleep(PACE_S / 2)
         self._application_error()
         self._administrator()
+        self._slow_node()
+        time.sleep(PACE_S)
+        self._fabric_manager()
         for round_ in range(1, 10**9):
             time.sleep(PACE_S)
             self._break(FAULTS[round_ % len(FAULTS)])
 
-    # --- what nodes send ---
-
-    def _beat(self) -> None:
-        while True:
-            try:
-                names = list(self._site.snapshot().nodes)
-                self._post("heartbeat", [self._heartbeat(name) for name in names])
-            except (httpx.HTTPError, OSError, RuntimeError) as error:
-                print(f"heartbeats: {error}", file=sys.stderr, flush=True)
-            time.sleep(HEARTBEAT_S)
-
-    def _heartbeat(self, node: str) -> dict[str, Any]:
-        gpus = [{"index": index, "pci": pci} for index, pci in enumerate(PCI)]
-        return {"cluster": self._cluster, "node": node, "boot_id": self._boot(node), "gpus": gpus}
-
-    def _boot(self, node: str) -> str:
-        return self._boots.setdefault(node, f"{self._chance.getrandbits(128):032x}")
-
-    def _lines(self, node: str, lines: Sequence[str]) -> None:
-        now = datetime.now(UTC).isoformat()
-        entries = []
-        for line in lines:
-            self._seq += 1
-            entries.append({"time": now, "seq": self._seq, "line": line})
-        self._post(
-            "kernel-log",
-            {"cluster": self._cluster, "node": node, "boot_id": self._boot(node), "entries": entries},
-        )
-
-    def _post(self, route: str, body: Any) -> None:
-        answer = self._signals.post(f"/api/v1/signals/{route}", json=body)
-        if answer.status_code >= 300:
-            raise RuntimeError(f"{route}: {answer.status_code} {answer.text[:300]}")
-
-    # --- the story ---
+    # --- what breaks ---
 
     def _break(self, fault: Fault, on: str | None = None) -> None:
         job = self._victim(on)
@@ -198,10 +133,51 @@ class Injector:
         pci = PCI[gpu]
         self._say(f"breaking {node} GPU {gpu}: {fault.name} under job {job.id} ({job.name})")
         self._broken.add(node)
-        self._lines(node, [line.format(pci=pci) for line in fault.lines])
+        self._senders.lines(node, [line.format(pci=pci) for line in fault.lines])
+        self._senders.hang(job.id)
         for other in job.nodes:  # what the crash of the job leaves on all its nodes
-            self._lines(other, [_TEARDOWN.format(pci=one) for one in PCI[:4]])
-        threading.Thread(target=self._repair, args=(node,), daemon=True).start()
+            self._senders.lines(other, [_TEARDOWN.format(pci=one) for one in PCI[:4]])
+        self._call_technician(node, "GPU board replaced")
+
+    def _slow_node(self) -> None:
+        """Nothing in the kernel log: the job is slow, its GPU is hot, and both senses have to agree."""
+        job = self._victim("pretrain-70b")
+        if job is None:
+            return
+        node, gpu = job.nodes[len(job.nodes) // 2], self._chance.randrange(8)
+        self._say(
+            f"slowing {node} GPU {gpu}: a cold plate came loose; it throttles by heat, and job {job.id} "
+            f"({job.name}) waits for it at each step. healer needs some minutes to be sure, then waits for "
+            "the next checkpoint"
+        )
+        self._broken.add(node)
+        self._nodes.plant(node, f"GPU {gpu} throttles by heat")
+        self._senders.plant("thermal-throttle", node, gpu)
+        self._call_technician(node, f"cold plate of GPU {gpu} mounted again")
+
+    def _fabric_manager(self) -> None:
+        idle = self._idle()
+        if not idle:
+            return
+        node = idle[0]
+        self._say(f"the fabric manager of {node} dies; healer may restart it, nobody else will")
+        self._broken.add(node)
+        self._nodes.plant(node, "fabric-manager")
+        self._senders.plant("fabric-manager-down", node)
+        threading.Thread(target=self._until_restarted, args=(node,), daemon=True).start()
+
+    def _application_error(self) -> None:
+        job = self._victim("evaluate")
+        if job is not None:
+            self._say(f"job {job.id} ({job.name}) reads past its memory: an error of the program")
+            self._senders.lines(job.nodes[0], [line.format(pci=PCI[0]) for line in _APPLICATION.lines])
+
+    def _administrator(self) -> None:
+        idle = self._idle()
+        if idle:
+            self._say(f"an administrator drains {idle[-1]} for a power supply; healer must leave it alone")
+            self._broken.add(idle[-1])
+            self._site.person_drain(idle[-1], "PSU 2 makes noise - bob")
 
     def _victim(self, name: str | None) -> SlurmJob | None:
         for _ in range(60):
@@ -213,37 +189,48 @@ class Injector:
             time.sleep(1)
         return None
 
-    def _application_error(self) -> None:
-        job = self._victim("evaluate")
-        if job is not None:
-            self._say(f"job {job.id} ({job.name}) reads past its memory: an error of the program")
-            self._lines(job.nodes[0], [line.format(pci=PCI[0]) for line in _APPLICATION.lines])
+    def _idle(self) -> list[str]:
+        shown = self._site.snapshot().nodes
+        return [
+            name
+            for name, node in shown.items()
+            if node.base == "IDLE" and not node.drain and name not in self._broken
+        ]
 
-    def _administrator(self) -> None:
-        idle = [name for name, node in self._site.snapshot().nodes.items() if node.base == "IDLE"]
-        fit = [name for name in idle if name not in self._broken]
-        if fit:
-            self._say(f"an administrator drains {fit[-1]} for a power supply; healer must leave it alone")
-            self._broken.add(fit[-1])
-            self._site.person_drain(fit[-1], "PSU 2 makes noise - bob")
+    # --- who mends it ---
 
-    def _repair(self, node: str) -> None:
-        """The technician: waits for healer's drain, mends, boots, and says so."""
-        for _ in range(120):
-            time.sleep(1)
-            shown = self._site.snapshot().nodes[node]
-            if shown.drain and is_ours(shown.reason) and not shown.busy:
-                break
-        else:
+    def _call_technician(self, node: str, done: str) -> None:
+        threading.Thread(target=self._repair, args=(node, done), daemon=True).start()
+
+    def _repair(self, node: str, done: str) -> None:
+        """The technician: waits until healer has emptied the node and tested it, mends, boots, says so."""
+        if not self._until(node, lambda shown: shown.drain and is_ours(shown.reason) and not shown.busy):
             return
         time.sleep(REPAIR_S)
-        del self._boots[node]
-        self._post("heartbeat", self._heartbeat(node))
-        body = {"cluster": self._cluster, "node": node, "reason": "GPU board replaced"}
+        self._nodes.mend(node)
+        self._senders.boot(node)
+        body = {"cluster": self._cluster, "node": node, "reason": done}
         answer = self._people.post("/api/v1/playbooks/resume/runs", json=body)
-        self._say(f"the technician has replaced the board of {node} and gives it back ({answer.status_code})")
+        self._say(f"the technician gives {node} back: {done} ({answer.status_code})")
         self._broken.discard(node)
 
+    def _until(self, node: str, met: Callable[[SlurmNode], bool]) -> bool:
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            time.sleep(1)
+            if met(self._site.snapshot().nodes[node]):
+                return True
+        return False
 
-def _bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
+    def _until_restarted(self, node: str) -> None:
+        """What the sensors show follows the service: whoever restarts it ends the fault."""
+        while True:
+            time.sleep(ROUND_S / 2)
+            try:
+                if "fabric-manager" not in self._nodes.faults(node):
+                    break
+            except NodeError:
+                continue
+        self._senders.mend(node)
+        self._say(f"the fabric manager of {node} runs again")
+        self._broken.discard(node)

@@ -1,0 +1,157 @@
+"""What stragglers and slow jobs are told as: figures in plain English, a chart by step, a stable identity."""
+
+from datetime import UTC, datetime
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.detection.pace import Pace
+from healer.model import Chart, ChartLine, Component, Evidence, FaultClass, Finding, Sense
+from healer.observations.steps import JobSteps
+
+STRAGGLER = "straggler"
+JOB_SLOW = "job-slow"
+#: Steps in a chart.
+CHART_STEPS = 60
+_RANKS_NAMED = 4
+
+
+def ratios(job: JobSteps, row: int) -> NDArray[np.float64]:
+    """(R,) log of each rank's compute per work to the median of its peers in that step, NaN where unknown."""
+    n = job.ranks
+    told = job.compute[row, :n].astype(np.float64)
+    found = np.full(n, np.nan)
+    for ranks in job.peers():
+        values = told[ranks]
+        known = np.isfinite(values)
+        if int(known.sum()) >= 4:
+            found[ranks] = np.log(values / np.median(values[known]))
+    return found
+
+
+def straggler(
+    job: JobSteps, where: Component, ranks: NDArray[np.intp], since: int, limit: float, now: datetime
+) -> Finding:
+    """`ranks` run at `where` and are slow after step `since`; `limit` is the log ratio that is too much."""
+    numbers, own, low, high = _history(job, ranks)
+    new = own[numbers > since]
+    share = float(np.exp(np.nanmedian(new if np.isfinite(new).any() else own)) - 1)
+    steps = max(1, int((numbers > since).sum()))
+    more = "or more " if len(numbers) == steps and steps >= CHART_STEPS else ""
+    peers = "its stage" if (job.stage[ranks] >= 0).all() else "its peers"
+    work = " per unit of work" if job.with_work[ranks].all() else ""
+    text = (
+        f"{_named(ranks)} on {where}: {share:.0%} more compute{work} than {peers} for {steps} {more}steps, "
+        f"since step {since + 1}; job {job.job} waits for it"
+    ).replace("%", " %")
+    chart = Chart(
+        title="Compute per unit of work, ratio to the peers' median",
+        unit="ratio",
+        x="step",
+        times=tuple(float(number) for number in numbers),
+        lines=(
+            _line(str(where), "own", np.exp(own)),
+            _line("peers, 10 %", "low", np.exp(low)),
+            _line("peers, 90 %", "high", np.exp(high)),
+            _line("too slow", "threshold", np.full(len(numbers), np.exp(limit))),
+        ),
+        node=where.node,
+        gpu=where.gpu,
+    )
+    return _finding(job, where, since, now, fault=STRAGGLER, text=text, chart=chart)
+
+
+def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
+    numbers, rows = _rows(job)
+    with np.errstate(all="ignore"):
+        own = np.array([_median(job.step_s[row]) for row in rows])
+    share = pace.now_s / pace.before_s - 1
+    text = (
+        f"job {job.job}: {pace.now_s:.3g} s a step since step {pace.since}, {share:.0%} more than its own "
+        f"{pace.before_s:.3g} s before; step times alone do not tell which node"
+    ).replace("%", " %")
+    chart = Chart(
+        title="Step time",
+        unit="s",
+        x="step",
+        times=tuple(float(number) for number in numbers),
+        lines=(
+            _line(f"job {job.job}", "own", own),
+            _line("before", "peers", np.full(len(numbers), pace.before_s)),
+            _line("too slow", "threshold", np.full(len(numbers), pace.limit_s)),
+        ),
+    )
+    where = Component(cluster=job.cluster, job=job.job)
+    return _finding(job, where, pace.since - 1, now, fault=JOB_SLOW, text=text, chart=chart)
+
+
+def _finding(
+    job: JobSteps, where: Component, since: int, now: datetime, *, fault: str, text: str, chart: Chart
+) -> Finding:
+    """`since`: the last step before. The same onset of the same life always has the same digest."""
+    row = job.row(since + 1)
+    told = float(job.at[row]) if row is not None else float("nan")
+    at = datetime.fromtimestamp(told, UTC) if np.isfinite(told) else now
+    identity = f"{fault}|{where.cluster}|{where.node}|{where.gpu}|{job.job}|{job.restart}|{since}"
+    evidence = Evidence(
+        digest=sha256(identity.encode()).hexdigest(),
+        at=min(at, now),
+        component=where,
+        text=text,
+        arrived_at=now,
+        job=job.job,
+        sense=Sense.step_times,
+    )
+    return Finding(
+        rule=fault,
+        fault=fault,
+        fault_class=FaultClass.degraded if fault == STRAGGLER else FaultClass.informational,
+        component=where,
+        at=min(at, now),
+        arrived_at=now,
+        text=text,
+        confidence=0.9,
+        evidence=(evidence,),
+        jobs=(job.job,),
+        charts=(chart,),
+    )
+
+
+def _rows(job: JobSteps) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """The last steps and where they lie, oldest first."""
+    rows = np.flatnonzero(job.number >= 0)
+    rows = rows[np.argsort(job.number[rows])][-CHART_STEPS:]
+    return job.number[rows], rows
+
+
+def _history(job: JobSteps, ranks: NDArray[np.intp]) -> tuple[NDArray, NDArray, NDArray, NDArray]:
+    """Steps, the ranks' mean log ratio, and the 10 and 90 % quantiles of all others."""
+    numbers, rows = _rows(job)
+    own, low, high = np.full((3, len(rows)), np.nan)
+    for index, row in enumerate(rows):
+        x = ratios(job, int(row))
+        mine = np.zeros(len(x), bool)
+        mine[ranks[ranks < len(x)]] = True
+        others = x[~mine & np.isfinite(x)]
+        if len(others):
+            low[index], high[index] = np.quantile(others, (0.1, 0.9))
+        own[index] = np.mean(x[mine]) if mine.any() else np.nan
+    return numbers, own, low, high
+
+
+def _named(ranks: NDArray[np.intp]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    named = ", ".join(str(rank) for rank in ranks[:_RANKS_NAMED])
+    return f"ranks {named}" + (f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else "")
+
+
+def _median(values: NDArray) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def _line(label: str, role: str, values: NDArray) -> ChartLine:
+    shown = tuple(round(float(value), 5) if np.isfinite(value) else None for value in values)
+    return ChartLine(label=label, role=role, values=shown)

@@ -1,0 +1,304 @@
+"""Step times of running jobs: per job and life a ring of steps × ranks. State owned by its caller."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import SlurmJob, SlurmSnapshot
+
+if TYPE_CHECKING:
+    from healer.model.samples import StepBatch
+
+STEPS = 128
+RANKS_MAX = 16_384
+JOBS_MAX = 500
+#: Over all jobs: 1 KiB each.
+RANKS_TOTAL = 131_072
+#: A job that Slurm shows no more, and an earlier life of one, is kept this long.
+FORGET_AFTER = timedelta(minutes=10)
+#: A step counts once so many of the ranks told of it.
+ENOUGH = 0.8
+#: What has not come by then is not waited for.
+LATE_AFTER_S = 10.0
+#: A step so far back with newer times: the job went back to a checkpoint within the same life.
+REWIND = 16
+
+_COLUMNS = (
+    "rank",
+    "step",
+    "at",
+    "gpu",
+    "stage",
+    "step_s",
+    "compute_s",
+    "comm_s",
+    "data_s",
+    "work",
+    "loss",
+    "grad_norm",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where ranks run: `node` (R,) index into `nodes`, `gpu` (R,) index on its node; -1 unknown."""
+
+    nodes: tuple[str, ...]
+    node: NDArray[np.int32]
+    gpu: NDArray[np.int32]
+
+
+class JobSteps:
+    """One life of one job. Arrays are (STEPS, R) and (R,); rows are `step % STEPS`, columns are ranks."""
+
+    def __init__(self, cluster: str, job: str, restart: int, at: datetime) -> None:
+        self.cluster, self.job, self.restart = cluster, job, restart
+        self.heard_at = at
+        self.gone_at: datetime | None = None
+        #: Counts how often the job went back: what was learnt from later steps speaks of them no more.
+        self.rewound = 0
+        self.newest = -1
+        #: Step number by row, -1 empty; and the sender's newest time of it, s since 1970.
+        self.number = np.full(STEPS, -1, np.int64)
+        self.at = np.full(STEPS, np.nan)
+        self.capacity = 0
+        #: Seconds of compute per unit of work (work not told: 1), and of the whole step.
+        self.compute = np.zeros((STEPS, 0), np.float32)
+        self.step_s = np.zeros((STEPS, 0), np.float32)
+        self.seen = np.zeros(0, bool)
+        self.stage = np.zeros(0, np.int32)
+        self.with_work = np.zeros(0, bool)
+        self._node = np.zeros(0, np.int32)
+        self._gpu = np.zeros(0, np.int32)
+        self._names: dict[str, int] = {}
+        self._places: tuple[object, Places] | None = None
+        self._peers: list[NDArray[np.intp]] | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many columns hold anything: the highest rank heard, and one."""
+        return int(np.flatnonzero(self.seen)[-1]) + 1 if self.seen.any() else 0
+
+    def row(self, step: int) -> int | None:
+        """Where the step lies, None when it is not here (any more)."""
+        row = step % STEPS
+        return row if self.number[row] == step else None
+
+    def ready(self, after: int, now: datetime) -> list[int]:
+        """Steps later than `after` that enough ranks told of and that nothing more is to be waited for."""
+        known = np.flatnonzero(self.number > after)
+        if not len(known):
+            return []
+        order = known[np.argsort(self.number[known])]
+        told = np.isfinite(self.step_s[order][:, self.seen]).mean(axis=1)
+        enough = told >= ENOUGH
+        # The slow one may be the late one: a step waits for all, until most are at a later step.
+        later = np.append(np.logical_or.accumulate(enough[::-1])[::-1][1:], False)
+        waited = (now - self.heard_at).total_seconds() > LATE_AFTER_S
+        fine = enough & ((told >= 1.0) | later | waited)
+        return [int(number) for number in self.number[order[fine]]]
+
+    def peers(self) -> list[NDArray[np.intp]]:
+        """Ranks that compare with each other: of one stage, and told per work or not told so alike."""
+        if self._peers is None:
+            ranks = np.flatnonzero(self.seen)
+            keys = self.stage[ranks].astype(np.int64) * 2 + self.with_work[ranks]
+            order = np.argsort(keys, kind="stable")
+            cuts = np.flatnonzero(np.diff(keys[order])) + 1
+            self._peers = [ranks[part] for part in np.split(order, cuts)] if len(ranks) else []
+        return self._peers
+
+    def places(self, slurm: SlurmSnapshot | None) -> Places:
+        """As the senders told, where Slurm agrees that the job holds that node; else by Slurm's own order."""
+        jobs = slurm.jobs if slurm is not None else None
+        if self._places is not None and self._places[0] is jobs:
+            return self._places[1]
+        found = self._told_places(slurm)
+        shown = slurm.jobs.get(self.job) if slurm is not None else None
+        if shown is not None and slurm is not None and not (found.node >= 0).any():
+            found = _by_slurm(self.ranks, shown, slurm) or found
+        self._places = jobs, found
+        return found
+
+    def _told_places(self, slurm: SlurmSnapshot | None) -> Places:
+        shown = slurm.jobs.get(self.job) if slurm is not None else None
+        allowed = set(shown.nodes) if shown is not None else set(slurm.nodes) if slurm is not None else set()
+        fits = np.array([name in allowed for name in self._names], bool)
+        n = self.ranks
+        node = self._node[:n].copy()
+        told = node >= 0
+        node[told] = np.where(fits[node[told]], node[told], -1) if len(fits) else -1
+        return Places(tuple(self._names), node, np.where(node >= 0, self._gpu[:n], -1).astype(np.int32))
+
+    # --- taking in ---
+
+    def take(self, batch: "StepBatch") -> int:
+        """Takes in one batch; returns how many rows were of no use (late, or no rank of ours)."""
+        fine = (batch.rank >= 0) & (batch.rank < RANKS_MAX) & (batch.step >= 0)
+        rank, step, at = batch.rank[fine], batch.step[fine], batch.at[fine]
+        if not len(rank):
+            return len(batch.rank)
+        self._grow(int(rank.max()) + 1)
+        self._notice_rewind(step, at)
+        row = step % STEPS
+        for number in np.unique(step):
+            if number > self.number[number % STEPS]:
+                self._clear(int(number))
+        here = self.number[row] == step
+        # The first word counts: a repeat is nothing, and a later one of the same step is no better.
+        index = np.flatnonzero(fine)[here]
+        row, rank = row[here], rank[here]
+        np.fmax.at(self.at, row, batch.at[index])
+        self._identity(batch, index, rank)
+        work = batch.work[index]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            compute = batch.compute_s[index] / np.where(np.isnan(work), 1.0, work)
+        for target, values in ((self.compute, compute), (self.step_s, batch.step_s[index])):
+            good = np.isfinite(values) & (values > 0) & np.isnan(target[row, rank])
+            target[row[good], rank[good]] = values[good]
+        self.newest = max(self.newest, int(step.max()))
+        self.heard_at = max(self.heard_at, batch.arrived_at)
+        return len(batch.rank) - len(index)
+
+    def _notice_rewind(self, step: NDArray[np.int64], at: NDArray[np.float64]) -> None:
+        """Most of what comes is far back and yet later than the newest: the steps are run anew."""
+        row = self.row(self.newest) if self.newest >= 0 else None
+        if row is None or not len(step):
+            return
+        back = (step < self.newest - REWIND) & (at > self.at[row])
+        if back.mean() > 0.5:
+            self.number[:], self.newest = -1, -1
+            self.rewound += 1
+
+    def _clear(self, number: int) -> None:
+        row = number % STEPS
+        self.number[row], self.at[row] = number, np.nan
+        self.compute[row], self.step_s[row] = np.nan, np.nan
+
+    def _identity(self, batch: "StepBatch", index: NDArray[np.intp], rank: NDArray[np.int32]) -> None:
+        names = np.array([self._named(name) for name in batch.nodes], np.int32)
+        told = batch.node[index]
+        node = np.where(told >= 0, names[told], -1) if len(names) else np.full(len(index), -1, np.int32)
+        new = (node, batch.gpu[index], batch.stage[index], np.isfinite(batch.work[index]))
+        old = (self._node[rank], self._gpu[rank], self.stage[rank], self.with_work[rank])
+        if self.seen[rank].all() and all(np.array_equal(a, b) for a, b in zip(new, old, strict=True)):
+            return
+        self._node[rank], self._gpu[rank], self.stage[rank], self.with_work[rank] = new
+        self.seen[rank] = True
+        self._places = self._peers = None
+
+    def _named(self, name: str) -> int:
+        """The node's number; -1 once there are more names than a job can have ranks."""
+        if name not in self._names and len(self._names) >= RANKS_MAX:
+            return -1
+        return self._names.setdefault(name, len(self._names))
+
+    def _grow(self, ranks: int) -> None:
+        if ranks <= self.capacity:
+            return
+        more = max(ranks, min(2 * self.capacity, RANKS_MAX), 8) - self.capacity
+        empty = np.full((STEPS, more), np.nan, np.float32)
+        self.compute = np.concatenate([self.compute, empty], axis=1)
+        self.step_s = np.concatenate([self.step_s, empty], axis=1)
+        for name, value in (("seen", 0), ("with_work", 0), ("stage", -1), ("_node", -1), ("_gpu", -1)):
+            known = getattr(self, name)
+            setattr(self, name, np.concatenate([known, np.full(more, value, known.dtype)]))
+        self.capacity += more
+
+
+class StepTimes:
+    """All jobs of one cluster. At most 500 lives and 131,072 ranks: the longest unheard is forgotten."""
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        #: Rows that were of no use: repeated far too late, or of a rank that no job has.
+        self.dropped = 0
+        self._lives: dict[tuple[str, int], JobSteps] = {}
+
+    def update(self, batches: Sequence["StepBatch"], slurm: SlurmSnapshot | None, now: datetime) -> None:
+        """Takes in what came, and forgets jobs that are over."""
+        by_life: dict[tuple[str, int], list[StepBatch]] = {}
+        for batch in batches:
+            if batch.cluster == self.cluster and len(batch.rank):
+                by_life.setdefault((batch.job, batch.restart), []).append(batch)
+        for key, parts in by_life.items():
+            batch = joined(parts)
+            if key not in self._lives:
+                self._lives[key] = JobSteps(self.cluster, *key, batch.arrived_at)
+            self.dropped += self._lives[key].take(batch)
+        self._forget(slurm, now)
+
+    def jobs(self) -> Iterator[JobSteps]:
+        """The latest life of each job."""
+        latest = self._latest()
+        return (one for one in self._lives.values() if one.restart == latest[one.job])
+
+    def job(self, name: str) -> JobSteps | None:
+        latest = self._latest().get(name)
+        return None if latest is None else self._lives[name, latest]
+
+    def __len__(self) -> int:
+        return len(self._lives)
+
+    def _latest(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for job, restart in self._lives:
+            found[job] = max(restart, found.get(job, restart))
+        return found
+
+    def _forget(self, slurm: SlurmSnapshot | None, now: datetime) -> None:
+        latest = self._latest()
+        for key, one in list(self._lives.items()):
+            shown = slurm.jobs.get(one.job) if slurm is not None else None
+            there = slurm is None or (shown is not None and shown.active)
+            if there and one.restart == latest[one.job]:
+                one.gone_at = None
+                continue
+            one.gone_at = one.gone_at or now
+            if now - max(one.gone_at, one.heard_at) > FORGET_AFTER:
+                del self._lives[key]
+        oldest = iter(sorted(self._lives.items(), key=lambda pair: pair[1].heard_at))
+        ranks = sum(one.capacity for one in self._lives.values())
+        while len(self._lives) > JOBS_MAX or ranks > RANKS_TOTAL:
+            key, one = next(oldest)
+            ranks -= one.capacity
+            del self._lives[key]
+
+
+def joined(parts: "Sequence[StepBatch]") -> "StepBatch":
+    """Several batches of one life as one: each rank may have a sender of its own."""
+    if len(parts) == 1:
+        return parts[0]
+    names: dict[str, int] = {}
+    nodes = []
+    for part in parts:
+        index = np.array([names.setdefault(name, len(names)) for name in part.nodes] or [-1], np.int32)
+        nodes.append(np.where(part.node >= 0, index[part.node], -1).astype(np.int32))
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+    return replace(
+        parts[0],
+        **columns,
+        nodes=tuple(names),
+        node=np.concatenate(nodes),
+        arrived_at=max(part.arrived_at for part in parts),
+    )
+
+
+def _by_slurm(ranks: int, job: SlurmJob, slurm: SlurmSnapshot) -> Places | None:
+    """Block distribution over the job's nodes in Slurm's order, where the number of ranks fits the GPUs, or
+    the number of nodes. None where it does not: a guess would blame the wrong node."""
+    gpus: list[Iterable[int]] = []
+    for name in job.nodes:
+        shown = slurm.nodes.get(name)
+        gpus.append(job.gpus[name] if name in job.gpus else range(shown.gpus if shown else 0))
+    flat = [(node, gpu) for node, indexes in enumerate(gpus) for gpu in indexes]
+    if ranks and len(flat) != ranks:
+        flat = [(node, -1) for node in range(len(gpus))]
+    if not ranks or len(flat) != ranks:
+        return None
+    node, gpu = np.array(flat, np.int32).T
+    return Places(job.nodes, node, gpu)

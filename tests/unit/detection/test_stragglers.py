@@ -1,0 +1,288 @@
+"""Slow ranks, GPUs, nodes and jobs are found; what only looks like one makes no finding."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from healer.detection.stragglers import Stragglers
+from healer.model import Component, FaultClass, Finding, Sense, SlurmSnapshot
+from healer.observations.steps import StepTimes
+from tests.support.steps import CLUSTER, START, batch, slurm
+
+RANKS = 64
+Shape = Callable[[int, np.ndarray], object]
+
+
+@dataclass
+class Job:
+    """A job on 8 nodes, one step and one tick every 5 s, from a seed."""
+
+    shown: SlurmSnapshot | None = field(default_factory=lambda: slurm(8))
+    noise: float = 0.004
+    restart: int = 0
+    watched: frozenset = frozenset()
+    more: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(7)
+        self.steps, self.detector = StepTimes(CLUSTER), Stragglers()
+        self.number = 0
+        self.found: list[Finding] = []
+        self.clear: dict = {}
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(seconds=5 * self.number + 1)
+
+    def run(self, count: int, shape: Shape = lambda step, x: x) -> list[Finding]:
+        """`shape(step, compute)` may change compute in place, or return the whole step's time too."""
+        before = len(self.found)
+        for _ in range(count):
+            self.number += 1
+            compute = 4.0 * (1 + self.noise * self.random.normal(size=RANKS))
+            whole = shape(self.number, compute)
+            told = batch(
+                self.number,
+                compute,
+                restart=self.restart,
+                step_s=whole if isinstance(whole, float) else 5.0,
+                **self.more,
+            )
+            self.steps.update([told], self.shown, self.now)
+            self.tick()
+        return self.found[before:]
+
+    def tick(self, later_s: float = 0) -> None:
+        sensed = self.detector.tick(
+            self.steps, self.shown, self.now + timedelta(seconds=later_s), self.watched
+        )
+        self.found += sensed.findings
+        self.clear = dict(sensed.clear_since)
+
+
+def slower(ranks: object, share: float) -> Shape:
+    def shape(_: int, compute: np.ndarray) -> None:
+        compute[ranks] *= 1 + share
+
+    return shape
+
+
+def on(node: str, gpu: int | None = None) -> Component:
+    return Component(cluster=CLUSTER, node=node, gpu=gpu)
+
+
+def test_a_node_five_percent_slower_is_found_within_five_steps() -> None:
+    job = Job()
+    assert job.run(60) == []
+    (found, *rest) = job.run(5, slower(slice(8, 16), 0.05))
+    assert rest == []
+    assert found.component == on("gpu0001")
+    assert (found.fault, found.fault_class, found.unusable) == ("straggler", FaultClass.degraded, False)
+    assert found.jobs == ("4711",)
+    assert found.evidence[0].sense is Sense.step_times
+    assert "ranks 8, 9, 10, 11 and 4 more on gpu0001: 5 % more compute than its peers" in found.text
+
+
+def test_one_slow_rank_is_one_gpu() -> None:
+    job = Job(more={"work": 512.0, "stage": 0})
+    job.run(60)
+    (found, *_) = job.run(6, slower(13, 0.18))
+    assert found.component == on("gpu0001", 5)
+    assert found.text.startswith(
+        "rank 13 on gpu0001 GPU 5: 18 % more compute per unit of work than its stage for 3 steps, since step"
+    )
+
+
+def test_a_node_slow_from_the_start_is_found_and_not_learnt_away() -> None:
+    job = Job()
+    found = job.run(20, slower(slice(8, 16), 0.05))
+    assert [one.component for one in found] == [on("gpu0001")]
+    job.run(200, slower(slice(8, 16), 0.05))
+    assert ("straggler", on("gpu0001")) not in job.clear
+
+
+def test_unequal_work_takes_longer_and_is_found_too() -> None:
+    job = Job(noise=0.12)
+    assert job.run(60) == []
+    found = job.run(80, slower(slice(8, 16), 0.10))
+    assert {one.component for one in found} == {on("gpu0001")}
+
+
+def test_the_chart_shows_the_node_above_its_peers_and_the_threshold() -> None:
+    job = Job()
+    job.run(60)
+    (found, *_) = job.run(5, slower(slice(8, 16), 0.20))
+    (chart,) = found.charts
+    lines = {line.role: line.values for line in chart.lines}
+    assert chart.x == "step"
+    assert chart.times[-1] == 60 + int(found.text.split(" steps,")[0].split()[-1])
+    assert lines["own"][-1] == pytest.approx(1.2, abs=0.02)
+    assert lines["low"][-1] < 1.0 < lines["high"][-1] < lines["threshold"][-1] < lines["own"][-1]  # type: ignore[operator]
+
+
+def test_what_stands_is_told_again_with_the_same_evidence_after_five_minutes() -> None:
+    job = Job()
+    job.run(60)
+    found = job.run(130, slower(slice(8, 16), 0.20))
+    assert len(found) == 3
+    assert len({one.evidence[0].digest for one in found}) == 1
+
+
+def test_the_end_of_it_is_told_since_when() -> None:
+    job = Job()
+    job.run(60)
+    job.run(10, slower(slice(8, 16), 0.20))
+    pair = ("straggler", on("gpu0001"))
+    assert pair not in job.clear
+    job.run(20)
+    since = job.clear[pair]
+    assert job.now - timedelta(seconds=100) < since < job.now - timedelta(seconds=30)
+    job.run(5)
+    assert job.clear[pair] == since
+
+
+def test_a_watched_node_is_cleared_by_a_job_that_runs_well_on_it() -> None:
+    job = Job(watched=frozenset({("straggler", on("gpu0002")), ("straggler", on("gpu0099"))}))
+    job.run(30)
+    assert list(job.clear) == [("straggler", on("gpu0002"))]
+
+
+def test_when_no_step_comes_nothing_is_known_to_be_well() -> None:
+    job = Job(watched=frozenset({("straggler", on("gpu0002"))}))
+    job.run(30)
+    job.tick(later_s=120)
+    assert job.clear == {}
+
+
+# --- what is no straggler ---
+
+
+def spikes(step: int, compute: np.ndarray) -> object:
+    """Every 20 steps a checkpoint, which takes all ranks and the whole step longer."""
+    if step % 20 == 0:
+        compute += 3.0
+        return 12.0
+    return 5.0
+
+
+def collections(step: int, compute: np.ndarray) -> None:
+    """Unsynchronised garbage collection: 0.1-0.4 s on one rank, each at its own time."""
+    if step % 3 == 0:
+        compute[step * 7 % RANKS] += 0.1 + 0.1 * (step % 4)
+
+
+def warm_up(step: int, compute: np.ndarray) -> None:
+    if step <= 5:
+        compute *= 3
+        compute[40:48] *= 1.5
+
+
+def all_together(step: int, compute: np.ndarray) -> None:
+    if step > 60:
+        compute *= 1.3
+
+
+def half(step: int, compute: np.ndarray) -> None:
+    if step > 60:
+        compute[:28] *= 1.3
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [spikes, collections, warm_up, slower(slice(0, 32), 0.01), all_together, half],
+    ids=["checkpoints", "garbage collection", "warm-up", "a rack's one percent", "all slow", "half slow"],
+)
+def test_benign_look_alikes_make_no_finding(shape: Shape) -> None:
+    assert Job().run(150, shape) == []
+
+
+def test_a_longer_last_stage_is_no_straggler_and_a_slow_rank_within_it_is() -> None:
+    job = Job(more={"stage": np.repeat([0, 1, 2, 3], 16)})
+    assert job.run(80, slower(slice(48, 64), 0.25)) == []
+
+    def both(_: int, compute: np.ndarray) -> None:
+        compute[48:64] *= 1.25
+        compute[50] *= 1.10
+
+    assert [one.component for one in job.run(10, both)] == [on("gpu0006", 2)]
+
+
+def test_ranks_that_do_more_work_are_no_stragglers() -> None:
+    work = np.where(np.arange(RANKS) % 5 == 0, 600.0, 512.0)
+    job = Job(more={"work": work})
+    assert job.run(80, lambda _, compute: np.multiply(compute, work / 512, out=compute)) == []
+
+
+def test_without_slurm_or_for_a_job_that_is_over_nobody_is_blamed() -> None:
+    for shown in (None, slurm(8, state="COMPLETED")):
+        assert Job(shown=shown).run(80, slower(slice(8, 16), 0.3)) == []
+
+
+def test_a_node_that_the_job_does_not_hold_is_not_blamed() -> None:
+    job = Job(shown=slurm(7))
+    assert job.run(80, slower(slice(56, 64), 0.3)) == []
+
+
+def test_a_job_that_went_back_is_learnt_anew() -> None:
+    job = Job()
+    job.run(60, slower(slice(8, 16), 0.2))
+    job.steps.update([batch(5, np.full(RANKS, 4.0), at=job.now + timedelta(seconds=60))], job.shown, job.now)
+    job.found.clear()
+    job.tick()
+    assert job.found == []
+    assert not job.detector._watches["4711", 0].ranks.slow.any()
+
+
+# --- whole step times alone ---
+
+
+def whole(seconds: float) -> Shape:
+    def shape(_: int, compute: np.ndarray) -> float:
+        compute[:] = np.nan
+        return seconds
+
+    return shape
+
+
+def only_steps(count: int, job: Job, seconds: Callable[[int], float]) -> list[Finding]:
+    before = len(job.found)
+    for _ in range(count):
+        job.number += 1
+        told = batch(job.number, None, ranks=2, step_s=seconds(job.number))
+        job.steps.update([told], job.shown, job.now)
+        job.tick()
+    return job.found[before:]
+
+
+def test_step_times_alone_name_the_job_and_no_node() -> None:
+    job = Job()
+    assert only_steps(60, job, lambda _: 2.0) == []
+    (found, *rest) = only_steps(12, job, lambda _: 2.4)
+    assert rest == []
+    assert found.component == Component(cluster=CLUSTER, job="4711")
+    assert (found.fault, found.fault_class) == ("job-slow", FaultClass.informational)
+    assert found.text == (
+        "job 4711: 2.4 s a step since step 61, 20 % more than its own 2 s before; "
+        "step times alone do not tell which node"
+    )
+    pair = ("job-slow", found.component)
+    assert pair not in job.clear
+    only_steps(8, job, lambda _: 2.0)
+    assert pair in job.clear
+
+
+def test_checkpoints_and_small_changes_do_not_make_a_job_slow() -> None:
+    job = Job()
+    assert only_steps(200, job, lambda step: 30.0 if step % 25 < 2 else 2.0 + 0.15 * (step > 100)) == []
+
+
+def test_a_slow_job_that_is_over_is_slow_no_more() -> None:
+    job = Job()
+    only_steps(60, job, lambda _: 2.0)
+    (found,) = only_steps(12, job, lambda _: 3.0)
+    job.shown = slurm(8, state="COMPLETED")
+    job.tick()
+    assert ("job-slow", found.component) in job.clear

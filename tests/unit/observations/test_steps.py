@@ -1,0 +1,188 @@
+"""Rings of step times: what comes twice, late or in pieces, a job that went back, what is forgotten."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from healer.model import SlurmSnapshot
+from healer.observations import steps as module
+from healer.observations.steps import JobSteps, StepTimes, joined
+from tests.support.steps import CLUSTER, START, batch, slurm
+
+
+def fed(*batches: object, shown: SlurmSnapshot | None = None) -> tuple[StepTimes, JobSteps]:
+    times = StepTimes(CLUSTER)
+    times.update(list(batches), shown or slurm(), START)  # type: ignore[arg-type]
+    job = times.job("4711")
+    assert job is not None
+    return times, job
+
+
+def values(job: JobSteps, step: int) -> list[float]:
+    row = job.row(step)
+    assert row is not None
+    return job.compute[row, : job.ranks].tolist()
+
+
+def test_compute_is_kept_per_unit_of_work() -> None:
+    _, job = fed(batch(3, np.array([2.0, 4.0]), work=[4.0, 8.0]))
+    assert values(job, 3) == [0.5, 0.5]
+
+
+def test_without_work_compute_stands_for_itself_and_such_ranks_are_no_peers_of_the_others() -> None:
+    _, job = fed(batch(3, np.full(8, 2.0), work=[8.0] * 4 + [np.nan] * 4))
+    assert values(job, 3) == [0.25] * 4 + [2.0] * 4
+    assert [part.tolist() for part in job.peers()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
+
+
+def test_a_repeat_is_nothing_and_the_first_word_stays() -> None:
+    _, job = fed(batch(3, np.array([2.0, 4.0])))
+    job.take(batch(3, np.array([9.0, 9.0])))
+    assert values(job, 3) == [2.0, 4.0]
+
+
+def test_a_step_told_in_pieces_is_one_step() -> None:
+    x = np.arange(1.0, 9.0)
+    _, job = fed(batch(3, np.where(x < 5, x, np.nan)), batch(3, np.where(x < 5, np.nan, x)))
+    assert values(job, 3) == x.tolist()
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.inf])
+def test_a_time_that_cannot_be_is_unknown(bad: float) -> None:
+    given = batch(3, np.array([2.0, 2.0]))
+    given.compute_s[1] = bad
+    _, job = fed(given)
+    assert np.isnan(values(job, 3)[1])
+
+
+def test_the_ring_forgets_what_is_128_steps_old_and_takes_nothing_older() -> None:
+    times, job = fed(*[batch(step, np.ones(4)) for step in range(130)])
+    assert job.row(1) is None
+    assert job.row(2) is not None
+    before = times.dropped
+    times.update([batch(1, np.ones(4))], slurm(), START)
+    assert job.row(1) is None
+    assert job.row(129) is not None
+    assert times.dropped == before + 4
+
+
+def test_a_job_that_went_back_to_a_checkpoint_starts_anew() -> None:
+    _, job = fed(*[batch(step, np.ones(4)) for step in range(100)])
+    later = START + timedelta(hours=1)
+    job.take(batch(50, np.full(4, 2.0), at=later))
+    assert job.rewound == 1
+    assert job.newest == 50
+    assert values(job, 50) == [2.0] * 4
+    assert job.row(51) is None
+
+
+def test_old_steps_that_come_late_do_not_look_like_a_rewind() -> None:
+    _, job = fed(*[batch(step, np.ones(4)) for step in range(100)])
+    job.take(batch(50, np.full(4, 2.0)))
+    assert (job.rewound, job.newest) == (0, 99)
+
+
+def test_a_step_is_ready_when_all_told_or_most_are_further() -> None:
+    x = np.ones(10)
+    missing = np.where(np.arange(10) < 9, 1.0, np.nan)
+    times, job = fed(batch(1, x), batch(2, missing))
+    heard = START + timedelta(seconds=10)
+    assert job.ready(-1, heard) == [1]
+    times.update([batch(3, x)], slurm(), START)
+    assert job.ready(1, heard) == [2, 3]
+    assert job.ready(3, heard) == []
+
+
+def test_a_step_that_too_few_told_of_is_never_ready() -> None:
+    half = np.where(np.arange(10) < 5, 1.0, np.nan)
+    _, job = fed(batch(1, np.ones(10)), batch(2, half))
+    assert job.ready(1, START + timedelta(hours=1)) == []
+
+
+def test_the_last_step_is_not_waited_for_for_ever() -> None:
+    most = np.where(np.arange(10) < 9, 1.0, np.nan)
+    _, job = fed(batch(1, np.ones(10)), batch(2, most))
+    assert job.ready(1, job.heard_at + timedelta(seconds=5)) == []
+    assert job.ready(1, job.heard_at + timedelta(seconds=11)) == [2]
+
+
+def test_senders_tell_where_ranks_run_and_slurm_has_to_agree() -> None:
+    _, job = fed(batch(1, np.ones(32)))
+    places = job.places(slurm(4))
+    assert [places.nodes[index] for index in places.node[[0, 8, 31]]] == ["gpu0000", "gpu0001", "gpu0003"]
+    assert places.gpu[[0, 9, 31]].tolist() == [0, 1, 7]
+    smaller = slurm(3)
+    places = job.places(smaller)
+    assert places.node[24:].tolist() == [-1] * 8
+    assert places.gpu[24:].tolist() == [-1] * 8
+
+
+@pytest.mark.parametrize(
+    ("ranks", "node", "gpu"),
+    [(32, [0, 1, 3], [0, 0, 7]), (4, [0, 1, 3], [-1, -1, -1]), (12, [-1, -1, -1], [-1, -1, -1])],
+)
+def test_without_word_from_senders_slurms_order_places_ranks_where_the_counts_fit(
+    ranks: int, node: list[int], gpu: list[int]
+) -> None:
+    _, job = fed(batch(1, np.ones(ranks), placed=False))
+    places = job.places(slurm(4))
+    some = [0, ranks // 4, ranks - 1]
+    assert places.node[some].tolist() == node
+    assert places.gpu[some].tolist() == gpu
+
+
+def test_batches_of_several_senders_are_joined_with_their_own_names_of_nodes() -> None:
+    one, other = batch(1, np.ones(8)), batch(1, np.ones(8), per=2)
+    whole = joined([one, other])
+    told = [whole.nodes[index] for index in whole.node]
+    assert told == ["gpu0000"] * 8 + ["gpu0000"] * 2 + ["gpu0001"] * 2 + ["gpu0002"] * 2 + ["gpu0003"] * 2
+    assert len(whole.rank) == 16
+
+
+def test_a_requeued_job_is_looked_at_in_its_latest_life() -> None:
+    times, _ = fed(batch(1, np.ones(4)), batch(1, np.full(4, 2.0), restart=1))
+    assert [job.restart for job in times.jobs()] == [1]
+    later = START + timedelta(minutes=11)
+    times.update([], slurm(), START)
+    times.update([], slurm(), later)
+    assert len(times) == 1
+
+
+def test_a_job_that_slurm_shows_no_more_is_forgotten_after_ten_minutes() -> None:
+    times, _ = fed(batch(1, np.ones(4)))
+    over = slurm(state="COMPLETED")
+    times.update([], over, START + timedelta(minutes=1))
+    assert len(times) == 1
+    times.update([], over, START + timedelta(minutes=12))
+    assert len(times) == 0
+
+
+def test_without_a_word_from_slurm_nothing_is_forgotten() -> None:
+    times, _ = fed(batch(1, np.ones(4)))
+    times.update([], None, START + timedelta(days=1))
+    assert len(times) == 1
+
+
+def test_the_longest_unheard_jobs_go_first_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "JOBS_MAX", 2)
+    times = StepTimes(CLUSTER)
+    for number in range(3):
+        at = START + timedelta(seconds=number)
+        times.update([batch(1, np.ones(4), job=str(number), at=at)], None, START)
+    assert sorted(job.job for job in times.jobs()) == ["1", "2"]
+
+
+def test_ranks_beyond_what_a_job_may_have_are_dropped_and_counted() -> None:
+    given = batch(1, np.ones(4))
+    given.rank[3] = 2_000_000
+    given.rank[2] = -1
+    times, job = fed(given)
+    assert job.ranks == 2
+    assert times.dropped == 2
+
+
+def test_other_clusters_are_not_ours() -> None:
+    times = StepTimes("pod2")
+    times.update([batch(1, np.ones(4))], None, START)
+    assert len(times) == 0

@@ -1,4 +1,4 @@
-"""Loads `rules/signals.yaml`: which signals exist, and under which names they arrive. Format: docs/signals.md."""
+"""Loads `rules/signals.yaml`: which signals exist, and how they arrive. Its format: docs/signals.md."""
 
 import re
 from typing import Any
@@ -83,8 +83,7 @@ def read_catalogue(source: Source | None) -> Catalogue:
             told[key] = entry.name
             if not alias.labels and "{" not in alias.name:
                 arriving.setdefault(alias.name, (entry.name, alias.scale))
-        fields = {name: getattr(entry, name) for name in entry.__struct_fields__} | {"aliases": aliases}
-        signals[entry.name] = Signal(**fields)
+        signals[entry.name] = msgspec.convert(msgspec.structs.asdict(entry) | {"aliases": aliases}, Signal)
     return Catalogue(signals=signals, arriving=arriving)
 
 

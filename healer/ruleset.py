@@ -1,7 +1,8 @@
 """Loads and cross-checks all of `rules/` as one value. Everything wrong is found at once, by file and line.
 
 Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
-`xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml` and `signals.yaml` may be left out. Formats: `docs/rules.md`.
+`xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml` and `signals.yaml` may be left out. Formats:
+`docs/rules.md`, `docs/signals.md`.
 """
 
 import hashlib

@@ -196,7 +196,7 @@ class _Heap:
             raise _Bad("node: missing, in the entry and around it")
         where = (cluster, node)
         if where not in self.checked:
-            self.checked[where] = _wrong_node(cluster, node, self.known)
+            self.checked[where] = wrong_node(cluster, node, self.known)
         if wrong := self.checked[where]:
             raise _Bad(wrong)
         boot_id = normal_boot_id(one.boot_id or outer["boot_id"])
@@ -239,7 +239,7 @@ class _Taken(msgspec.Struct, frozen=True):
     at: datetime | None
 
 
-def _wrong_node(cluster: str, node: str, known: Known) -> str | None:
+def wrong_node(cluster: str, node: str, known: Known) -> str | None:
     if not _NODE_NAME.fullmatch(node):
         return "node: not a node name"
     return None if known(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
@@ -343,7 +343,7 @@ def _beats(body: Any) -> list[Any]:
 def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observation:
     beat = msgspec.convert(item, Heartbeat)
     where = beat.cluster or cluster
-    if wrong := _wrong_node(where, beat.node, known):
+    if wrong := wrong_node(where, beat.node, known):
         raise _Bad(wrong)
     at = _event_time(beat.time, now) or now
     boot_id = normal_boot_id(beat.boot_id)

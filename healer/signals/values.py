@@ -1,0 +1,71 @@
+"""Numbers as exporters write them: what stands for "nothing known", words, times that cannot be."""
+
+import math
+import re
+from datetime import datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Signal, SignalKind
+
+#: A sender's clock may be ahead by so much; beyond it the time of arrival counts.
+FUTURE_LIMIT = timedelta(seconds=5)
+#: The longest window of any rule: what is older can change nothing.
+OLD_LIMIT = timedelta(minutes=15)
+TOO_OLD = "time: older than 15 min"
+
+# DCGM's blanks (facts c.4): four codes each as int32 and as float. Those of int64, 0x7ffffffffffffff0 and
+# above, are all 2^63 as a float64; nothing that is measured is that large.
+_BLANK_INT32 = 0x7FFFFFF0
+_BLANK_FLOAT = 140737488355328.0
+_BLANK_INT64 = 2.0**63
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_YES = frozenset({"yes", "true", "enabled", "active", "on", "pending", "1"})
+_NO = frozenset({"no", "false", "disabled", "not active", "off", "none", "0"})
+#: Words of nvidia-smi that say that it does not know.
+_NOTHING = frozenset(
+    {"", "n/a", "na", "not supported", "not available", "unknown", "unknown error", "err!", "gpu is lost"}
+    | {"requested functionality has been deprecated", "insufficient permissions", "not found"}
+)
+
+
+def clean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Blanks and infinities become NaN, in place. Shape kept."""
+    large = np.abs(values) >= _BLANK_INT32
+    if large.any():
+        some = values[large]
+        blank = (np.abs(some) >= _BLANK_INT64) | (
+            ((some >= _BLANK_INT32) & (some < _BLANK_INT32 + 4))
+            | ((some >= _BLANK_FLOAT) & (some < _BLANK_FLOAT + 4))
+        )
+        if blank.any():
+            some[blank] = np.nan
+            values[large] = some
+    return values
+
+
+def moment(at: datetime, now: datetime) -> datetime | None:
+    """The time that counts for a sample told at `at`; None when it is too old to matter."""
+    if at > now + FUTURE_LIMIT:
+        return now
+    return None if at < now - OLD_LIMIT else at
+
+
+def number(signal: Signal, text: str) -> float:
+    """What a word means for this signal, before its scale; NaN when it says nothing."""
+    text = text.strip()
+    if text in signal.words:
+        return float(signal.words[text])
+    plain = text.strip("[]").strip().lower()
+    for word, value in signal.words.items():
+        if word.lower() == plain:
+            return float(value)
+    if plain in _NOTHING or plain.startswith("unable to"):
+        return math.nan
+    if signal.unit == "bool" and signal.kind is SignalKind.gauge:
+        return 1.0 if plain in _YES else 0.0 if plain in _NO else math.nan
+    if match := _NUMBER.match(plain.removeprefix("p") if signal.unit == "state" else plain):
+        return float(match[0])
+    return float(signal.words["*"]) if "*" in signal.words else math.nan

@@ -1,41 +1,135 @@
 """The pages of what healer watches: nodes, jobs, and the rules it watches them by."""
 
+import json
+
 from fastapi import APIRouter, Request, Response
 
-from healer.console.pages import PAGE_ROWS, Pages, Stop, asking_by_incident, guarded
-from healer.console.reads import IncidentQuery, RunQuery, Standing
-from healer.console.views import incident, runs
+from healer.console.pages import PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
+from healer.console.reads import IncidentQuery, JobHistory, RunQuery, Standing
+from healer.console.views import heat, incident, node, rules, runs
 from healer.console.views.buttons import node_buttons
+from healer.console.views.job import WINDOW, checkpoint_steps, job_view
+from healer.model import Mode, SlurmJob
+
+#: Names that arrive and that no rule can use: the most frequent ones.
+UNKNOWN_SHOWN = 200
 
 
 def machine_routes(routes: APIRouter, pages: Pages) -> None:
     _node_routes(routes, pages)
+    _job_routes(routes, pages)
+    _rule_routes(routes, pages)
 
 
 def _node_routes(routes: APIRouter, pages: Pages) -> None:
-    @routes.get("/nodes/{cluster}/{node}")
-    def node_page(request: Request, cluster: str, node: str) -> Response:
+    @routes.get("/nodes/{cluster}/{name}")
+    def node_page(request: Request, cluster: str, name: str, signal: str = "") -> Response:
         def show() -> Response:
             context = pages.context(request, "node", cluster)
-            row = next((row for row in context["rows"] if row.name == node), None)
+            row = next((row for row in context["rows"] if row.name == name), None)
             if row is None:
-                raise Stop(pages.problem(404, "No such node", f"Slurm shows no node {node} in {cluster}."))
+                raise Stop(pages.problem(404, "No such node", f"Slurm shows no node {name} in {cluster}."))
             stands: Standing = context["standing"]
-            query = IncidentQuery(cluster=cluster, node=node)
-            past = pages.reads.incidents(query, limit=PAGE_ROWS)
-            asking = asking_by_incident(stands)
-            ran = pages.reads.runs(RunQuery(cluster=cluster, node=node), limit=PAGE_ROWS)
             now = context["now"]
+            past = pages.reads.incidents(IncidentQuery(cluster=cluster, node=name), limit=PAGE_ROWS)
+            asking = asking_by_incident(stands)
+            ran = pages.reads.runs(RunQuery(cluster=cluster, node=name), limit=PAGE_ROWS)
+            reports, columns = pages.reads.node_signals(cluster, name, now - node.WINDOW)
             context |= {
                 "row": row,
-                "slurm": stands.snapshot.nodes[node] if stands.snapshot else None,
-                "jobs": stands.snapshot.jobs_on(node) if stands.snapshot else [],
+                "slurm": stands.snapshot.nodes[name] if stands.snapshot else None,
+                "jobs": stands.snapshot.jobs_on(name) if stands.snapshot else [],
                 "incidents": [incident.incident_row(one, asking, now) for one in past.items],
                 "runs": [runs.run_row(run, now) for run in ran.items],
                 "buttons": node_buttons(row, cluster, context["session"].role),
-                "veto": next((veto for veto in stands.vetoes if veto.node == node), None),
-                "slot": next((slot for slot in stands.slots if slot.node == node), None),
+                "veto": next((veto for veto in stands.vetoes if veto.node == name), None),
+                "slot": next((slot for slot in stands.slots if slot.node == name), None),
+                "measured": node.measured(
+                    reports,
+                    columns,
+                    pages.reads.catalogue(),
+                    gpus=row.gpus,
+                    incidents=row.incidents,
+                    node=name,
+                    signal=signal,
+                    now=now,
+                ),
             }
             return pages.show("node.html", context)
 
         return guarded(show)
+
+
+def _job_routes(routes: APIRouter, pages: Pages) -> None:
+    def read(
+        request: Request, cluster: str, job: str
+    ) -> tuple[dict, SlurmJob | None, JobHistory, heat.StepGrid | None]:
+        """The page's context, Slurm's word, what healer knows, and its steps. Raises Stop."""
+        context = pages.context(request, "job", cluster)
+        snapshot = context["standing"].snapshot
+        shown = snapshot.jobs.get(job) if snapshot else None
+        history = pages.reads.job(cluster, job)
+        told = pages.reads.job_steps(cluster, job, context["now"] - WINDOW)
+        made = heat.grid(told, slurm_nodes=shown.nodes if shown else ())
+        if shown is None and made is None and history == JobHistory():
+            text = f"Neither Slurm nor healer knows a job {job} in {cluster}."
+            raise Stop(pages.problem(404, "No such job", text))
+        return context, shown, history, made
+
+    @routes.get("/jobs/{cluster}/{job}")
+    def job_page(request: Request, cluster: str, job: str) -> Response:
+        def show() -> Response:
+            context, shown, history, made = read(request, cluster, job)
+            asking = asking_by_incident(context["standing"])
+            rows = {row.name: row for row in context["rows"]}
+            now = context["now"]
+            context |= {
+                "id": job,
+                "shown": shown,
+                "view": job_view(shown, rows, made, history),
+                "history": history,
+                "incidents": [incident.incident_row(one, asking, now) for one in history.incidents],
+            }
+            return pages.show("job.html", context)
+
+        return guarded(show)
+
+    @routes.get("/jobs/{cluster}/{job}/steps.json")
+    def job_steps(request: Request, cluster: str, job: str) -> Response:
+        def show() -> Response:
+            _, _, history, made = read(request, cluster, job)
+            body = {}
+            if made is not None:
+                steps = checkpoint_steps(history, made.restart)
+                body = heat.picture(made, heat.deviation(made), steps, cluster)
+            text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+            return pages.json(request, text)
+
+        return guarded(show)
+
+
+def _rule_routes(routes: APIRouter, pages: Pages) -> None:
+    @routes.get("/rules")
+    def rules_page(
+        request: Request, q: str = "", mode: str = "", kind: str = "", state: str = "", show: str = ""
+    ) -> Response:
+        def body() -> Response:
+            context = pages.context(request, "rules")
+            found = rules.rule_rows(pages.reads.rule_book(context["cluster"]))
+            unknown = pages.reads.unknown_series(context["cluster"], limit=UNKNOWN_SHOWN)
+            context |= {
+                "rules": rules.fitting(found, text=q, mode=mode, kind=kind, state=state),
+                "count": len(found),
+                "unknown": unknown,
+                "unknown_full": len(unknown) == UNKNOWN_SHOWN,
+                "view": "unknown" if show == "unknown" else "rules",
+                "q": q,
+                "mode": mode,
+                "kind": kind,
+                "state": state,
+                "modes": [word.value for word in Mode],
+                "link": link,
+            }
+            return pages.show("rules.html", context)
+
+        return guarded(body)

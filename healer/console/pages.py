@@ -1,5 +1,6 @@
 """What all pages share: who looks, at which cluster, how it stands, and how a page ends early."""
 
+import hashlib
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -86,6 +87,14 @@ class Pages:
             "admin": session.role is Role.admin,
             "keep": {"cluster": stands.cluster} if len(clusters) > 1 else {},
         }
+
+    def json(self, request: Request, body: str) -> Response:
+        """A body that scripts draw; 304 when it is the one they have."""
+        tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:16]}"'
+        headers = {"ETag": tag, "Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type="application/json", headers=headers)
 
     def show(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
         return self.render.page(template, status, **context)

@@ -42,6 +42,9 @@ from healer.model import (
 if TYPE_CHECKING:
     from healer.model.samples import Report, StepBatch
 
+    #: Reports of a node, and what the numbers of their columns stand for.
+    Reported = tuple[list[Report], dict[int, Column]]
+
 T = TypeVar("T")
 
 
@@ -183,13 +186,6 @@ class ChainState(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None = None
 
 
-class ReadReports(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node reported, oldest first, and what the numbers of its columns stand for."""
-
-    reports: tuple["Report", ...] = ()
-    columns: dict[int, Column] = {}
-
-
 class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint as the job told it. A requeue goes back to the newest durable one."""
 
@@ -212,12 +208,14 @@ class Requeue(msgspec.Struct, frozen=True, kw_only=True):
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What healer knows of a job. `incidents` that hit it newest first, the rest oldest first.
 
-    `checkpoints` are the last 50 told.
+    `checkpoints` are the last 50 told. `gpu_hours_lost`: GPUs times the work that requeues threw away (from
+    the last durable checkpoint to the requeue); None while that is not known.
     """
 
     incidents: tuple[Incident, ...] = ()
     requeues: tuple[Requeue, ...] = ()
     checkpoints: tuple[CheckpointSeen, ...] = ()
+    gpu_hours_lost: float | None = None
 
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +282,9 @@ class ConsoleReads(Protocol):
 
     def job(self, cluster: str, job: str) -> JobHistory: ...
 
-    def node_signals(self, cluster: str, node: str, since: datetime) -> ReadReports: ...
+    def node_signals(self, cluster: str, node: str, since: datetime) -> "Reported":
+        """What arrived after `since`, oldest first; kept for about an hour."""
+        ...
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
 

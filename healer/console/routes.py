@@ -1,6 +1,5 @@
 """The pages. Each is one read of the database and one template; every press goes to the REST API."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from datetime import datetime
@@ -15,7 +14,6 @@ from healer.console.reads import (
     ConsoleReads,
     IncidentDetail,
     IncidentQuery,
-    ReadReports,
     RunQuery,
     SessionOf,
     SignIn,
@@ -82,11 +80,7 @@ def _fleet_routes(routes: APIRouter, pages: Pages) -> None:
         def show() -> Response:
             context = pages.context(request, "fleet")
             body = json.dumps(fleet.fleet_body(context["standing"], context["rows"]), separators=(",", ":"))
-            tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:16]}"'
-            headers = {"ETag": tag, "Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
-            if request.headers.get("if-none-match") == tag:
-                return Response(status_code=304, headers=headers)
-            return Response(body, media_type="application/json", headers=headers)
+            return pages.json(request, body)
 
         return guarded(show)
 
@@ -165,8 +159,8 @@ def _charts(pages: Pages, detail: IncidentDetail, now: datetime) -> list[charts.
     if not charts.newest_findings(detail.findings):
         return []
     wanted = charts.later_since(detail.findings, now)
-    later = pages.reads.node_signals(detail.incident.cluster, *wanted) if wanted else ReadReports()
-    return charts.incident_charts(detail, pages.reads.catalogue(), (later.reports, later.columns))
+    later = pages.reads.node_signals(detail.incident.cluster, *wanted) if wanted else ([], {})
+    return charts.incident_charts(detail, pages.reads.catalogue(), later)
 
 
 def _run_routes(routes: APIRouter, pages: Pages) -> None:

@@ -110,3 +110,8 @@ def figure(value: float | None, unit: str = "") -> str:
         text = f"{value:.4g}" if size >= 1 else f"{value:.3g}"
     text = text.replace("-", "−")
     return text if unit in _BARE_UNITS else f"{text} {unit}"
+
+
+def sentence(text: str) -> str:
+    """With a capital at its start; the rest as it is."""
+    return text[:1].upper() + text[1:]

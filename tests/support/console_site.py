@@ -25,7 +25,6 @@ from healer.console.reads import (
     NewSession,
     OpenIncident,
     Page,
-    ReadReports,
     RuleBook,
     RunDetail,
     RunQuery,
@@ -39,6 +38,7 @@ from healer.model import (
     Breaker,
     Catalogue,
     Checkpoint,
+    Column,
     GuardSettings,
     Incident,
     Mode,
@@ -50,7 +50,7 @@ from healer.model import (
     SlurmSnapshot,
     UnknownSeries,
 )
-from healer.model.samples import StepBatch
+from healer.model.samples import Report, StepBatch
 from healer.ruleset import load
 from tests.support import console_blocks, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
@@ -212,7 +212,7 @@ class SampleReads:
     def job(self, cluster: str, job: str) -> JobHistory:
         return console_telemetry.job_history(job, list(self.sample.details.values()))
 
-    def node_signals(self, cluster: str, node: str, since: datetime) -> ReadReports:
+    def node_signals(self, cluster: str, node: str, since: datetime) -> tuple[list[Report], dict[int, Column]]:
         return console_telemetry.reports_of(node, since)
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:

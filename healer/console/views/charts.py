@@ -286,7 +286,9 @@ def _twin(chart: Chart, *, timed: bool) -> list[tuple[str, ...]]:
     count = len(chart.times)
     every = max(1, -(-count // TWIN_ROWS))
     rows = []
-    for index in sorted({*range(0, count, every), *([count - 1] if count else [])}):
+    for index in range(count):
+        if index % every and index != count - 1:
+            continue
         at = chart.times[index]
         when = datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S") if timed else f"{at:,.0f}"
         cells = (_at(line.values, index) for line in chart.lines)

@@ -1,0 +1,144 @@
+"""A job for a person: where it runs, how its steps go, and which incidents hit it."""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import numpy as np
+
+from healer.console import words
+from healer.console.reads import JobHistory, OpenIncident
+from healer.console.views import heat
+from healer.console.views.charts import ChartView, chart_view
+from healer.console.views.fleet import NodeRow
+from healer.model import SlurmJob
+from healer.model.detection import Chart, ChartLine, ChartMark
+
+#: Step times are read so far back, and no more than `heat.STEPS_SHOWN` steps of them are drawn.
+WINDOW = timedelta(minutes=30)
+#: Nodes listed by name; those in trouble come first.
+NODES_SHOWN = 64
+_MARKS_SHOWN = 10
+
+
+class JobNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of the job. `row` is None where Slurm no longer shows it."""
+
+    name: str
+    gpus: str
+    row: NodeRow | None
+    incidents: tuple[OpenIncident, ...]
+
+
+class StepsView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job told of its steps. `rows_are_nodes`: too many ranks to draw each."""
+
+    chart: ChartView
+    ranks: int
+    steps: int
+    rows_are_nodes: bool
+    whole_only: bool
+    placed_by_order: bool
+    slowest: tuple[heat.SlowRank, ...]
+    last_at: datetime | None
+    speed: str
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: tuple[JobNode, ...]
+    node_count: int
+    gpu_count: int
+    steps: StepsView | None
+
+
+def job_nodes(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> list[JobNode]:
+    """Those with an open incident first, the rest in Slurm's order."""
+    found = [
+        JobNode(
+            name=name,
+            gpus=_gpus(shown.gpus.get(name, ())) if shown else "",
+            row=rows.get(name),
+            incidents=rows[name].incidents if name in rows else (),
+        )
+        for name in (shown.nodes if shown else ())
+    ]
+    return sorted(found, key=lambda one: not one.incidents)
+
+
+def _gpus(known: tuple[int, ...]) -> str:
+    """`0 to 7`, `0, 3`."""
+    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
+        return f"{known[0]} to {known[-1]}"
+    return ", ".join(map(str, known))
+
+
+def gpu_count(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> int:
+    if shown is None:
+        return 0
+    return sum(
+        len(shown.gpus[name]) if name in shown.gpus else rows[name].gpus if name in rows else 0
+        for name in shown.nodes
+    )
+
+
+def job_view(
+    shown: SlurmJob | None, rows: dict[str, NodeRow], made: heat.StepGrid | None, history: JobHistory
+) -> JobView:
+    nodes = job_nodes(shown, rows)
+    return JobView(
+        nodes=tuple(nodes[:NODES_SHOWN]),
+        node_count=len(nodes),
+        gpu_count=gpu_count(shown, rows),
+        steps=steps_view(made, history) if made is not None else None,
+    )
+
+
+def steps_view(made: heat.StepGrid, history: JobHistory) -> StepsView:
+    away = heat.deviation(made)
+    step_s = np.asarray(heat.median_over_ranks(made.step_s))
+    known = step_s[np.isfinite(step_s)]
+    last = made.at[np.isfinite(made.at)]
+    return StepsView(
+        chart=_chart(made, step_s, history),
+        ranks=len(made.rank),
+        steps=len(made.step),
+        rows_are_nodes=len(made.rank) > heat.RANK_ROWS,
+        whole_only=not made.has_compute,
+        placed_by_order=made.placed_by_order,
+        slowest=tuple(heat.slowest(made, away)) if made.has_compute else (),
+        last_at=datetime.fromtimestamp(float(last[-1]), UTC) if len(last) else None,
+        speed=words.figure(float(np.median(known[-heat.RECENT_STEPS :])), "s") if len(known) else "",
+    )
+
+
+def _chart(made: heat.StepGrid, step_s: heat.Matrix, history: JobHistory) -> ChartView:
+    keep = np.isfinite(made.at)
+    lines = [ChartLine(label="step", role="own", values=_values(step_s[keep]))]
+    if made.has_compute:
+        compute = made.compute_s[:, keep]
+        slow = np.where(np.isfinite(compute).any(axis=0), np.nan_to_num(compute).max(axis=0), np.nan)
+        lines += [
+            ChartLine(label="compute, slowest rank", role="own", values=_values(slow)),
+            ChartLine(
+                label="compute, median rank", role="peers", values=_values(heat.median_over_ranks(compute))
+            ),
+        ]
+    marks = [
+        ChartMark(at=one.at, label="checkpoint" if one.durable else "checkpoint, not durable")
+        for one in history.checkpoints[-_MARKS_SHOWN:]
+    ]
+    marks += [ChartMark(at=one.opened, label=one.rule) for one in history.incidents if one.is_open]
+    marks += [ChartMark(at=one.at, label="requeued") for one in history.requeues]
+    times = tuple(float(at) for at in made.at[keep])
+    return chart_view(
+        "chart-steps", Chart(title="Time per step", unit="s", times=times, lines=tuple(lines)), marks
+    )
+
+
+def _values(found: heat.Matrix) -> tuple[float | None, ...]:
+    return tuple(None if math.isnan(one) else float(one) for one in found)
+
+
+def checkpoint_steps(history: JobHistory, restart: int) -> Sequence[int]:
+    return [one.step for one in history.checkpoints if one.durable and one.restart == restart]

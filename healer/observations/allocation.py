@@ -113,7 +113,7 @@ def _measure_jobs(axes: Axes, snapshot: SlurmSnapshot, rows: Mapping[str, int]) 
 def derived_signals(
     axes: Axes, snapshot: SlurmSnapshot, loads: Mapping[int, NodeLoad]
 ) -> tuple[NDArray[np.int32], dict[str, NDArray[np.float64]]]:
-    """Rows of Slurm's nodes, and by those rows the signals that its picture gives; NaN where it does not tell.
+    """Rows of Slurm's nodes, and by those rows what its picture gives as signals; NaN: it does not tell.
 
     `slurm_drained` is 1 for every node that is kept out of service (DRAIN, DOWN, FAIL).
     """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 SLOT_S = 5.0
 SLOTS = 180
 WINDOW_S = SLOT_S * SLOTS
-#: Observed time of a counter's slot is kept in these units: 16 ms, so that 15 minutes fit 16 bits.
+#: Observed time of a counter's slot is kept in these units: 16 ms, so that 15 minutes and a slot fit 16 bits.
 SPAN_UNITS = 64
 
 
@@ -117,10 +117,10 @@ class Rings:
             cell, place, values, since_s = (one[going_on] for one in (cell, place, values, since_s))
         last = self._last.reshape(-1)[cell]
         grew = np.where(values >= last, values - last, np.maximum(values, 0.0))
-        units = np.maximum(np.rint(since_s * SPAN_UNITS), 1)
+        units = np.maximum(np.rint(since_s * SPAN_UNITS), 1.0)
         ring, span = self._ring.reshape(-1), self._span.reshape(-1)
         ring[place] += grew
-        span[place] = np.minimum(span[place] + units, 65535)
+        span[place] += units.astype(np.uint16)
 
     # --- reading ---
 

@@ -1,6 +1,6 @@
 """The last 15 minutes of everything measured in one cluster, as arrays over its GPUs, nodes and links.
 
-One thread owns it. Arrays that it gives are valid until the next `update`, `show` or `learn`.
+One thread owns it. Arrays that it gives are valid until the next `update` or `show`.
 """
 
 from collections import defaultdict
@@ -57,20 +57,26 @@ class Telemetry:
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
         self._groups: dict[Scope, tuple[int, Groups]] = {}
         self._specs: dict[str, NDArray[np.float64]] = {}
-        self._snapshot: SlurmSnapshot | None = None
-        self._places: Topology | None = None
-        #: Rows of Slurm's nodes, and what they are told of by it: signal -> values by those rows.
-        self._derived: tuple[NDArray[np.int32], dict[str, NDArray]] = (np.zeros(0, np.int32), {})
-        self.learn(catalogue, gpu_models)
-
-    def learn(self, catalogue: Catalogue, gpu_models: Sequence[GpuModel]) -> None:
-        """Another catalogue. What was heard stays; what had no name so far is taken in from now on."""
-        self._catalogue, self._gpu_models = catalogue, tuple(gpu_models)
-        self._specs.clear()
         # By column number: which of the rings (below 0: none of them), which signal, which part.
         self._of = np.full(0, NOT_LOOKED_UP, np.int8)
         self._signal = np.zeros(0, np.int32)
         self._part = np.zeros(0, np.int32)
+        self._snapshot: SlurmSnapshot | None = None
+        self._places: Topology | None = None
+        #: Rows of Slurm's nodes, and what they are told of by it: signal -> values by those rows.
+        self._derived: tuple[NDArray[np.int32], dict[str, NDArray]] = (np.zeros(0, np.int32), {})
+        self._catalogue = catalogue
+        self.models(gpu_models)
+
+    def models(self, gpu_models: Sequence[GpuModel]) -> None:
+        """What GPU models are made for, from now on."""
+        self._gpu_models = tuple(gpu_models)
+        self._specs.clear()
+
+    @property
+    def reports(self) -> int:
+        """Taken in so far."""
+        return self.counts.reports
 
     # --- Slurm ---
 
@@ -292,7 +298,7 @@ class Telemetry:
     def times(self, seconds: float, now: datetime) -> NDArray[np.float64]:
         """(k,) when each slot of such a window began, in seconds since 1970."""
         slots, end = _slots(seconds), slot_of(now.timestamp())
-        return np.arange(end - slots + 1, end + 1) * SLOT_S
+        return np.arange(end - slots + 1, end + 1, dtype=np.float64) * SLOT_S
 
     def spec(self, name: str, scope: Scope = Scope.gpu) -> NDArray[np.float64]:
         """(n,) what the GPU model of a GPU's, link's or node's node is made for; NaN where unknown."""

@@ -1,0 +1,115 @@
+"""Windows of 5 s slots: what they keep, and when they forget it."""
+
+import numpy as np
+import pytest
+
+from healer.observations.rings import SLOT_S, SLOTS, Rings, slot_of
+
+
+def rings(*, counters: bool = False, rows: int = 2) -> Rings:
+    made = Rings(counters=counters)
+    made.add("one")
+    made.reserve(rows)
+    return made
+
+
+def put(into: Rings, at_s: float, value: float, *, row: int = 0, signal: int = 0) -> int:
+    into.advance(slot_of(at_s))
+    return into.put(np.array([signal]), np.array([row]), np.array([value]), np.array([at_s]))
+
+
+def of_row(of: Rings, slots: int, end: int, *, row: int = 0) -> list[float | None]:
+    found = of.window(0, 2, slots, end)[:, row]
+    return [None if np.isnan(one) else float(one) for one in found]
+
+
+def test_a_slot_keeps_the_last_value_of_a_gauge() -> None:
+    made = rings()
+    for at_s, value in ((0, 1), (4.9, 2), (5, 3), (15, 4)):
+        put(made, at_s, value)
+    assert of_row(made, 4, 3) == [2, 3, None, 4]
+
+
+def test_a_slot_that_comes_round_again_is_empty() -> None:
+    made = rings()
+    put(made, 0, 7)
+    put(made, SLOTS * SLOT_S, 8)
+    assert of_row(made, SLOTS, SLOTS) == [None] * (SLOTS - 1) + [8]
+
+
+@pytest.mark.parametrize("later", [SLOTS - 1, SLOTS, SLOTS + 1, 1000 * SLOTS])
+def test_time_alone_empties_the_ring_and_at_most_the_whole_of_it(later: int) -> None:
+    made = rings()
+    put(made, 0, 7)
+    assert of_row(made, SLOTS, later) == [7 if later < SLOTS else None] + [None] * (SLOTS - 1)
+
+
+def test_a_window_may_end_in_the_past_and_reach_back_before_the_ring() -> None:
+    made = rings()
+    put(made, 0, 1)
+    put(made, 10 * SLOT_S, 2)
+    put(made, (SLOTS + 5) * SLOT_S, 3)
+    assert of_row(made, 12, 10) == [None] * 11 + [2]
+    assert of_row(made, 3, 2) == [None] * 3
+    assert of_row(made, SLOTS, 2 - SLOTS) == [None] * SLOTS
+
+
+def test_what_is_older_than_the_ring_is_late() -> None:
+    made = rings()
+    put(made, SLOTS * SLOT_S, 1)
+    assert put(made, 4.9, 2, row=1) == 1
+    assert put(made, 5, 2, row=1) == 0
+
+
+def test_growth_needs_two_values_and_says_how_long_it_was_watched() -> None:
+    made = rings(counters=True)
+    put(made, 0, 100)
+    grew, seconds = made.growth(0, 2, 12, 0)
+    assert np.isnan(grew).all()
+    assert list(seconds) == [0, 0]
+    put(made, 30, 160)
+    grew, seconds = made.growth(0, 2, 12, slot_of(30))
+    assert (grew[0], seconds[0]) == (60, 30)
+
+
+def test_a_counter_that_fell_has_grown_from_nothing() -> None:
+    made = rings(counters=True)
+    for at_s, value in ((0, 100), (5, 110), (10, 4), (15, 6)):
+        put(made, at_s, value)
+    assert of_row(made, 4, 3) == [None, 10, 4, 2]
+
+
+def test_values_near_each_other_beyond_what_float32_can_tell_apart_differ_exactly() -> None:
+    made = rings(counters=True)
+    put(made, 0, 2.0**40)
+    put(made, 5, 2.0**40 + 3)
+    assert made.growth(0, 2, 2, 1)[0][0] == 3
+
+
+def test_a_gap_of_more_than_fifteen_minutes_begins_anew() -> None:
+    for gap_s, told in ((900, 50), (900.5, None)):
+        made = rings(counters=True)
+        put(made, 0, 0)
+        put(made, gap_s, 50)
+        assert of_row(made, 1, slot_of(gap_s)) == [told]
+
+
+def test_room_for_more_rows_and_signals_keeps_what_is_there() -> None:
+    made = rings(counters=True)
+    put(made, 0, 1)
+    put(made, 5, 4)
+    number = made.add("two")
+    made.reserve(50)
+    put(made, 10, 9)
+    put(made, 10, 5, row=49, signal=number)
+    assert of_row(made, 3, 2) == [None, 3, 5]
+    last, _ = made.last(number, 50)
+    assert last[49] == 5
+    assert np.isnan(made.window(number, 50, 3, 2)).all()
+
+
+def test_a_window_cannot_be_written_to() -> None:
+    made = rings()
+    put(made, 0, 1)
+    with pytest.raises(ValueError, match="read-only"):
+        made.window(0, 2, 1, 0)[0, 0] = 9

@@ -1,0 +1,399 @@
+"""What is kept of reports, against a slow reference that knows nothing of rings."""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from healer.model import (
+    Component,
+    GpuModel,
+    Part,
+    Scope,
+    SignalKind,
+    SlurmJob,
+    SlurmNode,
+    Topology,
+)
+from healer.model.samples import Report
+from healer.observations import telemetry as module
+from healer.observations.axes import GPUS_MAX
+from healer.observations.telemetry import Telemetry
+from healer.sim.columns import MemoryColumns
+from tests.support.measured import CLUSTER, Sender, after, catalogue, job, node, shown, signal
+
+GPU0, GPU1 = Part(gpu=0), Part(gpu=1)
+HEAT, REPLAY = ("heat_c", GPU0), ("replay_total", GPU1)
+PORT, NVLINK = ("crc_total", Part(port="eth0")), ("speed", Part(gpu=0, link=2))
+LOAD, SWAPPED = ("load", Part()), ("swapped_total", Part())
+SERIES = [HEAT, REPLAY, ("heat_c", GPU1), PORT, NVLINK, LOAD, SWAPPED]
+COUNTERS = {"replay_total", "crc_total", "swapped_total"}
+Series = tuple[str, str, Part]
+
+
+class Site:
+    """A telemetry and what writes its reports."""
+
+    def __init__(self, gpu_models: tuple[GpuModel, ...] = ()) -> None:
+        self.book = MemoryColumns()
+        self.sender = Sender(self.book)
+        self.telemetry = Telemetry(CLUSTER, catalogue(), gpu_models)
+
+    def hear(self, *reports: Report) -> None:
+        self.telemetry.update(reports, self.book)
+
+    def say(self, at_s: float, values: dict[tuple[str, Part], float], *, name: str = "gpu0") -> None:
+        self.hear(self.sender.report(name, at_s, values))
+
+    def row(self, scope: Scope, node: str, part: Part) -> int | None:
+        where = Component(cluster=CLUSTER, node=node, gpu=part.gpu, link=part.link, nic=part.port)
+        return self.telemetry.axis(scope).row(where)
+
+
+# --- against the reference ---
+
+
+@dataclass
+class Told:
+    """One series, as a dictionary by slot: the last value, or growth and seconds."""
+
+    last: float = math.nan
+    at_s: float = -math.inf
+    slots: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class Reference:
+    """Sample by sample, as the rules of the windows are written."""
+
+    def __init__(self) -> None:
+        self.series: dict[Series, Told] = defaultdict(Told)
+        self.head = -(10**9)
+        self.late = self.future = 0
+
+    def update(self, batch: "list[Drawn]") -> None:
+        dated = []
+        for one in batch:
+            ahead = one.at_s > one.arrived_s + 5
+            self.future += ahead
+            dated.append((one.arrived_s if ahead else one.at_s, one))
+        dated.sort(key=lambda item: item[0])
+        if dated:
+            self.head = max(self.head, math.floor(dated[-1][0] / 5))
+        for at_s, one in dated:
+            for (name, part), value in one.values.items():
+                if not math.isnan(value):
+                    self.take(self.series[one.node, name, part], name in COUNTERS, at_s, value)
+
+    def take(self, series: Told, counter: bool, at_s: float, value: float) -> None:
+        slot = math.floor(at_s / 5)
+        if at_s <= series.at_s or slot <= self.head - 180:
+            self.late += 1
+            return
+        if not counter:
+            series.slots[slot] = value
+        elif at_s - series.at_s <= 900:
+            grew = value - series.last if value >= series.last else value
+            series.slots[slot] = series.slots.get(slot, 0.0) + grew
+            series.seconds[slot] += at_s - series.at_s
+        series.last, series.at_s = value, at_s
+
+    def window(self, series: Told, slots: int, end: int) -> list[float]:
+        self.head = max(self.head, end)
+        kept = range(self.head - 179, self.head + 1)
+        return [
+            series.slots.get(slot, math.nan) if slot in kept else math.nan
+            for slot in range(end - slots + 1, end + 1)
+        ]
+
+
+@dataclass
+class Drawn:
+    node: str
+    at_s: float
+    arrived_s: float
+    values: dict[tuple[str, Part], float]
+
+
+#: Quarters of a second, so that sums in binary fractions are exact.
+MOMENTS = st.one_of(st.integers(0, 400), st.integers(0, 12_000)).map(lambda quarters: quarters / 4)
+REPORTS = st.builds(
+    Drawn,
+    node=st.sampled_from(["gpu0", "gpu1"]),
+    at_s=MOMENTS,
+    arrived_s=MOMENTS,
+    values=st.dictionaries(
+        st.sampled_from(SERIES),
+        st.one_of(st.just(math.nan), st.integers(0, 6).map(float)),
+        min_size=1,
+        max_size=5,
+    ),
+)
+
+
+@given(
+    batches=st.lists(st.lists(REPORTS, max_size=6), max_size=8),
+    looks=st.lists(st.tuples(MOMENTS, st.sampled_from([1, 5, 60, 61, 897, 900])), min_size=1, max_size=4),
+)
+@example(  # two reports of one node in one slot and one batch: both count
+    batches=[[Drawn("gpu0", at_s, at_s, {REPLAY: at_s}) for at_s in (1.0, 3.0, 2.0)]], looks=[(3.0, 60)]
+)
+@settings(max_examples=300, deadline=None)
+def test_windows_growth_and_last_values_are_those_of_the_reference(
+    batches: list[list[Drawn]], looks: list[tuple[float, float]]
+) -> None:
+    site, reference = Site(), Reference()
+    zero_s = after(0).timestamp()
+    assert zero_s % 5 == 0
+    for batch in batches:
+        site.hear(
+            *(site.sender.report(one.node, one.at_s, one.values, arrived_s=one.arrived_s) for one in batch)
+        )
+        reference.update(batch)
+    for now_s, seconds in looks:
+        slots, end = math.ceil(seconds / 5), math.floor(now_s / 5)
+        for (where, name, part), series in reference.series.items():
+            scope = catalogue().signals[name].scope
+            row = site.row(scope, where, part)
+            assert row is not None
+            expected = reference.window(series, slots, end)
+            found = site.telemetry.window(name, seconds, after(now_s))
+            np.testing.assert_array_equal(found[:, row], np.array(expected, np.float32))
+            age_s = now_s - series.at_s
+            fresh = series.last if age_s <= 90 else math.nan
+            np.testing.assert_array_equal(site.telemetry.value(name, after(now_s))[row], fresh)
+            known_age = max(0.0, age_s) if math.isfinite(age_s) else math.nan
+            np.testing.assert_array_equal(site.telemetry.age_s(name, after(now_s))[row], known_age)
+            if name in COUNTERS:
+                grew, covered = site.telemetry.increase(name, seconds, after(now_s))
+                told = [one for one in expected if not math.isnan(one)]
+                np.testing.assert_array_equal(grew[row], sum(told) if told else math.nan)
+                first = end - slots + 1
+                watched = [
+                    series.seconds[first + place] for place, one in enumerate(expected) if not math.isnan(one)
+                ]
+                assert covered[row] == sum(watched)
+    assert (site.telemetry.counts.late, site.telemetry.counts.future) == (reference.late, reference.future)
+
+
+# --- what comes in ---
+
+
+def test_a_request_sent_again_counts_once() -> None:
+    site = Site()
+    first, second = site.sender.report("gpu0", 0, {REPLAY: 10}), site.sender.report("gpu0", 5, {REPLAY: 14})
+    site.hear(first, second)
+    site.hear(first, second, second)
+    grew, covered = site.telemetry.increase("replay_total", 60, after(5))
+    assert (grew[0], covered[0]) == (4, 5)
+    assert site.telemetry.counts.late == 3
+
+
+def test_rows_that_appear_later_leave_what_was_there_in_its_place() -> None:
+    site = Site()
+    for number in range(200):
+        site.say(0, {HEAT: float(number), REPLAY: 0.0}, name=f"gpu{number}")
+    site.say(5, {HEAT: -1.0}, name="gpu3")
+    heat = site.telemetry.value("heat_c", after(5))
+    expected = {f"gpu{number}": float(number) for number in range(200)} | {"gpu3": -1.0}
+    for name, value in expected.items():
+        row = site.row(Scope.gpu, name, GPU0)
+        assert row is not None
+        assert heat[row] == value
+
+
+def test_series_that_nobody_knows_or_that_cannot_be_are_counted_and_hurt_nothing_else() -> None:
+    site = Site()
+    odd = {
+        ("nobody_knows", GPU0): 1.0,
+        ("heat_c", Part()): 1.0,  # a GPU's signal without a GPU
+        ("heat_c", Part(gpu=GPUS_MAX)): 1.0,
+        ("load", GPU0): 1.0,
+        ("crc_total", GPU0): 1.0,  # a link's signal without link or port
+        ("slurm_gpus", Part()): 1.0,  # never from the wire
+    }
+    site.say(0, odd | {HEAT: 40.0})
+    told = site.telemetry.counts
+    assert (told.samples, told.unknown_columns) == (1, len(odd))
+    assert site.telemetry.value("heat_c", after(0)).tolist() == [40.0]
+
+
+def test_a_number_that_is_not_in_the_book_yet_is_asked_for_again() -> None:
+    site, late = Site(), MemoryColumns()
+    report = site.sender.report("gpu0", 0, {HEAT: 1.0})
+    site.telemetry.update([report], late)
+    assert site.telemetry.counts.unknown_columns == 1
+    site.hear(site.sender.report("gpu0", 5, {HEAT: 2.0}))
+    assert site.telemetry.value("heat_c", after(5)).tolist() == [2.0]
+
+
+def test_numbers_that_cannot_be_columns_are_unknown() -> None:
+    site = Site()
+    report = site.sender.report("gpu0", 0, {HEAT: 1.0, REPLAY: 2.0, LOAD: 3.0})
+    report.columns[:2] = (-1, 2**31 - 1)
+    site.hear(report)
+    assert site.telemetry.counts.unknown_columns == 2
+    assert site.telemetry.value("load", after(0)).tolist() == [3.0]
+
+
+def test_samples_of_another_cluster_are_dropped() -> None:
+    site = Site()
+    site.hear(site.sender.report("gpu0", 0, {HEAT: 1.0}, cluster="other"))
+    assert site.telemetry.counts.dropped == 1
+    assert site.telemetry.axis(Scope.node).n == 0
+
+
+def test_an_empty_report_and_one_without_a_known_value_are_nothing() -> None:
+    site = Site()
+    site.say(0, {})
+    site.say(0, {HEAT: math.nan})
+    assert site.telemetry.counts.samples == 0
+
+
+def test_what_there_is_no_room_for_is_dropped_and_the_rest_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SIGNALS_MAX", 1)
+    site = Site()
+    site.say(0, {HEAT: 1.0, REPLAY: 2.0, LOAD: 3.0})
+    assert site.telemetry.counts.dropped == 1
+    assert site.telemetry.value("heat_c", after(0)).tolist() == [1.0]
+    assert np.isnan(site.telemetry.value("replay_total", after(0))).all()
+
+
+def test_windows_of_an_axis_never_need_more_than_their_share_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BYTES_MAX", 180 * 10 * 10)  # ten rows of a gauge and a counter
+    site = Site()
+    site.say(0, {("heat_c", Part(gpu=gpu)): float(gpu) for gpu in range(8)} | {REPLAY: 1.0})
+    site.say(0, {("heat_c", Part(gpu=gpu)): float(gpu) for gpu in range(8)}, name="gpu1")
+    assert site.telemetry.axis(Scope.gpu).n == 10
+    assert site.telemetry.counts.dropped == 6
+    assert site.telemetry.value("heat_c", after(0)).tolist() == [*range(8), 0, 1]
+
+
+# --- what is read ---
+
+
+def test_a_signal_of_the_catalogue_that_nobody_sent_is_unknown_everywhere() -> None:
+    site = Site()
+    site.say(0, {HEAT: 1.0})
+    assert np.isnan(site.telemetry.value("replay_total", after(0))).all()
+    assert np.isnan(site.telemetry.age_s("replay_total", after(0))).all()
+    assert np.isnan(site.telemetry.window("replay_total", 60, after(0))).all()
+    grew, covered = site.telemetry.increase("replay_total", 60, after(0))
+    assert np.isnan(grew).all()
+    assert covered.tolist() == [0.0]
+
+
+def test_names_and_windows_that_cannot_be_are_errors() -> None:
+    site = Site()
+    with pytest.raises(KeyError):
+        site.telemetry.value("nobody_knows", after(0))
+    with pytest.raises(ValueError, match="longer than 900 s"):
+        site.telemetry.window("heat_c", 901, after(0))
+    with pytest.raises(ValueError, match="heat_c is no counter"):
+        site.telemetry.increase("heat_c", 60, after(0))
+
+
+def test_a_value_of_a_bit_mask_is_exact() -> None:
+    site = Site()
+    site.telemetry = Telemetry(CLUSTER, catalogue(signal("mask", SignalKind.bits, Scope.gpu)))
+    site.say(0, {("mask", GPU0): float(2**40 + 1)})
+    assert site.telemetry.value("mask", after(0)).tolist() == [float(2**40 + 1)]
+
+
+def test_slots_of_a_window_have_their_times() -> None:
+    site = Site()
+    assert (site.telemetry.times(15, after(12)) - after(0).timestamp()).tolist() == [0, 5, 10]
+
+
+# --- Slurm ---
+
+
+def told(site: Site, name: str, at_s: float) -> dict[str | None, float]:
+    components = site.telemetry.axis(Scope.node).components()
+    values = site.telemetry.value(name, after(at_s)).tolist()
+    return {where.node: value for where, value in zip(components, values, strict=True)}
+
+
+def see(site: Site, *nodes: SlurmNode, jobs: tuple[SlurmJob, ...] = (), at_s: float = 0.0) -> None:
+    site.telemetry.show(shown(*nodes, jobs=jobs, at_s=at_s), Topology())
+
+
+def test_slurms_picture_is_told_as_signals() -> None:
+    site = Site()
+    see(
+        site,
+        node("idle", gpus=4),
+        node("part", gpus=8, state="MIXED"),
+        node("whole", gpus=8, state="ALLOCATED+DRAIN"),
+        node("down", state="DOWN"),
+        node("cpu", gpus=0, model=""),
+        jobs=(job("7", {"part": (0, 3)}), job("8", None, "whole"), job("9", {"part": ()})),
+    )
+    assert told(site, "slurm_gpus", 0) == {"idle": 4, "part": 8, "whole": 8, "down": 8, "cpu": 0}
+    assert told(site, "slurm_allocated", 0) == {"idle": 0, "part": 1, "whole": 1, "down": 0, "cpu": 0}
+    assert told(site, "slurm_gpus_allocated", 0) == {"idle": 0, "part": 2, "whole": 8, "down": 0, "cpu": 0}
+    assert told(site, "slurm_drained", 0) == {"idle": 0, "part": 0, "whole": 1, "down": 1, "cpu": 0}
+
+
+def test_how_many_gpus_two_jobs_hold_is_unknown_if_one_does_not_tell() -> None:
+    site = Site()
+    see(site, node("gpu0"), jobs=(job("7", {"gpu0": (0,)}), job("8", None, "gpu0")))
+    assert math.isnan(told(site, "slurm_gpus_allocated", 0)["gpu0"])
+    assert told(site, "slurm_allocated", 0) == {"gpu0": 1}
+
+
+def test_a_picture_that_grew_old_is_unknown_and_an_older_one_is_not_taken() -> None:
+    site = Site()
+    see(site, node("gpu0", gpus=4), at_s=10)
+    see(site, node("gpu0", gpus=8), at_s=5)
+    assert told(site, "slurm_gpus", 100) == {"gpu0": 4}
+    assert math.isnan(told(site, "slurm_gpus", 101)["gpu0"])
+
+
+def test_the_same_picture_taken_again_keeps_its_signals_fresh() -> None:
+    site = Site()
+    picture = shown(node("gpu0", gpus=4))
+    for at_s in (0, 60, 120):
+        again = shown(at_s=at_s)
+        site.telemetry.show(
+            type(picture)(cluster=CLUSTER, taken_at=again.taken_at, nodes=picture.nodes, jobs=picture.jobs),
+            Topology(),
+        )
+    assert told(site, "slurm_gpus", 200) == {"gpu0": 4}
+    window = site.telemetry.window("slurm_gpus", 125, after(120))[:, 0]
+    assert np.flatnonzero(~np.isnan(window)).tolist() == [0, 12, 24]
+
+
+def test_room_for_the_gpus_that_slurm_shows_is_there_before_they_are_heard_of() -> None:
+    site = Site()
+    site.say(0, {("heat_c", Part(gpu=gpu)): 1.0 for gpu in range(8)})
+    see(site, *(node(f"gpu{number}") for number in range(40)))
+    before = site.telemetry.nbytes
+    for number in range(40):
+        site.say(5, {("heat_c", Part(gpu=gpu)): 1.0 for gpu in range(8)}, name=f"gpu{number}")
+    assert site.telemetry.nbytes == before
+
+
+H100 = GpuModel(name="H100", match=("*h100*",), values={"slowdown_temp_c": 87.0}, source="test")
+ANY = GpuModel(name="any", match=("*",), values={"power_w": 300.0}, source="test")
+
+
+def test_what_a_model_is_made_for_is_told_by_the_first_that_matches_whatever_the_case() -> None:
+    site = Site((H100, ANY))
+    names = ("nvidia_H100_80gb", "a100", "")
+    for number in range(3):
+        site.say(0, {HEAT: 1.0, LOAD: 1.0, PORT: 1.0}, name=f"gpu{number}")
+    assert np.isnan(site.telemetry.spec("slowdown_temp_c")).all()
+    see(site, *(node(f"gpu{number}", model=model) for number, model in enumerate(names)))
+    for scope in (Scope.gpu, Scope.node, Scope.link):
+        np.testing.assert_array_equal(site.telemetry.spec("slowdown_temp_c", scope), [87, np.nan, np.nan])
+    np.testing.assert_array_equal(site.telemetry.spec("power_w"), [np.nan, 300, np.nan])
+    assert site.telemetry.model_of() == list(names)
+    site.telemetry.models((ANY,))
+    np.testing.assert_array_equal(site.telemetry.spec("slowdown_temp_c"), [np.nan] * 3)

@@ -1,0 +1,381 @@
+"""Checked trees -> numpy over whole columns. What two rules share is computed once per tick.
+
+Numbers are float64 columns with NaN for unknown (constants stay plain floats), conditions uint8 columns of
+`truth`. A column has one value per row of its expression's axis.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.detection.language import over_parts
+from healer.detection.language.expr import Expr
+from healer.detection.language.meaning import KNOWN_SHARE, LEAST_PEERS, LEAST_SPREAD
+from healer.detection.language.truth import TRUE, UNKNOWN, Past, Truth, of
+from healer.model import Scope
+from healer.observations.groups import peer_median, peer_spread
+
+if TYPE_CHECKING:
+    from healer.observations.telemetry import Telemetry
+
+Numbers = NDArray[np.float64]
+#: A window of so many numbers is read whole; beyond it, in blocks of rows that fit the processor's cache.
+_BLOCK = 1 << 18
+
+
+class _Node:
+    """An expression with a place in the memory of a tick."""
+
+    __slots__ = ("args", "expr", "index")
+
+    def __init__(self, expr: Expr, args: "Sequence[_Node]", index: int) -> None:
+        self.expr, self.args, self.index = expr, args, index
+
+
+class Program:
+    """All expressions that are looked at together. Holds the past that `share` and `count_over` need."""
+
+    def __init__(self, roots: Iterable[Expr], before: "Program | None" = None) -> None:
+        self._nodes: dict[Expr, _Node] = {}
+        self.pasts: dict[tuple[Expr, float], Past] = {}
+        for root in roots:
+            self._add(root, before)
+
+    def _add(self, expr: Expr, before: "Program | None") -> _Node:
+        if (known := self._nodes.get(expr)) is not None:
+            return known
+        args = [self._add(arg, before) for arg in expr.args]
+        node = self._nodes[expr] = _Node(expr, args, len(self._nodes))
+        if expr.op in ("share", "count_over"):
+            key = (expr.args[0], expr.seconds)
+            kept = before.pasts.get(key) if before is not None else None
+            self.pasts[key] = kept or self.pasts.get(key) or Past(expr.seconds)
+        return node
+
+    def tick(self, telemetry: "Telemetry", now: datetime) -> "Moment":
+        """The values of this moment. Call it once per tick: it also writes the past."""
+        moment = Moment(self, telemetry, now)
+        at_s = now.timestamp()
+        for (condition, _), past in self.pasts.items():
+            past.push(at_s, moment.truth(condition))
+        return moment
+
+    def node(self, expr: Expr) -> _Node:
+        return self._nodes[expr]
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+class Moment:
+    """One tick: each value is computed when it is asked for, and once."""
+
+    def __init__(self, program: Program, telemetry: "Telemetry", now: datetime) -> None:
+        self.program, self.telemetry, self.now = program, telemetry, now
+        self._values: list[Any] = [None] * len(program)
+        self._unknown: list[Any] = [None] * len(program)
+        self._parents: dict[tuple[Scope, Scope], NDArray[np.int32]] = {}
+        self._silent: dict[str, NDArray[np.bool_]] = {}
+
+    def truth(self, expr: Expr) -> Truth:
+        """(n,) of the expression's axis."""
+        with np.errstate(all="ignore"):
+            return self._get(self.program.node(expr))
+
+    def number(self, expr: Expr) -> Numbers | float:
+        """(n,) of the expression's axis; a constant is a float."""
+        with np.errstate(all="ignore"):
+            return self._get(self.program.node(expr))
+
+    # --- one node ----------------------------------------------------------------------------------------
+
+    def _get(self, node: _Node) -> Any:
+        value = self._values[node.index]
+        if value is None:
+            value = self._values[node.index] = _OPS[node.expr.op](self, node)
+        return value
+
+    def _rows(self, scope: Scope | None) -> int:
+        assert scope is not None
+        return self.telemetry.axis(scope).n
+
+    def _nan(self, node: _Node) -> NDArray[np.bool_] | None:
+        """Where a number is unknown; None for a constant."""
+        if node.expr.scope is None:
+            return None
+        found = self._unknown[node.index]
+        if found is None:
+            found = self._unknown[node.index] = np.isnan(self._get(node))
+        return found
+
+    def _either_nan(self, node: _Node) -> NDArray[np.bool_] | None:
+        one, other = (self._nan(arg) for arg in node.args)
+        if one is None or other is None:
+            return other if one is None else one
+        return one | other
+
+    def parent(self, scope: Scope, of_scope: Scope) -> NDArray[np.int32]:
+        """(n of `scope`,) rows on the larger axis, -1 unknown."""
+        key = (scope, of_scope)
+        if key not in self._parents:
+            self._parents[key] = self.telemetry.axis(scope).parent(of_scope)
+        return self._parents[key]
+
+    def silent(self, signal: str) -> NDArray[np.bool_]:
+        """Where nothing is known of a signal now: then nothing is known of its last minutes either."""
+        if signal not in self._silent:
+            self._silent[signal] = np.isnan(self.telemetry.value(signal, self.now))
+        return self._silent[signal]
+
+    # --- leaves ------------------------------------------------------------------------------------------
+
+    def _number(self, node: _Node) -> float:
+        return node.expr.number
+
+    def _signal(self, node: _Node) -> Numbers:
+        value = self.telemetry.value(node.expr.name, self.now)
+        if node.expr.name not in self._silent:
+            self._silent[node.expr.name] = np.isnan(value)
+        self._unknown[node.index] = self._silent[node.expr.name]
+        return value
+
+    def _spec(self, node: _Node) -> Numbers:
+        assert node.expr.scope is not None
+        return self.telemetry.spec(node.expr.name, node.expr.scope)
+
+    def _age(self, node: _Node) -> Numbers:
+        return self.telemetry.age_s(node.expr.name, self.now)
+
+    def _rate(self, node: _Node) -> Numbers:
+        increase, covered = self.telemetry.increase(node.expr.name, node.expr.seconds, self.now)
+        return self._heard(node, increase / np.where(covered > 0, covered, np.nan), covered)
+
+    def _increase(self, node: _Node) -> Numbers:
+        increase, covered = self.telemetry.increase(node.expr.name, node.expr.seconds, self.now)
+        return self._heard(node, increase.astype(np.float64), covered)
+
+    def _heard(self, node: _Node, found: Numbers, covered: Numbers) -> Numbers:
+        # Not `covered < half`: where nothing is covered it is NaN.
+        found[~(covered >= KNOWN_SHARE * node.expr.seconds)] = np.nan
+        found[self.silent(node.expr.name)] = np.nan
+        return found
+
+    # --- over time ---------------------------------------------------------------------------------------
+
+    def _over_time(self, node: _Node) -> Any:
+        reduce = _OVER_TIME[node.expr.op]
+        window = self.telemetry.window(node.expr.name, node.expr.seconds, self.now)
+        slots, rows = window.shape
+        found = np.empty(rows, np.float64)
+        step = max(1, _BLOCK // max(slots, 1))
+        for begin in range(0, rows, step):
+            found[begin : begin + step] = reduce(window[:, begin : begin + step])
+        found[self.silent(node.expr.name)] = np.nan
+        if not node.expr.truth:
+            return found
+        return of(found > 0, np.isnan(found))
+
+    def _share(self, node: _Node) -> Numbers:
+        past = self.program.pasts[(node.expr.args[0], node.expr.seconds)]
+        rows = self._rows(node.expr.scope)
+        known = past.known[:rows].astype(np.float64)
+        found = past.true[:rows] / known
+        found[known < KNOWN_SHARE * past.slots] = np.nan
+        return found
+
+    def _count_over(self, node: _Node) -> Numbers:
+        past = self.program.pasts[(node.expr.args[0], node.expr.seconds)]
+        rows = self._rows(node.expr.scope)
+        found = past.true[:rows].astype(np.float64)
+        found[past.known[:rows] == 0] = np.nan
+        return found
+
+    # --- arithmetic --------------------------------------------------------------------------------------
+
+    def _two(self, node: _Node) -> tuple[Any, Any]:
+        return self._get(node.args[0]), self._get(node.args[1])
+
+    def _divide(self, node: _Node) -> Numbers:
+        above, below = self._two(node)
+        found = np.asarray(above / np.asarray(below, np.float64), np.float64)
+        if not isinstance(below, float):
+            found[below == 0] = np.nan
+        return found
+
+    def _folded(self, function: Callable[[Any, Any], Any], node: _Node) -> Numbers:
+        found = self._get(node.args[0])
+        for arg in node.args[1:]:
+            found = function(found, self._get(arg))
+        return found
+
+    # --- conditions --------------------------------------------------------------------------------------
+
+    def _equal(self, node: _Node) -> Truth:
+        one, other = self._two(node)
+        return of(one == other, self._either_nan(node))
+
+    def _not_equal(self, node: _Node) -> Truth:
+        return np.uint8(2) - self._equal(node)
+
+    def _in(self, node: _Node) -> Truth:
+        value = self._get(node.args[0])
+        found = np.zeros(len(value), np.bool_)
+        for number in node.expr.numbers:
+            found |= value == number
+        return of(found, self._nan(node.args[0]))
+
+    def _has(self, node: _Node) -> Truth:
+        value, unknown = self._get(node.args[0]), self._nan(node.args[0])
+        bits = np.nan_to_num(value).astype(np.int64)
+        return of((bits & int(node.expr.number)) != 0, unknown)
+
+    def _known(self, node: _Node) -> Truth:
+        arg = node.args[0]
+        unknown = self._get(arg) == UNKNOWN if arg.expr.truth else self._nan(arg)
+        assert unknown is not None
+        return of(~unknown, None)
+
+    def _and(self, node: _Node) -> Truth:
+        found = self._get(node.args[0])
+        for arg in node.args[1:]:
+            if not found.any():
+                break  # false everywhere: the rest changes nothing
+            found = np.minimum(found, self._get(arg))
+        return found
+
+    def _or(self, node: _Node) -> Truth:
+        found = self._get(node.args[0])
+        for arg in node.args[1:]:
+            if len(found) and found.min() == TRUE:
+                break
+            found = np.maximum(found, self._get(arg))
+        return found
+
+    # --- axes and peers ----------------------------------------------------------------------------------
+
+    def _down(self, node: _Node) -> Any:
+        arg = node.args[0]
+        assert node.expr.scope is not None
+        assert arg.expr.scope is not None
+        value = self._get(arg)
+        parent = self.parent(node.expr.scope, arg.expr.scope)
+        nothing = UNKNOWN if node.expr.truth else np.nan
+        if not len(value):
+            return np.full(len(parent), nothing, value.dtype)
+        found = value[parent]
+        found[parent < 0] = nothing
+        return found
+
+    def _peers(self, node: _Node) -> Numbers:
+        assert node.expr.scope is not None
+        groups = self.telemetry.groups(node.expr.scope)
+        return peer_median(self._get(node.args[0]), groups, LEAST_PEERS)
+
+    def _peer_z(self, node: _Node) -> Numbers:
+        assert node.expr.scope is not None
+        value = self._get(node.args[0])
+        median, spread = peer_spread(value, self.telemetry.groups(node.expr.scope), LEAST_PEERS)
+        spread = np.maximum(spread, LEAST_SPREAD * np.abs(median))
+        found = (value - median) / np.where(spread > 0, spread, np.nan)
+        return np.where((spread == 0) & (value == median), 0.0, found)
+
+    def _over_parts(self, node: _Node) -> Any:
+        arg = node.args[0]
+        assert node.expr.scope is not None
+        assert arg.expr.scope is not None
+        parent = self.parent(arg.expr.scope, node.expr.scope)
+        return over_parts.OVER_PARTS[node.expr.op](self._get(arg), parent, self._rows(node.expr.scope))
+
+
+def _compare(function: Callable[[Any, Any], NDArray[np.bool_]]) -> Callable[[Moment, _Node], Truth]:
+    def run(moment: Moment, node: _Node) -> Truth:
+        return of(function(*moment._two(node)), moment._either_nan(node))
+
+    return run
+
+
+def _numbers(function: Callable[[Any, Any], Any]) -> Callable[[Moment, _Node], Numbers]:
+    return lambda moment, node: moment._folded(function, node)
+
+
+def _mean(window: NDArray[np.float32]) -> Numbers:
+    known = ~np.isnan(window)
+    total = np.add.reduce(window, axis=0, dtype=np.float64, where=known)
+    return total / np.where((count := known.sum(axis=0)) > 0, count, np.nan)
+
+
+def _median(window: NDArray[np.float32]) -> Numbers:
+    ranked = np.sort(window, axis=0).astype(np.float64)  # NaN last
+    count = (~np.isnan(window)).sum(axis=0)
+    rows = np.arange(window.shape[1])
+    low = ranked[np.maximum((count - 1) // 2, 0), rows]
+    return (low + ranked[np.minimum(count // 2, len(window) - 1), rows]) / 2
+
+
+def _ends(window: NDArray[np.float32]) -> Numbers:
+    """Newest less oldest known value; unknown with fewer than two."""
+    known = ~np.isnan(window)
+    rows = np.arange(window.shape[1])
+    oldest = np.argmax(known, axis=0)
+    newest = len(window) - 1 - np.argmax(known[::-1], axis=0)
+    found = window[newest, rows].astype(np.float64) - window[oldest, rows]
+    found[newest <= oldest] = np.nan
+    return found
+
+
+def _moved(window: NDArray[np.float32]) -> Numbers:
+    """How far the values lie apart; unknown with fewer than two."""
+    low, high = np.fmin.reduce(window, axis=0), np.fmax.reduce(window, axis=0)
+    found = (high != low).astype(np.float64)
+    found[(~np.isnan(window)).sum(axis=0) < 2] = np.nan
+    return found
+
+
+_OVER_TIME: dict[str, Callable[[NDArray[np.float32]], Numbers]] = {
+    "avg_over": _mean,
+    "median_over": _median,
+    "min_over": lambda window: np.fmin.reduce(window, axis=0).astype(np.float64),
+    "max_over": lambda window: np.fmax.reduce(window, axis=0).astype(np.float64),
+    "delta": _ends,
+    "changed": _moved,
+}
+
+_OPS: dict[str, Callable[[Moment, _Node], Any]] = {
+    "number": Moment._number,
+    "signal": Moment._signal,
+    "spec": Moment._spec,
+    "age": Moment._age,
+    "rate": Moment._rate,
+    "increase": Moment._increase,
+    **dict.fromkeys(_OVER_TIME, Moment._over_time),
+    "share": Moment._share,
+    "count_over": Moment._count_over,
+    "neg": lambda moment, node: -moment._get(node.args[0]),
+    "abs": lambda moment, node: np.abs(moment._get(node.args[0])),
+    "+": _numbers(np.add),
+    "-": _numbers(np.subtract),
+    "*": _numbers(np.multiply),
+    "/": Moment._divide,
+    "min": _numbers(np.minimum),
+    "max": _numbers(np.maximum),
+    "first": _numbers(lambda one, other: np.where(np.isnan(one), other, one)),
+    "<": _compare(np.less),
+    "<=": _compare(np.less_equal),
+    ">": _compare(np.greater),
+    ">=": _compare(np.greater_equal),
+    "==": Moment._equal,
+    "!=": Moment._not_equal,
+    "in": Moment._in,
+    "has": Moment._has,
+    "known": Moment._known,
+    "and": Moment._and,
+    "or": Moment._or,
+    "not": lambda moment, node: np.uint8(2) - moment._get(node.args[0]),
+    "down": Moment._down,
+    "peers": Moment._peers,
+    "peer_z": Moment._peer_z,
+    **dict.fromkeys(over_parts.OVER_PARTS, Moment._over_parts),
+}

@@ -1,0 +1,451 @@
+"""Text -> checked tree. Reads Python's own grammar and takes a closed part of it; needs no numpy."""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from healer.detection.language import units
+from healer.detection.language.expr import Expr, ExpressionError, finer
+from healer.detection.language.functions import FUNCTIONS, LONGEST_WINDOW_S, OVER_PARTS
+from healer.model import Scope, Signal, SignalKind
+from healer.rulefiles import did_you_mean
+
+LONGEST_TEXT = 2000
+_DEEPEST = 40
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+#: Strings are matched first so that nothing inside them is taken for a duration.
+_DURATION = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![\w.])(\d+(?:\.\d+)?)(ms|s|m|h)\b")
+_ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+_GAUGES_ONLY = frozenset({"avg_over", "min_over", "max_over", "median_over"})
+_WORDS_FOR_AXES = {
+    Scope.link: "links", Scope.gpu: "GPUs", Scope.node: "nodes",
+    Scope.job: "jobs", Scope.switch: "switches", Scope.fabric: "fabrics",
+}  # fmt: skip
+
+
+def duration_s(text: str) -> float:
+    """`2m` -> 120. Raises ValueError with a sentence."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or found[1] is None:
+        raise ValueError(f"{text!r} is no duration such as 30s, 5m or 1h")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def condition(
+    text: str, signals: Mapping[str, Signal], scope: Scope, specs: Collection[str] | None = None
+) -> Expr:
+    """The condition of a rule over rows of `scope`; `specs` None takes any. Raises ExpressionError."""
+    reader = _Reader(text, signals, scope, specs)
+    root = reader.truth(reader.tree)
+    if not root.signals:
+        raise ExpressionError(1, "the condition names no signal: it is always true or never")
+    return reader.on_axis(root, reader.tree)
+
+
+def number(
+    text: str, signals: Mapping[str, Signal], scope: Scope, specs: Collection[str] | None = None
+) -> Expr:
+    """An expression that is a number (a threshold). Raises ExpressionError."""
+    reader = _Reader(text, signals, scope, specs)
+    found = reader.number(reader.tree)
+    if found.scope is not None and finer(scope, found.scope):
+        return _down(found, scope)
+    return reader.on_axis(found, reader.tree)
+
+
+class _Reader:
+    """One expression. Columns of errors count in the text as it was given."""
+
+    def __init__(
+        self, text: str, signals: Mapping[str, Signal], scope: Scope, specs: Collection[str] | None
+    ) -> None:
+        self.signals, self.specs, self.scope = signals, specs, scope
+        self.inside = ""  # the function over parts that is being read
+        self.depth = 0
+        if len(text) > LONGEST_TEXT:
+            raise ExpressionError(1, f"an expression has at most {LONGEST_TEXT} characters")
+        # A duration becomes a number of the same length, so that every column stays where it was.
+        self.durations: dict[int, float] = {}
+        plain = _DURATION.sub(self._remember, re.sub(r"[\n\t]", " ", text))
+        self.text = plain
+        try:
+            self.tree = ast.parse(plain.strip(), mode="eval").body
+        except SyntaxError as error:
+            message = (error.msg or "not readable").split(".")[0]
+            column = self._indent + max(error.offset or 1, 1)
+            raise ExpressionError(column, f"not readable: {message}") from None
+        except (ValueError, RecursionError, MemoryError):
+            raise ExpressionError(1, "not readable") from None
+
+    @property
+    def _indent(self) -> int:
+        return len(self.text) - len(self.text.lstrip())
+
+    def _remember(self, match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        self.durations[match.start()] = float(match[1]) * _SECONDS[match[2]]
+        return match[1] + " " * len(match[2])
+
+    def _column(self, node: ast.AST) -> int:
+        """0-based, in characters: the tree counts bytes."""
+        offset = getattr(node, "col_offset", 0)
+        stripped = self.text.lstrip().encode()
+        return self._indent + len(stripped[:offset].decode(errors="ignore"))
+
+    def wrong(self, node: ast.AST, text: str, hint: str = "") -> ExpressionError:
+        return ExpressionError(self._column(node) + 1, text, hint)
+
+    # --- kinds -------------------------------------------------------------------------------------------
+
+    def truth(self, node: ast.AST) -> Expr:
+        found = self.any(node)
+        if found.truth:
+            return found
+        if found.unit == units.WORDS["bool"]:
+            return Expr("!=", (found, _constant(0.0)), found.scope, truth=True)
+        raise self.wrong(node, "expected a condition, this is a number", "compare it with something")
+
+    def number(self, node: ast.AST) -> Expr:
+        found = self.any(node)
+        if found.truth:
+            raise self.wrong(node, "expected a number, this is a condition")
+        return found
+
+    def on_axis(self, found: Expr, node: ast.AST) -> Expr:
+        """The whole expression as one value per row of the rule's axis."""
+        if found.scope is None or found.scope is self.scope:
+            return found
+        if finer(found.scope, self.scope):
+            parts = _WORDS_FOR_AXES[found.scope]
+            raise self.wrong(
+                node,
+                f"this speaks of {parts}, and the rule is about {_WORDS_FOR_AXES[self.scope]}",
+                f"say of how many: any_of(…), share_of(…), max_of(…), or make it scope: {found.scope}",
+            )
+        raise self.wrong(
+            node, f"this says nothing of {_WORDS_FOR_AXES[self.scope]}", f"make it scope: {found.scope}"
+        )
+
+    # --- nodes of the tree -------------------------------------------------------------------------------
+
+    def any(self, node: ast.AST) -> Expr:
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise self.wrong(node, f"nested deeper than {_DEEPEST}")
+        try:
+            return self._any(node)
+        finally:
+            self.depth -= 1
+
+    def _any(self, node: ast.AST) -> Expr:
+        match node:
+            case ast.Constant():
+                return self._constant(node)
+            case ast.Name():
+                return self._signal(node)
+            case ast.UnaryOp(op=ast.USub()):
+                arg = self._countable(node.operand)
+                if arg.op == "number":
+                    return Expr("number", number=-arg.number, unit=arg.unit)
+                return Expr("neg", (arg,), arg.scope, unit=arg.unit)
+            case ast.UnaryOp(op=ast.Not()):
+                arg = self.truth(node.operand)
+                return Expr("not", (arg,), arg.scope, truth=True)
+            case ast.BinOp():
+                return self._arithmetic(node)
+            case ast.BoolOp():
+                op = "and" if isinstance(node.op, ast.And) else "or"
+                args = [self.truth(value) for value in node.values]
+                for value, arg in zip(node.values, args, strict=True):
+                    if arg.scope is None:
+                        raise self.wrong(value, "this names no signal: it is always true or never")
+                return self._unified(op, args, truth=True)
+            case ast.Compare():
+                return self._compare(node)
+            case ast.Call():
+                return self._call(node)
+        shown = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
+        raise self.wrong(node, f"{shown[:40]} is not part of the language", "docs/rules.md lists what is")
+
+    def _constant(self, node: ast.Constant) -> Expr:
+        value = node.value
+        if isinstance(value, str):
+            raise self.wrong(node, f"{value!r} stands where no word can stand")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(node, f"{value} is not part of the language")
+        if (seconds := self.durations.get(self._column(node))) is not None:
+            return Expr("number", number=seconds, unit=units.DURATION)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.wrong(node, "the number is too large")
+        return _constant(number)
+
+    def _signal(self, node: ast.AST) -> Expr:
+        if not isinstance(node, ast.Name):
+            raise self.wrong(node, "expected the name of a signal here")
+        signal = self.signals.get(node.id)
+        if signal is None:
+            hint = did_you_mean(node.id, self.signals)
+            if node.id in FUNCTIONS:
+                hint = f"{node.id}(…) is a function"
+            raise self.wrong(node, f"there is no signal {node.id}", hint)
+        return Expr("signal", scope=signal.scope, unit=units.WORDS[signal.unit], name=signal.name)
+
+    def _countable(self, node: ast.AST) -> Expr:
+        """A number that can be reckoned with: no words and no bits."""
+        found = self.number(node)
+        if found.op == "signal" and self.signals[found.name].kind in (SignalKind.enum, SignalKind.bits):
+            kind = self.signals[found.name].kind
+            hint = "compare it with its words" if kind is SignalKind.enum else f'has({found.name}, "…")'
+            raise self.wrong(node, f"{found.name} is no quantity ({kind})", hint)
+        return found
+
+    def _arithmetic(self, node: ast.BinOp) -> Expr:
+        op = _ARITHMETIC.get(type(node.op))
+        if op is None:
+            raise self.wrong(node, "only + - * / are part of the language")
+        left, right = self._countable(node.left), self._countable(node.right)
+        if op in "+-":
+            self._same_unit(node, left, right)
+            unit = units.common(left.unit, right.unit)
+        else:
+            if op == "/" and right.op == "number" and right.number == 0:
+                raise self.wrong(node.right, "divides by zero")
+            unit = left.unit * right.unit if op == "*" else left.unit / right.unit
+        made = self._unified(op, [left, right], unit=unit)
+        if made.scope is None:
+            return self._folded(node, op, left.number, right.number, unit)
+        return made
+
+    def _folded(self, node: ast.AST, op: str, left: float, right: float, unit: units.Unit) -> Expr:
+        reckon: dict[str, Callable[[float, float], float]] = {
+            "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+        }  # fmt: skip
+        value = reckon[op](left, right)
+        if not math.isfinite(value):
+            raise self.wrong(node, "the number is too large")
+        return Expr("number", number=value, unit=unit)
+
+    def _compare(self, node: ast.Compare) -> Expr:
+        parts: list[Expr] = []
+        left = node.left
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            parts.append(self._one_comparison(left, op, right))
+            left = right
+        return parts[0] if len(parts) == 1 else self._unified("and", parts, truth=True)
+
+    def _one_comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Expr:
+        if isinstance(op, ast.In | ast.NotIn):
+            found = self._in(left, right)
+            return found if isinstance(op, ast.In) else Expr("not", (found,), found.scope, truth=True)
+        word = _COMPARISONS.get(type(op))
+        if word is None:
+            raise self.wrong(right, "is and is not are not part of the language", "write == or !=")
+        if _is_word(left) or _is_word(right):
+            if _is_word(left) and _is_word(right):
+                raise self.wrong(left, "two words are always equal or never")
+            if word not in ("==", "!="):
+                raise self.wrong(right, f"a word cannot be compared by {word}")
+            named, said = (right, left) if _is_word(left) else (left, right)
+            value = self.number(named)
+            return self._unified(word, [value, _constant(self._code(value, said))], truth=True)
+        one, other = self.number(left), self.number(right)
+        self._same_unit(right, one, other)
+        if one.scope is None and other.scope is None:
+            raise self.wrong(left, "this names no signal: it is always true or never")
+        return self._unified(word, [one, other], truth=True)
+
+    def _in(self, left: ast.expr, right: ast.expr) -> Expr:
+        if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
+            raise self.wrong(right, "in needs a list of literals", "for example pcie_link_gen in (3, 4)")
+        value = self.number(left)
+        if value.scope is None:
+            raise self.wrong(left, "this names no signal: it is always true or never")
+        numbers: list[float] = []
+        for element in right.elts:
+            if _is_word(element):
+                numbers.append(self._code(value, element))
+                continue
+            literal = self.number(element)
+            if literal.op != "number":
+                raise self.wrong(element, "in takes literals only")
+            self._same_unit(element, value, literal)
+            numbers.append(literal.number)
+        return Expr("in", (value,), value.scope, truth=True, numbers=tuple(numbers))
+
+    def _code(self, value: Expr, said: ast.AST) -> float:
+        """The number of an enum's word."""
+        assert isinstance(said, ast.Constant)
+        word = str(said.value)
+        words = self.signals[value.name].words if value.op == "signal" else {}
+        if not words:
+            raise self.wrong(said, f"{word!r}: only an enum is compared with words")
+        if word not in words:
+            hint = did_you_mean(word, words) or f"one of {', '.join(words)}"
+            raise self.wrong(said, f"{value.name} has no word {word!r}", hint)
+        return float(words[word])
+
+    def _same_unit(self, node: ast.AST, one: Expr, other: Expr) -> None:
+        if not units.fits(one.unit, other.unit):
+            raise self.wrong(
+                node, f"{one.unit} and {other.unit} do not go together", units.hint(one.unit, other.unit)
+            )
+
+    # --- axes --------------------------------------------------------------------------------------------
+
+    def _unified(
+        self, op: str, args: Sequence[Expr], *, truth: bool = False, unit: units.Unit = units.RATIO
+    ) -> Expr:
+        """One node over arguments of the finest of their axes."""
+        scopes = [arg.scope for arg in args if arg.scope is not None]
+        finest = scopes[0] if scopes else None
+        for scope in scopes[1:]:
+            if finest is not None and finer(scope, finest):
+                finest = scope
+        return Expr(op, tuple(_down(arg, finest) for arg in args), finest, truth=truth, unit=unit)
+
+    # --- functions ---------------------------------------------------------------------------------------
+
+    def _call(self, node: ast.Call) -> Expr:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        function = FUNCTIONS.get(name)
+        if function is None:
+            shown = ast.unparse(node.func)[:40]
+            raise self.wrong(node, f"there is no function {shown}", did_you_mean(shown, FUNCTIONS))
+        least = len(function.takes)
+        if node.keywords or not (len(node.args) == least or (function.more and len(node.args) > least)):
+            takes = ", ".join(function.takes) + (", …" if function.more else "")
+            raise self.wrong(node, f"{name} takes ({takes})")
+        if name in OVER_PARTS:
+            return self._over_parts(node, name)
+        made: Callable[[ast.Call, str], Expr] = {
+            "spec": self._spec, "has": self._has, "known": self._known, "age": self._age,
+            "peers": self._peers, "peer_z": self._peers, "abs": self._plain, "min": self._plain,
+            "max": self._plain, "first": self._plain, "count_over": self._ticks, "share": self._ticks,
+        }.get(name, self._over_time)  # fmt: skip
+        return made(node, name)
+
+    def _window(self, node: ast.AST) -> float:
+        seconds = self.durations.get(self._column(node))
+        if not isinstance(node, ast.Constant) or seconds is None:
+            raise self.wrong(node, "expected a duration such as 5m here")
+        if not 0 < seconds <= LONGEST_WINDOW_S:
+            raise self.wrong(node, "a window is longer than nothing and at most 15m")
+        return seconds
+
+    def _over_time(self, node: ast.Call, name: str) -> Expr:
+        found, seconds = self._signal(node.args[0]), self._window(node.args[1])
+        signal = self.signals[found.name]
+        counter = signal.kind is SignalKind.counter
+        if name == "rate" and not counter:
+            raise self.wrong(node.args[0], f"{signal.name} is no counter", "delta(…) works on gauges")
+        if name in _GAUGES_ONLY and signal.kind is not SignalKind.gauge:
+            raise self.wrong(
+                node.args[0], f"{signal.name} is a {signal.kind}", "rate(…)" if counter else "changed(…)"
+            )
+        if name == "delta" and signal.kind in (SignalKind.enum, SignalKind.bits):
+            raise self.wrong(node.args[0], f"{signal.name} is no quantity ({signal.kind})", "changed(…)")
+        if name == "changed" and not counter:
+            return Expr(name, scope=found.scope, truth=True, name=signal.name, seconds=seconds)
+        unit = found.unit / units.SECONDS if name == "rate" else found.unit
+        op = "increase" if counter and name != "rate" else name
+        made = Expr(op, scope=found.scope, unit=unit, name=signal.name, seconds=seconds)
+        if name == "changed":
+            return Expr(">", (made, _constant(0.0)), made.scope, truth=True)
+        return made
+
+    def _ticks(self, node: ast.Call, name: str) -> Expr:
+        arg, seconds = self.truth(node.args[0]), self._window(node.args[1])
+        if arg.scope is None or any(one.op in ("share", "count_over") for one in arg.walk()):
+            raise self.wrong(node.args[0], f"{name} of a {name} or of a constant says nothing")
+        unit = units.RATIO if name == "share" else units.COUNT
+        return Expr(name, (arg,), arg.scope, unit=unit, seconds=seconds)
+
+    def _spec(self, node: ast.Call, name: str) -> Expr:
+        word = self._word(node.args[0])
+        if self.specs is not None and word not in self.specs:
+            raise self.wrong(node.args[0], f"no GPU model has {word!r}", did_you_mean(word, self.specs))
+        # Models are those of nodes, which is enough for links, jobs and nodes too.
+        scope = Scope.gpu if self.scope is Scope.gpu else Scope.node
+        return Expr(name, scope=scope, unit=units.of_name(word), name=word)
+
+    def _has(self, node: ast.Call, name: str) -> Expr:
+        found, word = self._signal(node.args[0]), self._word(node.args[1])
+        bits = self.signals[found.name].bits
+        if word not in bits:
+            hint = did_you_mean(word, bits) or (f"one of {', '.join(bits)}" if bits else "")
+            raise self.wrong(node.args[1], f"{found.name} has no bit {word!r}", hint)
+        return Expr(name, (found,), found.scope, truth=True, number=float(bits[word]))
+
+    def _word(self, node: ast.AST) -> str:
+        if not _is_word(node):
+            raise self.wrong(node, "expected a name in quotes here")
+        assert isinstance(node, ast.Constant)
+        return str(node.value)
+
+    def _known(self, node: ast.Call, name: str) -> Expr:
+        arg = self.any(node.args[0])
+        if arg.scope is None:
+            raise self.wrong(node.args[0], "a constant is always known")
+        return Expr(name, (arg,), arg.scope, truth=True)
+
+    def _age(self, node: ast.Call, name: str) -> Expr:
+        found = self._signal(node.args[0])
+        return Expr(name, scope=found.scope, unit=units.SECONDS, name=found.name)
+
+    def _peers(self, node: ast.Call, name: str) -> Expr:
+        arg = self._countable(node.args[0])
+        if arg.scope not in (Scope.link, Scope.gpu, Scope.node):
+            raise self.wrong(node.args[0], "only links, GPUs and nodes have peers")
+        return Expr(name, (arg,), arg.scope, unit=arg.unit if name == "peers" else units.RATIO)
+
+    def _plain(self, node: ast.Call, name: str) -> Expr:
+        args = [self._countable(arg) for arg in node.args]
+        unit = args[0].unit
+        for position, arg in enumerate(args[1:], start=1):
+            self._same_unit(node.args[position], args[0], arg)
+            unit = units.common(unit, arg.unit)
+        made = self._unified(name, args, unit=unit)
+        if made.scope is None:
+            raise self.wrong(node, f"{name} of constants: write the number")
+        return made
+
+    def _over_parts(self, node: ast.Call, name: str) -> Expr:
+        if self.inside:
+            raise self.wrong(node, f"{name} inside {self.inside}: one of them is enough")
+        self.inside = name
+        read = self.truth if FUNCTIONS[name].takes == ("truth",) else self._countable
+        arg = read(node.args[0])
+        self.inside = ""
+        if arg.scope is None or not finer(arg.scope, self.scope):
+            raise self.wrong(
+                node.args[0],
+                f"{name} needs something of the parts of {_WORDS_FOR_AXES[self.scope]}",
+                f"a signal of {'links or GPUs' if self.scope is Scope.node else 'finer parts'}",
+            )
+        if name == "any_of":
+            return Expr(name, (arg,), self.scope, truth=True)
+        unit = {"count_of": units.COUNT, "share_of": units.RATIO}.get(name, arg.unit)
+        return Expr(name, (arg,), self.scope, unit=unit)
+
+
+def _constant(value: float) -> Expr:
+    return Expr("number", number=value, unit=units.PLAIN)
+
+
+def _is_word(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _down(arg: Expr, scope: Scope | None) -> Expr:
+    if arg.scope is None or arg.scope is scope:
+        return arg
+    return Expr("down", (arg,), scope, truth=arg.truth, unit=arg.unit)

@@ -1,0 +1,97 @@
+"""Units of signals and how they multiply. Nothing is converted: °C and W never meet, nor do % and ratio."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """`dims`: (base, exponent), sorted. `plain`: made of numbers and durations alone, so it fits every unit
+    with the same power of time (`31/1m` fits count/s)."""
+
+    dims: tuple[tuple[str, int], ...] = ()
+    plain: bool = False
+
+    def __str__(self) -> str:
+        up = [_power(base, exponent) for base, exponent in self.dims if exponent > 0]
+        down = [_power(base, -exponent) for base, exponent in self.dims if exponent < 0]
+        if not up and not down:
+            return "a plain number" if self.plain else "ratio"
+        return "·".join(up or ["1"] * bool(down)) + "".join(f"/{one}" for one in down)
+
+    def __mul__(self, other: "Unit") -> "Unit":
+        return _joined(self, other, 1)
+
+    def __truediv__(self, other: "Unit") -> "Unit":
+        return _joined(self, other, -1)
+
+
+RATIO = Unit()
+PLAIN = Unit(plain=True)
+SECONDS = Unit((("s", 1),))
+DURATION = Unit((("s", 1),), plain=True)
+COUNT = Unit((("count", 1),))
+
+#: Every unit word of the catalogue. J is W·s and Hz 1/s, so that energy over time is power.
+WORDS: Mapping[str, Unit] = {
+    "ratio": RATIO,
+    "J": Unit((("W", 1), ("s", 1))),
+    "Hz": Unit((("s", -1),)),
+    "/s": Unit((("s", -1),)),
+    "B/s": Unit((("B", 1), ("s", -1))),
+    "Mb/s": Unit((("Mb", 1), ("s", -1))),
+    **{
+        word: Unit(((word, 1),))
+        for word in (
+            *("°C", "W", "V", "A", "MHz", "%", "count", "bool", "s", "ns", "B"),
+            *("rpm", "packets", "rows", "state", "bits", "dBm"),
+        )
+    },
+}
+
+#: The unit that the last part of a name tells, for values of `gpu_models.yaml`.
+_ENDINGS = {"c": "°C", "w": "W", "mhz": "MHz", "s": "s", "ns": "ns", "pct": "%", "ratio": "ratio", "v": "V"}
+
+
+def fits(one: Unit, other: Unit) -> bool:
+    """Whether the two may be added and compared."""
+    for plain, beside in ((one, other), (other, one)):
+        if plain.plain and (not plain.dims or _time(plain) == _time(beside)):
+            return True
+    return one.dims == other.dims
+
+
+def common(one: Unit, other: Unit) -> Unit:
+    """The unit of the sum of two that fit."""
+    return other if one.plain else one
+
+
+def of_name(name: str) -> Unit:
+    """`slowdown_temp_c` -> °C; a name without a known ending is a count."""
+    return WORDS[_ENDINGS.get(name.rpartition("_")[2], "count")]
+
+
+def hint(one: Unit, other: Unit) -> str:
+    """How to bring two units together that do not fit; empty when nothing is known."""
+    pair = {str(one), str(other)}
+    if pair == {"%", "ratio"}:
+        return "one counts to 100, the other to 1: multiply the ratio by 100"
+    if pair == {"s", "ns"}:
+        return "divide the ns by 1e9"
+    return "a plain number fits every unit"
+
+
+def _time(unit: Unit) -> int:
+    return dict(unit.dims).get("s", 0)
+
+
+def _joined(one: Unit, other: Unit, sign: int) -> Unit:
+    dims = dict(one.dims)
+    for base, exponent in other.dims:
+        dims[base] = dims.get(base, 0) + sign * exponent
+    kept = tuple(sorted((base, exponent) for base, exponent in dims.items() if exponent))
+    return Unit(kept, one.plain and other.plain)
+
+
+def _power(base: str, exponent: int) -> str:
+    return base if exponent == 1 else f"{base}^{exponent}"

@@ -1,0 +1,250 @@
+"""Detection rules over everything measured: one pass over the fleet per tick.
+
+A rule fires on what is known true for its `for`, and is clear on what is known false; unknown is neither.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.detection.charts import Charts
+from healer.detection.figures import Teller
+from healer.detection.holds import Holds
+from healer.detection.language import parse
+from healer.detection.language.compile import Moment, Program
+from healer.detection.language.expr import Expr
+from healer.detection.language.truth import FALSE, UNKNOWN, Truth
+from healer.model import (
+    Catalogue,
+    Chart,
+    Component,
+    DetectionRule,
+    Evidence,
+    FaultClass,
+    Finding,
+    Scope,
+    Sense,
+    Sensed,
+    Signal,
+)
+from healer.observations.telemetry import Telemetry
+
+#: What stands is told again so often.
+REPEAT = timedelta(minutes=5)
+#: Findings of one rule in one tick; the others follow in the next ones. A storm must not stop the tick.
+MOST_AT_ONCE = 50
+#: Only so many of them get a chart: it is what costs.
+MOST_CHARTS = 20
+#: How long a cleared finding that no incident watches is remembered.
+_CLEAR_KEPT_S = 900.0
+
+_CONFIDENCE = {FaultClass.fatal: 0.95, FaultClass.degraded: 0.8}
+
+Watched = Collection[tuple[str, Component]]
+
+
+class _Rule:
+    """One rule, read, with what is remembered of its rows."""
+
+    def __init__(self, rule: DetectionRule, signals: dict[str, Signal], before: "_Rule | None") -> None:
+        self.rule = rule
+        self.when = parse.condition(rule.when, signals, rule.scope)
+        self.threshold: Expr | None = None
+        if rule.threshold:
+            self.threshold = parse.number(rule.threshold, signals, rule.scope)
+        self.signal = signals[rule.signal or shown_signal(self.when)]
+        self.compares_peers = any(one.op in ("peers", "peer_z") for one in self.when.walk())
+        same = before is not None and before.rule == rule
+        self.holds = before.holds if same and before else Holds(rule.for_s)
+        #: Rows that were told of and have ended since; watched components likewise. Since when, s since 1970.
+        self.cleared: dict[int, float] = before.cleared if same and before else {}
+        self.cleared_watched: dict[Component, float] = before.cleared_watched if same and before else {}
+
+
+class RuleEngine:
+    """Rules with the memory they need. One thread owns it; the same ticks give the same findings."""
+
+    def __init__(
+        self, rules: Sequence[DetectionRule], catalogue: Catalogue, before: "RuleEngine | None" = None
+    ) -> None:
+        """`before`: the engine of the rules until now. Rules that did not change keep what they remember."""
+        known = {one.rule.name: one for one in before._rules} if before else {}
+        signals = catalogue.signals
+        self._rules = [_Rule(rule, signals, known.get(rule.name)) for rule in rules]
+        roots = [root for one in self._rules for root in (one.when, one.threshold) if root is not None]
+        self._program = Program(roots, before._program if before else None)
+        self._catalogue = catalogue
+
+    def prime(self, telemetry: Telemetry, now: datetime) -> None:
+        """A tick of the past, while windows are rebuilt: remembers and tells nothing."""
+        moment = self._program.tick(telemetry, now)
+        for one in self._rules:
+            one.holds.update(_truth(one, moment), now.timestamp())
+
+    def tick(self, telemetry: Telemetry, now: datetime, watched: Watched) -> Sensed:
+        """`watched`: (fault, component) of open incidents, of which it is told whether they are clear."""
+        at_s = now.timestamp()
+        moment = self._program.tick(telemetry, now)
+        by_fault: dict[str, list[Component]] = {}
+        for fault, component in watched:
+            by_fault.setdefault(fault, []).append(component)
+        findings: list[Finding] = []
+        clear: dict[tuple[str, Component], datetime] = {}
+        charts = Charts(telemetry, self._catalogue, now)
+        teller = Teller(telemetry, self._catalogue, now)
+        for one in self._rules:
+            truth = _truth(one, moment)
+            ended = one.holds.update(truth, at_s)
+            findings.extend(_told(one, moment, charts, teller))
+            components = telemetry.axis(one.rule.scope).components()
+            for row, since in _cleared(one, ended.tolist(), truth, at_s):
+                clear[(one.rule.name, components[row])] = datetime.fromtimestamp(since, UTC)
+            for component, since in _watched(one, by_fault.get(one.rule.name, ()), telemetry, truth, at_s):
+                clear[(one.rule.name, component)] = datetime.fromtimestamp(since, UTC)
+        return Sensed(at=now, findings=tuple(findings), clear_since=clear)
+
+
+def shown_signal(when: Expr) -> str:
+    """The signal that a rule without `signal` shows: the first that it names."""
+    return next(one.name for one in when.walk() if one.name and one.op != "spec")
+
+
+def _truth(one: _Rule, moment: Moment) -> Truth:
+    """The condition, unknown where Slurm no longer shows the row, false where the rule is not for it."""
+    scope, telemetry = one.rule.scope, moment.telemetry
+    truth = moment.truth(one.when)
+    if not truth.any():
+        return truth
+    gone = moment.parent(scope, Scope.fabric) < 0
+    if gone.any():
+        truth = np.where(gone, np.minimum(truth, UNKNOWN), truth)
+    if one.rule.models:
+        models = np.array(telemetry.model_of(scope), dtype=object)
+        fits = {model: _is_one_of(model, one.rule.models) for model in set(models.tolist())}
+        truth = np.where([fits[model] for model in models.tolist()], truth, np.uint8(FALSE))
+    return truth
+
+
+def _is_one_of(model: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(model.lower(), glob.lower()) for glob in globs)
+
+
+# --- what is told ---
+
+
+def _told(one: _Rule, moment: Moment, charts: Charts, teller: Teller) -> Iterator[Finding]:
+    holds, now = one.holds, moment.now
+    if not len(holds.rows):
+        return
+    # Not `told <= …`: what was never told is NaN.
+    due = np.flatnonzero(holds.due & ~(holds.told > now.timestamp() - REPEAT.total_seconds()))
+    limits = moment.number(one.threshold) if one.threshold is not None else None
+    for count, index in enumerate(due[:MOST_AT_ONCE].tolist()):
+        holds.told[index] = now.timestamp()
+        row = int(holds.rows[index])
+        limit = _number_at(limits, row)
+        began = datetime.fromtimestamp(float(holds.began[index]), UTC)
+        held_s = float(holds.held[index])
+        text = teller.sentence(one.rule, one.signal, row, limit, held_s, peers=one.compares_peers)
+        chart = None
+        if count < MOST_CHARTS:
+            unit = str(one.threshold.unit) if one.threshold is not None else ""
+            chart = charts.of(one.rule, one.signal, row, limit, unit, began)
+        yield _finding(one.rule, moment, row, text, began, chart)
+
+
+def _number_at(values: NDArray[np.float64] | float | None, row: int) -> float | None:
+    if not isinstance(values, np.ndarray):
+        return values
+    value = float(values[row])
+    return None if np.isnan(value) else value
+
+
+def _finding(
+    rule: DetectionRule, moment: Moment, row: int, text: str, began: datetime, chart: Chart | None
+) -> Finding:
+    telemetry, now = moment.telemetry, moment.now
+    component = telemetry.axis(rule.scope).components()[row]
+    named = f"{rule.name}|{component.cluster}|{component!r}|{began.isoformat()}"
+    evidence = Evidence(
+        digest=sha256(named.encode()).hexdigest(),
+        at=began,
+        arrived_at=now,
+        component=component,
+        text=text,
+        job=component.job,
+        sense=Sense.metrics,
+    )
+    return Finding(
+        rule=rule.name,
+        fault=rule.name,
+        fault_class=rule.fault_class,
+        component=component,
+        at=began,
+        arrived_at=now,
+        text=text,
+        confidence=_CONFIDENCE.get(rule.fault_class, 0.5),
+        evidence=(evidence,),
+        unusable=rule.unusable,
+        jobs=(component.job,) if component.job else (),
+        affected=_nodes_of(telemetry, rule.scope, row),
+        charts=(chart,) if chart else (),
+    )
+
+
+def _nodes_of(telemetry: Telemetry, scope: Scope, row: int) -> tuple[Component, ...]:
+    """A switch that is at fault covers its nodes."""
+    if scope is not Scope.switch:
+        return ()
+    nodes = telemetry.axis(Scope.node)
+    rows = np.flatnonzero(nodes.parent(scope) == row)
+    return tuple(nodes.components()[one] for one in rows.tolist())
+
+
+# --- what is clear ---
+
+
+def _cleared(one: _Rule, ended: list[int], truth: Truth, at_s: float) -> list[tuple[int, float]]:
+    """Told rows that ended: since when they are known false without a break."""
+    for row in ended:
+        one.cleared[row] = at_s
+    for row, since in list(one.cleared.items()):
+        if truth[row] != FALSE or at_s - since > _CLEAR_KEPT_S:
+            del one.cleared[row]
+    return list(one.cleared.items())
+
+
+def _watched(
+    one: _Rule, components: Collection[Component], telemetry: Telemetry, truth: Truth, at_s: float
+) -> list[tuple[Component, float]]:
+    """Components of open incidents: since when all that the rule sees of them is known false."""
+    since = one.cleared_watched
+    for component in list(since):
+        if component not in components:
+            del since[component]
+    for component in components:
+        rows = _rows_of(telemetry, one.rule.scope, component)
+        if len(rows) and not truth[rows].any():
+            since.setdefault(component, at_s)
+        else:
+            since.pop(component, None)
+    return list(since.items())
+
+
+def _rows_of(telemetry: Telemetry, scope: Scope, component: Component) -> NDArray[np.int64]:
+    """The row of a component, or all rows of its node where it is wider than the rule's axis."""
+    axis = telemetry.axis(scope)
+    row = axis.row(component)
+    if row is not None:
+        return np.array([row])
+    if component.node is None or scope not in (Scope.link, Scope.gpu):
+        return np.zeros(0, np.int64)
+    if component.gpu is not None and scope is Scope.link:
+        parent, whole = axis.parent(Scope.gpu), telemetry.axis(Scope.gpu).row(component)
+    else:
+        parent, whole = axis.parent(Scope.node), telemetry.axis(Scope.node).row(component)
+    return np.flatnonzero(parent == whole) if whole is not None else np.zeros(0, np.int64)

@@ -255,6 +255,13 @@ class Telemetry:
     def axis(self, scope: Scope) -> Axis:
         return self._axes.axis(scope)
 
+    def scope_of(self, signal: str) -> Scope | None:
+        """Where the signal lives; None for one that nobody has told yet, or that the catalogue lacks."""
+        known = self._catalogue.signals.get(signal)
+        if known is None or known.scope not in MEASURED or signal not in self._ring(known).signals:
+            return None
+        return known.scope
+
     def value(self, signal: str, now: datetime) -> NDArray[np.float64]:
         """(n,) the last value, NaN where unknown or older than the signal's `stale_s`."""
         last, at_s, stale_s = self._last(signal)

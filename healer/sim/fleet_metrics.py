@@ -29,6 +29,9 @@ DAY_S = 86_400.0
 #: Harmless noise, per second: corrected memory errors and PCIe replays of a GPU, symbol errors of a port.
 SBE_PER_S, REPLAYS_PER_S, SYMBOLS_PER_S = 2e-6, 2e-4, 0.004
 
+#: Words of nvidia-smi as the catalogue numbers them.
+FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 2.0, 3.0
+
 _IDLE_BIT, _CAP_BIT, _HEAT_BITS = 0x1, 0x4, 0x8 | 0x20 | 0x40
 
 #: Name as exporters send it -> field of `FleetMetrics`, (nodes, GPUs). Thirty of them.
@@ -41,7 +44,6 @@ GPU_SIGNALS: dict[str, str] = {
     "DCGM_FI_DEV_SM_CLOCK": "clock_mhz",
     "DCGM_FI_DEV_MEM_CLOCK": "memory_mhz",
     "DCGM_FI_DEV_GPU_UTIL": "util",
-    "DCGM_FI_DEV_MEM_COPY_UTIL": "copy_util",
     "DCGM_FI_DEV_FB_USED": "memory_used",
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "engine",
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "tensor",
@@ -63,11 +65,12 @@ GPU_SIGNALS: dict[str, str] = {
     "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": "crc",
     "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": "nvlink_replays",
     "DCGM_FI_DEV_XID_ERRORS": "xid",
+    "fabric_state": "fabric_state",
 }
 PORT_SIGNALS: dict[str, str] = {
     "node_infiniband_symbol_error_total": "ib_symbols",
     "node_infiniband_link_error_recovery_total": "ib_recoveries",
-    "node_infiniband_port_receive_errors_total": "ib_receive",
+    "node_infiniband_port_errors_received_total": "ib_receive",
     "node_infiniband_port_discards_transmitted_total": "ib_discards",
     "node_infiniband_link_downed_total": "ib_downed",
     "node_infiniband_port_data_received_bytes_total": "ib_bytes",
@@ -136,7 +139,6 @@ class FleetMetrics:
         active = self.busy > 0.5
         cut = np.where(self.hot & active, CUT_CLOCK, 1.0) * effects.clock
         self.util = np.where(active, (98 + normal[0]).clip(92, 100), self.busy * 20).round()
-        self.copy_util = (self.util * 0.45).round()
         clock = BUSY_MHZ * cut + self._own_mhz + normal[1] * 6
         self.clock_mhz = np.where(held, (clock / 15).round() * 15, IDLE_MHZ)
         watts = IDLE_W + self.util / 100 * (BUSY_W * cut + self._own_w) + normal[2] * np.where(active, 7, 0.6)
@@ -151,6 +153,8 @@ class FleetMetrics:
         self.reasons = np.where(self.hot & active, _HEAT_BITS, bits)
         self.pcie_gen = np.where(held, 5.0, 1.0)  # an idle link rests in generation 1
         self.pcie_width = effects.pcie_width
+        down = np.broadcast_to(effects.fabric_down[:, None], shape)
+        self.fabric_state = np.where(down, FABRIC_IN_PROGRESS, FABRIC_COMPLETED)
         self.remap_pending, self.remap_failed = effects.remap_pending * 1.0, effects.remap_failed * 1.0
 
     def _advance_heat(self, at: float, dt: float, effects: Effects) -> None:

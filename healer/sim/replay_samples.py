@@ -84,11 +84,11 @@ class RecordedSamples:
         if self._reports or self._batches:
             reports, self._reports = self._reports, []
             batches, self._batches = self._batches, []
-            self._senses.take(reports, batches, slurm)
+            self._senses.take(reports, batches, slurm, now)
         if now < self._due or self.next_tick(now) is None:
             return None
         self._due = now + _TICK
-        self._senses.take((), (), slurm)
+        self._senses.take((), (), slurm, now)
         return self._senses.tick(slurm, now, watched)
 
 

@@ -1,0 +1,133 @@
+"""What the benchmarks of measured signals share: a product under load, its processes' CPU, a plain client."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from healer.adapters.postgres.tokens import PostgresTokens
+from healer.embedded import running
+from healer.model import Role
+from healer.sim.slurm import SimClient
+from tests.support.processes import descendants
+from tests.support.up import Stack
+from tests.support.wait import wait_until
+
+CLUSTER = "pod1"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Product:
+    """`healer up` beside a simulated Slurm."""
+
+    stack: Stack
+    slurm: SimClient
+    token: str
+
+    def processes(self) -> dict[str, set[int]]:
+        """Name -> its process and all below it. What stands below two names counts for the inner one."""
+        found = {name: descendants(pid) for name, pid in self.stack.pids().items()}
+        inner = set().union(*(pids for name, pids in found.items() if name != "up"))
+        found["up"] -= inner
+        return found
+
+
+@contextmanager
+def product(folder: Path, nodes: int) -> Iterator[Product]:
+    """Ready, and the nodes are known to it."""
+    socket = folder / "slurm.sock"
+    command = (sys.executable, "-m", "healer.sim.slurm", "--socket", str(socket), "--nodes", str(nodes))
+    slurm = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    stack = Stack(
+        folder, HEALER_MODE="shadow", HEALER_CLUSTER=CLUSTER, HEALER_SLURM_ADAPTERS="sim",
+        HEALER_SIM_SOCKET=str(socket),
+    )  # fmt: skip
+    try:
+        wait_until(socket.exists, 20, what="the simulated Slurm")
+        with stack:
+            engine = sa.create_engine(running.find(stack.data_dir).database_url)
+            now = datetime.now(UTC)
+            token = PostgresTokens(engine, CLUSTER).create(
+                role=Role.signals, name="bench", now=now, by="bench"
+            )
+            engine.dispose()
+            time.sleep(3)  # the poller's first pictures
+            yield Product(stack, SimClient(socket), token)
+    finally:
+        slurm.terminate()
+        slurm.wait(10)
+
+
+def cpu_s(pids: Sequence[int] | set[int]) -> float:
+    """CPU seconds so far, of processes that live and of their children that ended."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue
+        total += sum(int(field) for field in fields[11:15])
+    return total / _TICKS
+
+
+def memory_mib(pids: Sequence[int] | set[int]) -> float:
+    """PSS: what is shared counts once in all."""
+    total = 0
+    for pid in pids:
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except (FileNotFoundError, PermissionError):
+            continue
+        total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return total / 1024
+
+
+class Connection:
+    """One kept-alive HTTP connection that knows just enough."""
+
+    def __init__(self, port: int, path: str, headers: Mapping[str, str]) -> None:
+        told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._port, self._head = port, f"POST {path} HTTP/1.1\r\nHost: x\r\n{told}"
+
+    async def open(self) -> "Connection":
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def post(self, body: bytes) -> None:
+        """Ends the program with the answer's words for any but a 2xx."""
+        self._writer.write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        told = b""
+        if b"content-length: " in head.lower():
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            told = await self._reader.readexactly(length)
+        if not head.startswith(b"HTTP/1.1 2"):
+            sys.exit(f"{head.decode()}{told.decode()[:500]}")
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def send_all(
+    port: int, path: str, headers: Mapping[str, str], shards: Sequence[Sequence[bytes]]
+) -> float:
+    """Each shard in its own order on a connection of its own. Seconds until the last answer."""
+    connections = [await Connection(port, path, headers).open() for _ in shards]
+
+    async def one(connection: Connection, bodies: Sequence[bytes]) -> None:
+        for body in bodies:
+            await connection.post(body)
+        connection.close()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(one(*pair) for pair in zip(connections, shards, strict=True)))
+    return time.perf_counter() - begun

@@ -1,32 +1,41 @@
 """The REST API as one ASGI application. `healer.bootstrap` makes the Services and runs it."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio.to_thread
 from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from healer.api import acting, documents, problems, reading, system
+from healer.api import acting, documents, problems, reading, series, system
 from healer.api.access import Access
+from healer.api.entry import Entry
 from healer.api.fleet import Fleet
 from healer.api.group_commit import GroupCommit
+from healer.api.intake import Tally
+from healer.api.measuring import MeasuringRoutes
+from healer.api.metrics import QUEUED
 from healer.api.middleware import Edge
-from healer.api.services import Services
+from healer.api.services import Services, Unavailable
 from healer.api.signals import SignalRoutes
 
 PREFIX = "/api/v1"
 #: Threads for the synchronous routes; the engine's pool has room for two connections each.
 THREADS = 16
+#: Unknown series are counted in memory and written so often.
+TALLY_S = 5.0
 
 
 class Application(FastAPI):
     """FastAPI behind the Edge. The signal routes are served before its own layers: they halve the rate."""
 
-    def __init__(self, signals: SignalRoutes, **rest: Any) -> None:
+    def __init__(self, routes: Sequence[Route], **rest: Any) -> None:
         super().__init__(**rest)
-        routes = signals.routes(PREFIX)
         self.router.routes.extend(routes)
         self._hot = {route.path: route.endpoint for route in routes}
         self._edge = Edge(self._dispatch, PREFIX)
@@ -47,17 +56,29 @@ def create_app(services: Services) -> FastAPI:
     """The application without the console: bootstrap adds the pages, which share `app.state.access`."""
     access = Access(services)
     fleet = Fleet(services)
-    commit = GroupCommit(services.signals)
+    entry = Entry(services, access, fleet)
+    tally = Tally(services.unknown, services.cluster)
+    commit = GroupCommit(services.signals.store)
+    signals = SignalRoutes(services, entry, commit)
+    measuring = MeasuringRoutes(services, entry, commit, tally)
+    queues = {"events": commit, "steps": measuring.steps, "metrics": measuring.metrics}
+    for name, queue in queues.items():
+        QUEUED.labels(name).set_function(lambda queue=queue: queue.depth)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
-        commit.start()
+        for queue in queues.values():
+            queue.start()
+        counting = asyncio.create_task(_write_tally(tally), name="unknown series")
         yield
-        await commit.stop()
+        await asyncio.gather(*(queue.stop() for queue in queues.values()))
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        await _flush(tally)
 
     app = Application(
-        SignalRoutes(services, access, fleet, commit),
+        [*signals.routes(PREFIX), *measuring.routes(PREFIX)],
         title="healer",
         version="1",
         lifespan=lifespan,
@@ -69,10 +90,23 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     app.state.access = access
     app.state.fleet = fleet
-    app.state.commit = commit
+    app.state.queues = queues
     app.include_router(reading.router, prefix=PREFIX)
+    app.include_router(series.router, prefix=PREFIX)
     app.include_router(acting.router, prefix=PREFIX)
     app.include_router(system.router)
     problems.install(app)
     documents.install(app, PREFIX)
     return app
+
+
+async def _write_tally(tally: Tally) -> None:
+    while True:
+        await asyncio.sleep(TALLY_S)
+        await _flush(tally)
+
+
+async def _flush(tally: Tally) -> None:
+    # What could not be written is kept, and written the next time.
+    with contextlib.suppress(Unavailable):
+        await run_in_threadpool(tally.flush)

@@ -7,8 +7,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from healer.api.documents_signals import TYPES, signal_paths
 from healer.api.views import Accepted
-from healer.signals import wire
 
 _REF = "#/components/schemas/{name}"
 
@@ -59,10 +59,8 @@ def install(app: FastAPI, prefix: str) -> None:
             summary="The self-healing control plane for GPU clusters under Slurm",
             routes=app.routes,
         )
-        schemas, components = msgspec.json.schema_components(
-            [*_types, _KernelLog, wire.Heartbeat], ref_template=_REF
-        )
-        made["paths"] |= _signal_paths(prefix, schemas[-2], schemas[-1], schemas[0])
+        schemas, components = msgspec.json.schema_components([*_types, *TYPES], ref_template=_REF)
+        made["paths"] |= signal_paths(prefix, schemas[-len(TYPES) :], schemas[0])
         holder = made.setdefault("components", {})
         holder["schemas"] = {
             name: schema
@@ -76,46 +74,6 @@ def install(app: FastAPI, prefix: str) -> None:
         return made
 
     app.openapi = document  # type: ignore[method-assign]
-
-
-class _KernelLog(msgspec.Struct, kw_only=True):
-    """Kernel lines of one node. An entry may name a node, cluster or boot of its own."""
-
-    entries: list[wire.KernelEntry]
-    cluster: str | None = None
-    node: str | None = None
-    boot_id: str | None = None
-
-
-def _signal_paths(prefix: str, kernel: Any, heartbeat: Any, accepted: Any) -> dict[str, Any]:
-    done = {"202": {"description": "stored", "content": {"application/json": {"schema": accepted}}}}
-    text_query = [
-        {"name": name, "in": "query", "schema": {"type": "string"}, "description": "for text/plain bodies"}
-        for name in ("cluster", "node", "boot_id")
-    ]
-    kernel_body = {
-        "application/json": {"schema": {"anyOf": [kernel, {"type": "array", "items": kernel}]}},
-        "text/plain": {"schema": {"type": "string"}},
-    }
-    beat_body = {
-        "application/json": {"schema": {"anyOf": [heartbeat, {"type": "array", "items": heartbeat}]}}
-    }
-
-    def operation(name: str, summary: str, body: dict[str, Any], query: list[Any]) -> dict[str, Any]:
-        return {
-            "post": {
-                "operationId": name,
-                "summary": summary,
-                "parameters": query,
-                "requestBody": {"required": True, "content": body},
-                "responses": dict(done),
-            }
-        }
-
-    return {
-        f"{prefix}/signals/kernel-log": operation("kernel_log", "Kernel lines", kernel_body, text_query),
-        f"{prefix}/signals/heartbeat": operation("heartbeat", "A sender lives", beat_body, []),
-    }
 
 
 def _finish(made: dict[str, Any], schemas: tuple[Any, ...]) -> None:

@@ -1,27 +1,30 @@
 """Many signals, one commit: whatever waits is written together, and each sender is answered after it.
 
-While one batch is being written the next one gathers, so that the cost of an fsync is shared by all that
-came in its time. One writer per process; the order of arrival is kept.
+While one batch is being written the next one gathers, so that the cost of a commit is shared by all that
+came in its time. One writer for each queue of a process; the order of arrival is kept.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-import msgspec
-
-from healer.api.services import Arrival, SignalStore, Unavailable
+from healer.api.services import Unavailable
 
 #: A sender waits this long for a database that is away before it hears 503.
 WAIT_S = 5.0
 #: Observations that may wait at once; a storm of 10,000 nodes with several lines each fits.
 QUEUE = 50_000
-#: Above this share of the queue heartbeats are shed; fault events only when it is full.
-HEARTBEAT_SHARE = 0.5
 #: Observations in one INSERT.
 BATCH = 4_000
+#: Above this share of a queue what matters less is shed: heartbeats before events, metrics before both.
+SHED_SHARE = 0.5
 _RETRY_S = 0.1
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Busy(Exception):
@@ -32,28 +35,52 @@ class Busy(Exception):
         self.retry_after_s = retry_after_s
 
 
-class _Waiter(msgspec.Struct, eq=False):
-    arrivals: Sequence[Arrival]
-    future: asyncio.Future[list[bool]]
+@dataclass(slots=True, eq=False)
+class _Waiter(Generic[T, R]):
+    items: Sequence[T]
+    weight: int
+    future: "asyncio.Future[Sequence[R]]"
 
 
-class GroupCommit:
-    """Start it inside the event loop; `add` may be called by any number of requests at once."""
+class GroupCommit(Generic[T, R]):
+    """Start it inside the event loop; `add` may be called by any number of requests at once.
 
-    def __init__(self, store: SignalStore, *, wait_s: float = WAIT_S, queue: int = QUEUE) -> None:
+    `store` writes items in one commit and gives one result for each; it is called from one thread. It raises
+    Unavailable when the database is away: then nothing is stored, and the same items come again. `queue` and
+    `batch` bound the sum of what `weigh` gives (1 for each item without it). While a queue of `before` is
+    over half full, nothing is taken here: what is in it matters more.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[Sequence[T]], Sequence[R]],
+        *,
+        name: str = "signals",
+        wait_s: float = WAIT_S,
+        queue: int = QUEUE,
+        batch: int = BATCH,
+        weigh: Callable[[T], int] | None = None,
+        before: "Sequence[GroupCommit[Any, Any]]" = (),
+    ) -> None:
         self._store = store
         self._wait_s = wait_s
-        self._queue = queue
-        self._waiting: deque[_Waiter] = deque()
+        self._queue, self._batch, self._weigh = queue, batch, weigh
+        self._before = before
+        self._waiting: deque[_Waiter[T, R]] = deque()
         self._depth = 0
         self._wake = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="signals")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def depth(self) -> int:
-        """Observations that wait or are being written."""
+        """Weight of what waits or is being written."""
         return self._depth
+
+    @property
+    def pressed(self) -> bool:
+        """Over half full: what matters less has to stand back."""
+        return self._depth > self._queue * SHED_SHARE
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="group commit")
@@ -69,20 +96,21 @@ class GroupCommit:
         await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown(wait=False)
 
-    async def add(self, arrivals: Sequence[Arrival], *, shed_first: bool = False) -> list[bool]:
-        """Stores the arrivals durably; True for each that was new.
+    async def add(self, items: Sequence[T], *, shed_first: bool = False) -> Sequence[R]:
+        """Stores the items durably; the store's result for each.
 
-        Raises Busy when too many wait, Unavailable when the database did not come back in time. After
+        Raises Busy when too much waits, Unavailable when the database did not come back in time. After
         Unavailable they may still have been stored: a repeat by the sender is then a duplicate.
         """
-        if not arrivals:
+        if not items:
             return []
-        bound = self._queue * HEARTBEAT_SHARE if shed_first else self._queue
-        if self._depth and self._depth + len(arrivals) > bound:
+        weight = len(items) if self._weigh is None else sum(self._weigh(one) for one in items)
+        bound = self._queue * SHED_SHARE if shed_first else self._queue
+        if (self._depth and self._depth + weight > bound) or any(one.pressed for one in self._before):
             raise Busy(1)
-        waiter = _Waiter(arrivals, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(items, weight, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
-        self._depth += len(arrivals)
+        self._depth += weight
         self._wake.set()
         try:
             return await asyncio.wait_for(waiter.future, self._wait_s)
@@ -98,24 +126,24 @@ class GroupCommit:
                 if batch and not await self._write(batch):
                     await asyncio.sleep(_RETRY_S)
 
-    def _take(self) -> list[_Waiter]:
+    def _take(self) -> list[_Waiter[T, R]]:
         """The next waiters whose senders still wait, up to the size of one batch."""
-        batch: list[_Waiter] = []
+        batch: list[_Waiter[T, R]] = []
         size = 0
-        while self._waiting and (not batch or size + len(self._waiting[0].arrivals) <= BATCH):
+        while self._waiting and (not batch or size + self._waiting[0].weight <= self._batch):
             waiter = self._waiting.popleft()
             if waiter.future.done():
-                self._depth -= len(waiter.arrivals)
+                self._depth -= waiter.weight
                 continue
             batch.append(waiter)
-            size += len(waiter.arrivals)
+            size += waiter.weight
         return batch
 
-    async def _write(self, batch: list[_Waiter]) -> bool:
+    async def _write(self, batch: list[_Waiter[T, R]]) -> bool:
         """False when the database is away: the batch waits in front again."""
-        arrivals = [arrival for waiter in batch for arrival in waiter.arrivals]
+        items = [item for waiter in batch for item in waiter.items]
         try:
-            new = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.store, arrivals)
+            told = await asyncio.get_running_loop().run_in_executor(self._thread, self._store, items)
         except Unavailable:
             self._waiting.extendleft(reversed(batch))
             return False
@@ -130,13 +158,13 @@ class GroupCommit:
             return True
         start = 0
         for waiter in batch:
-            end = start + len(waiter.arrivals)
-            self._finish(waiter, new[start:end])
+            end = start + len(waiter.items)
+            self._finish(waiter, told[start:end])
             start = end
         return True
 
-    def _finish(self, waiter: _Waiter, result: list[bool] | Exception) -> None:
-        self._depth -= len(waiter.arrivals)
+    def _finish(self, waiter: _Waiter[T, R], result: Sequence[R] | Exception) -> None:
+        self._depth -= waiter.weight
         if waiter.future.done():
             return
         if isinstance(result, Exception):

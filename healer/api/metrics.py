@@ -22,8 +22,14 @@ SIGNALS = Counter(
 )
 COMMIT_S = Histogram(
     "healer_signals_commit_seconds",
-    "Time from a parsed request to its durable commit.",
+    "Time from a read request to its commit.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
+    registry=REGISTRY,
+)
+QUEUED = Gauge(
+    "healer_signals_queued",
+    "What waits to be written: events, and bytes of steps and metrics.",
+    ("queue",),
     registry=REGISTRY,
 )
 REQUESTS = Counter(

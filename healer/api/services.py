@@ -38,8 +38,9 @@ from healer.model import (
     Ruleset,
     Run,
     SlurmSnapshot,
+    UnknownSeries,
 )
-from healer.ports import Clock
+from healer.ports import Clock, ColumnBook, Samples, SignalReads
 
 # --- what a command may answer instead of doing ----------------------------------------------------------
 
@@ -128,6 +129,18 @@ class SignalStore(Protocol):
 
         Raises Unavailable when the database is away: then nothing of it is stored.
         """
+        ...
+
+
+class UnknownBook(Protocol):
+    """Series that arrive and have no place, counted by name. At most 2,000 names of a cluster."""
+
+    def add(self, series: Sequence[UnknownSeries]) -> None:
+        """Adds the counts to those of the same cluster and name. Raises Unavailable, and adds nothing."""
+        ...
+
+    def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
+        """The most frequent first; None: of all clusters."""
         ...
 
 
@@ -337,6 +350,11 @@ class Services:
     clock: Clock
     rules: Callable[[], Ruleset]
     signals: SignalStore
+    samples: Samples
+    columns: ColumnBook
+    unknown: UnknownBook
+    #: What pages draw.
+    history: SignalReads
     reads: Reads
     tokens: Tokens
     commands: Commands

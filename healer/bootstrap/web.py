@@ -6,19 +6,24 @@ from fastapi import FastAPI
 from healer import bootstrap
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
+from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.figures import readiness
+from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.run_commands import PostgresRunCommands
+from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens
+from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
 from healer.api.services import Services
+from healer.casebook import CaseBook
 from healer.console.reads import NewSession, Session
 from healer.console.routes import router as console
 from healer.model import Role
@@ -31,11 +36,16 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
     bootstrap.told_cluster(slurm, cluster)
     clock = SystemClock()
     rules = bootstrap.rulebook(settings)
+    columns = PostgresColumns(db)
     return Services(
         cluster=cluster,
         clock=clock,
         rules=rules,
         signals=PostgresSignals(db),
+        samples=PostgresSamples(db, cluster),
+        columns=columns,
+        unknown=PostgresUnknownSeries(db),
+        history=PostgresSignalReads(db, columns),
         reads=PostgresReads(db, snapshots=snapshots, clock=clock, rules=rules),
         tokens=PostgresTokens(db, cluster),
         commands=PostgresCommands(db, cluster),
@@ -67,6 +77,9 @@ def web_app(settings: Settings) -> FastAPI:
         snapshots=snapshots,
         clock=wired.clock,
         rules=book,
+        signals=wired.history,
+        unknown=wired.unknown,
+        cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
     )
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
 
 from healer.api.access import ALLOWED, Need
+from healer.api.measuring import MeasuringRoutes
 from healer.api.signals import SignalRoutes
 from healer.model import Role
 from tests.support.api import Api, incident, save_incident
@@ -55,7 +57,19 @@ MATRIX = [
     ("POST", "/api/v1/breaker/reset", {"reason": "x"}, Role.admin),
     ("POST", "/api/v1/signals/heartbeat", {"node": "gpu0001"}, Role.signals),
     ("POST", "/api/v1/signals/kernel-log", {"node": "gpu0001", "entries": []}, Role.signals),
+    ("POST", "/api/v1/signals/metrics", {"node": "gpu0001"}, Role.signals),
+    ("POST", "/api/v1/signals/step-times", {"job": "4711", "samples": []}, Role.signals),
+    ("POST", "/api/v1/signals/checkpoints", [], Role.signals),
+    ("POST", "/api/v1/signals/prometheus/write", b"\0", Role.signals),
+    ("POST", "/api/v1/signals/openmetrics", b"# EOF\n", Role.signals),
+    ("POST", "/api/v1/signals/nvidia-smi?node=gpu0001", b"<nvidia_smi_log/>", Role.signals),
+    ("GET", "/api/v1/signals/catalogue", None, Role.viewer),
+    ("GET", "/api/v1/signals/unknown", None, Role.viewer),
 ]
+
+
+def content(body: Any) -> dict[str, Any]:
+    return {"content": body} if isinstance(body, bytes) else {"json": body}
 
 
 def needs(dependant: Dependant) -> Iterator[Need]:
@@ -69,7 +83,8 @@ def declared(route: BaseRoute) -> bool:
     if isinstance(route, APIRoute):
         return route.path in OPEN or any(needs(route.dependant))
     if isinstance(route, Route):
-        return isinstance(getattr(route.endpoint, "__self__", None), SignalRoutes)
+        owner = getattr(route.endpoint, "__self__", None)
+        return isinstance(owner, SignalRoutes | MeasuringRoutes) and owner.role is Role.signals
     return False
 
 
@@ -110,7 +125,7 @@ def test_the_matrix_of_roles(served: Served, role: Role) -> None:
     api, client = served
     headers = api.headers(role)
     for method, path, body, least in MATRIX:
-        told = client.request(method, path, json=body, headers=headers)
+        told = client.request(method, path, headers=headers, **content(body))
         if role in ALLOWED[least]:
             assert told.status_code not in {401, 403}, (role, method, path, told.text)
         else:
@@ -121,7 +136,7 @@ def test_the_matrix_of_roles(served: Served, role: Role) -> None:
 def test_without_a_token_everything_but_the_open_routes_is_401(served: Served) -> None:
     _, client = served
     for method, path, body, _ in [*MATRIX, ("GET", "/api/v1/events/stream", None, Role.viewer)]:
-        told = client.request(method, path, json=body)
+        told = client.request(method, path, **content(body))
         assert told.status_code == 401, path
         assert told.headers["WWW-Authenticate"].startswith("Bearer")
         assert told.headers["content-type"] == "application/problem+json"

@@ -13,16 +13,20 @@ import uvicorn
 from fastapi import FastAPI
 
 from healer.adapters.clock import SystemClock
+from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.figures import readiness
+from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.reads import PostgresReads
+from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, runs
 from healer.adapters.postgres.tokens import PostgresTokens
+from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.api.app import create_app
 from healer.api.services import Conflict, GuardRefused, NotFound, RunRequest, Services
 from healer.api.views import AuditVerified, Preview
@@ -250,11 +254,17 @@ class Api:
         self.events = PostgresEvents(self.engine)
         self.signals = PostgresSignals(self.engine)
         clock = SystemClock()
+        columns = PostgresColumns(self.engine)
+        self.samples = PostgresSamples(self.engine, CLUSTER)
         self.services = Services(
             cluster=CLUSTER,
             clock=clock,
             rules=lambda: RULES,
             signals=self.signals,
+            samples=self.samples,
+            columns=columns,
+            unknown=PostgresUnknownSeries(self.engine),
+            history=PostgresSignalReads(self.engine, columns),
             reads=PostgresReads(self.engine, snapshots=self.snapshots, clock=clock, rules=lambda: RULES),
             tokens=self.tokens,
             commands=PostgresCommands(self.engine, CLUSTER),
@@ -276,6 +286,7 @@ class Api:
     def close(self) -> None:
         self.events.close()
         self.signals.close()
+        self.samples.close()
         self.engine.dispose()
 
 

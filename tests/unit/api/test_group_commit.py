@@ -51,7 +51,7 @@ class MemoryStore:
 def test_what_waits_is_written_together_and_answered_each() -> None:
     async def go() -> None:
         store = MemoryStore()
-        commit = GroupCommit(store)
+        commit = GroupCommit(store.store)
         commit.start()
         store.gate.clear()
         waiting = [asyncio.create_task(commit.add([arrival(number % 20)])) for number in range(40)]
@@ -70,7 +70,7 @@ def test_a_store_that_comes_back_loses_nothing() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 3
-        commit = GroupCommit(store)
+        commit = GroupCommit(store.store)
         commit.start()
         assert await commit.add([arrival(1)]) == [True]
         await commit.stop()
@@ -82,7 +82,7 @@ def test_a_store_that_stays_away_is_told_not_swallowed() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 10_000
-        commit = GroupCommit(store, wait_s=0.2)
+        commit = GroupCommit(store.store, wait_s=0.2)
         commit.start()
         with pytest.raises(Unavailable):
             await commit.add([arrival(1)])
@@ -96,7 +96,7 @@ def test_heartbeats_are_shed_before_fault_events() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(store, queue=10)
+        commit = GroupCommit(store.store, queue=10)
         commit.start()
         first = asyncio.create_task(commit.add([arrival(number) for number in range(5)]))
         await asyncio.sleep(0)
@@ -118,7 +118,7 @@ def test_one_poisoned_request_does_not_take_its_neighbours_with_it() -> None:
         store = MemoryStore()
         store.poison = arrival(7).observation.digest
         store.gate.clear()
-        commit = GroupCommit(store)
+        commit = GroupCommit(store.store)
         commit.start()
         tasks = [asyncio.create_task(commit.add([arrival(number)])) for number in range(5, 10)]
         await asyncio.sleep(0)

@@ -1,5 +1,8 @@
 """Kernel lines and heartbeats over HTTP: accepted means stored, and each entry falls into one heap."""
 
+import gzip
+import json
+
 import httpx
 import sqlalchemy as sa
 
@@ -112,8 +115,20 @@ def test_wrong_bodies_are_problems(served: Served) -> None:
     form = client.post(
         KERNEL, content="a=b", headers={**headers, "Content-Type": "application/x-www-form-urlencoded"}
     )
-    packed = client.post(KERNEL, content=b"x", headers={**headers, "Content-Encoding": "gzip"})
+    packed = client.post(KERNEL, content=b"x", headers={**headers, "Content-Encoding": "br"})
     assert (form.status_code, packed.status_code) == (415, 415)
+
+
+def test_a_packed_body_is_bounded_when_unpacked(served: Served) -> None:
+    api, client = served
+    headers = {**api.headers("signals"), "Content-Encoding": "gzip", "Content-Type": "application/json"}
+    good = gzip.compress(json.dumps(body()).encode())
+    assert client.post(KERNEL, content=good, headers=headers).json()["accepted"] == 1
+    bomb = gzip.compress(b" " * (8 * 1024 * 1024 + 1))
+    assert client.post(KERNEL, content=bomb, headers=headers).status_code == 413
+    for content in (b"x", good[:-1], good + b"x", b""):
+        told = client.post(KERNEL, content=content, headers=headers)
+        assert told.status_code == 400, content[:20]
 
 
 def test_a_body_over_8_mb_is_413(served: Served) -> None:

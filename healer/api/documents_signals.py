@@ -1,0 +1,129 @@
+"""The signal routes in the OpenAPI document: FastAPI does not see them, so they are described here."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from healer.signals import wire
+
+
+class KernelLog(msgspec.Struct, kw_only=True):
+    """Kernel lines of one node. An entry may name a node, cluster or boot of its own."""
+
+    entries: list[wire.KernelEntry]
+    cluster: str | None = None
+    node: str | None = None
+    boot_id: str | None = None
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """What one node measured: by name, one value for each GPU; null where there is none.
+
+    `host` holds the node's own values, `ports` those of each network port (`mlx5_0/1`), `links` a list for
+    each GPU with a value for each of its NVLinks.
+    """
+
+    node: str
+    cluster: str | None = None
+    time: str | None = None
+    gpu: dict[str, list[float | None]] = {}
+    host: dict[str, float | None] = {}
+    ports: dict[str, dict[str, float | None]] = {}
+    links: dict[str, list[list[float | None]]] = {}
+
+
+class StepSample(msgspec.Struct, kw_only=True):
+    """One step of one rank. Seconds; `compute_s` is the work before the collective."""
+
+    step: int
+    rank: int
+    step_s: float
+    time: str | None = None
+    node: str | None = None
+    gpu: int | None = None
+    stage: int | None = None
+    compute_s: float | None = None
+    comm_s: float | None = None
+    data_s: float | None = None
+    work: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+
+
+class StepTimes(msgspec.Struct, kw_only=True):
+    """Step times of one life of a job."""
+
+    job: str
+    samples: list[StepSample]
+    restart: int = 0
+    cluster: str | None = None
+
+
+class Checkpoint(msgspec.Struct, kw_only=True):
+    """What a requeue can go back to."""
+
+    job: str
+    step: int
+    path: str = ""
+    restart: int = 0
+    durable: bool = False
+    time: str | None = None
+    cluster: str | None = None
+
+
+#: In the order that `signal_paths` expects.
+TYPES = (KernelLog, wire.Heartbeat, Metrics, StepTimes, Checkpoint)
+
+_TEXT = {"schema": {"type": "string"}}
+
+
+def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str, Any]:
+    """`schemas` are those of TYPES; `accepted` is the answer's."""
+    stored = {"202": {"description": "stored", "content": {"application/json": {"schema": accepted}}}}
+    nothing = {"204": {"description": "stored"}}
+    kernel, beat, metrics, steps, checkpoint = ({"application/json": _one_or_many(one)} for one in schemas)
+    text = {kind: _TEXT for kind in ("text/plain", "application/openmetrics-text")}
+    xml = {kind: _TEXT for kind in ("text/xml", "application/xml", "text/plain")}
+    protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
+    rows = (
+        (
+            "kernel-log",
+            "Kernel lines",
+            kernel | {"text/plain": _TEXT},
+            ("cluster", "node", "boot_id"),
+            stored,
+        ),
+        ("heartbeat", "A sender lives", beat, (), stored),
+        ("metrics", "Metrics, columnar by node", metrics, (), stored),
+        ("prometheus/write", "Prometheus remote_write 1.0, snappy", protobuf, (), nothing),
+        ("openmetrics", "Metrics as exporters print them", text, ("cluster", "node"), stored),
+        ("nvidia-smi", "The XML of nvidia-smi -q -x", xml, ("cluster", "node"), stored),
+        ("step-times", "Step times of a job's ranks", steps, (), stored),
+        ("checkpoints", "What a job can go back to", checkpoint, (), stored),
+    )
+    return {
+        f"{prefix}/signals/{name}": {
+            "post": {
+                "operationId": name.replace("-", "_").replace("/", "_"),
+                "summary": summary,
+                "parameters": [_query(field) for field in query],
+                "requestBody": {"required": True, "content": body},
+                "responses": dict(answer),
+            }
+        }
+        for name, summary, body, query, answer in rows
+    }
+
+
+def _one_or_many(schema: Any) -> dict[str, Any]:
+    return {"schema": {"anyOf": [schema, {"type": "array", "items": schema}]}}
+
+
+def _query(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": "for bodies that are not JSON",
+    }

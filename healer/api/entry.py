@@ -1,0 +1,180 @@
+"""What the signal routes ask first: who sends, which nodes there are, and the body, bounded and unpacked.
+
+They bypass FastAPI's dependencies for speed, and declare their role as an attribute instead.
+"""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from healer.api.access import ALLOWED, Access, refuse
+from healer.api.fleet import Fleet
+from healer.api.group_commit import WAIT_S, Busy
+from healer.api.problems import Problem, field_error
+from healer.api.services import Caller, Services, Unavailable
+from healer.model import Role
+from healer.signals import wire
+
+T = TypeVar("T")
+
+#: Of one request, as sent; and of one request of samples, unpacked.
+BODY_LIMIT = 8 * 1024 * 1024
+UNPACKED_LIMIT = 64 * 1024 * 1024
+#: A packed body above this is unpacked in a thread.
+_INLINE = 64 * 1024
+
+JSON = frozenset({"application/json"})
+
+
+class Entry:
+    """Who sends, and about what it may speak."""
+
+    role = Role.signals
+
+    def __init__(self, services: Services, access: Access, fleet: Fleet) -> None:
+        self._services = services
+        self._access = access
+        self._fleet = fleet
+
+    async def enter(self, request: Request) -> tuple[Caller, wire.Known]:
+        """Who sends, and the nodes there are. A database that is away is waited for."""
+        deadline = time.monotonic() + WAIT_S
+        caller = await _patiently(lambda: self._access.caller(request), deadline)
+        if caller.role not in ALLOWED[self.role]:
+            await refuse(
+                request, caller, f"signals are written with the role signals, yours is {caller.role}"
+            )
+        snapshots = await _patiently(self._fleet.current, deadline)
+        if self._services.cluster not in snapshots:
+            raise Problem(
+                503,
+                f"Slurm has not been asked yet which nodes the cluster {self._services.cluster} has",
+                headers={"Retry-After": "2"},
+            )
+
+        def known(cluster: str, node: str) -> bool:
+            snapshot = snapshots.get(cluster)
+            return snapshot is not None and node in snapshot.nodes
+
+        return caller, known
+
+
+def foreign(caller: Caller, named: set[tuple[str, str]]) -> str | None:
+    """Why a bound token may not speak of these (cluster, node): one foreign word refuses the whole."""
+    if caller.cluster and any(cluster != caller.cluster for cluster, _ in named):
+        return f"this token is bound to the cluster {caller.cluster}"
+    if caller.node and any(node != caller.node for _, node in named):
+        return f"this token is bound to the node {caller.node}"
+    return None
+
+
+async def confine(request: Request, caller: Caller, named: set[tuple[str, str]]) -> None:
+    why = foreign(caller, named)
+    if why is not None:
+        await refuse(request, caller, why)
+
+
+async def no_job(request: Request, caller: Caller) -> None:
+    """Of routes that speak of nodes: a token bound to a job has no part in them."""
+    if caller.job:
+        await refuse(request, caller, f"this token is bound to the job {caller.job}")
+
+
+def shed(busy: Busy) -> Problem:
+    return Problem(429, str(busy), headers={"Retry-After": str(busy.retry_after_s)})
+
+
+async def _patiently(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
+    while True:
+        try:
+            return await ask()
+        except Unavailable:
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
+# --- bodies ----------------------------------------------------------------------------------------------
+
+
+async def read_body(request: Request, *, unpacked_limit: int = BODY_LIMIT) -> bytes:
+    """The whole body, plain or gzip; 413 as soon as it is known to be too long, 415 for another packing."""
+    packed = encoding_of(request)
+    if packed not in {"identity", "gzip"}:
+        raise Problem(415, f"Content-Encoding {packed[:50]} is not understood; send it plain, or as gzip")
+    raw = await raw_body(request)
+    if packed == "identity":
+        return raw
+    if len(raw) <= _INLINE:
+        return _inflated(raw, unpacked_limit)
+    return await run_in_threadpool(_inflated, raw, unpacked_limit)
+
+
+async def raw_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
+    """The body as it was sent."""
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length) > limit:
+        raise too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise too_large(limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def encoding_of(request: Request) -> str:
+    return request.headers.get("content-encoding", "identity").strip().lower()
+
+
+def _inflated(raw: bytes, limit: int) -> bytes:
+    """At most `limit` bytes are ever unpacked; one member, as all senders write it."""
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        body = unpacker.decompress(raw, limit + 1)
+    except zlib.error as error:
+        raise Problem(400, f"the body is not gzip: {error}") from None
+    if len(body) > limit:
+        raise too_large(limit)
+    if not unpacker.eof:
+        raise Problem(400, "the body is not gzip: it ends too early")
+    if unpacker.unused_data:
+        raise Problem(400, "the body is not gzip: something follows its end")
+    return body
+
+
+def too_large(limit: int) -> Problem:
+    return Problem(413, f"the body is larger than {limit} bytes", headers={"Connection": "close"})
+
+
+def media_type(request: Request, known: frozenset[str], default: str) -> str:
+    """The kind of the body; 415 for one that this route does not take."""
+    kind = request.headers.get("content-type", default).split(";")[0].strip().lower()
+    if kind not in known:
+        raise Problem(415, f"the body must be {' or '.join(sorted(known))}")
+    return kind
+
+
+def known_query(request: Request, known: set[str]) -> None:
+    if not request.scope["query_string"]:
+        return
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        raise field_error(unknown[0][:100], "no such query parameter")
+
+
+def decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(
+            422, f"the body is not JSON: {error}", errors=[{"field": "body", "detail": "not JSON"}]
+        ) from None

@@ -1,0 +1,119 @@
+"""From bodies that wait to rows in the store: what the writer's thread of a queue of samples does.
+
+Bodies are read here and not in the event loop: a large one would hold up fault events, and a new column
+asks the database.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, TypeVar
+
+import msgspec
+
+from healer.api.services import UnknownBook
+from healer.model import Catalogue, Ruleset, UnknownSeries
+from healer.ports import ColumnBook
+from healer.signals.measured import Unknown
+from healer.signals.translate import Translator
+from healer.signals.wire import BadBody
+
+R = TypeVar("R")
+
+#: Names that are counted apart between two writes of the tally; what is more is one name.
+NAMES = 2000
+REST = "…"
+
+
+class Refused(Exception):
+    """The body speaks of what its token is not bound to. The text says why; nothing of it is stored."""
+
+
+@dataclass(slots=True, eq=False)
+class Body(Generic[R]):
+    """One request. `read` raises BadBody or Refused; it is called once, also when the database is away."""
+
+    size: int
+    read: Callable[[], R]
+    outcome: R | BadBody | Refused | None = None
+
+
+class Intake(Generic[R]):
+    """`put` stores what the bodies of one batch hold; raises Unavailable, then the same bodies come again."""
+
+    def __init__(self, put: Callable[[list[R]], None]) -> None:
+        self._put = put
+
+    def store(self, bodies: Sequence[Body[R]]) -> list[R | BadBody | Refused]:
+        outcomes = [_outcome(body) for body in bodies]
+        good = [one for one in outcomes if not isinstance(one, BadBody | Refused)]
+        if good:
+            self._put(good)
+        return outcomes
+
+
+def _outcome(body: Body[R]) -> R | BadBody | Refused:
+    if body.outcome is None:
+        try:
+            body.outcome = body.read()
+        except (BadBody, Refused) as error:
+            body.outcome = error
+    return body.outcome
+
+
+class Translators:
+    """The translator of the catalogue in force. For one thread."""
+
+    def __init__(self, rules: Callable[[], Ruleset], book: ColumnBook, cluster: str) -> None:
+        self._rules, self._book, self._cluster = rules, book, cluster
+        self._catalogue: Catalogue | None = None
+        self._made: Translator | None = None
+
+    def current(self) -> Translator:
+        catalogue = self._rules().catalogue
+        if self._made is None or catalogue is not self._catalogue:
+            self._made = Translator(catalogue, self._book, self._cluster)
+            self._catalogue = catalogue
+        return self._made
+
+
+class Tally:
+    """Unknown series, summed up between two writes."""
+
+    def __init__(self, book: UnknownBook, cluster: str) -> None:
+        self._book, self._cluster = book, cluster
+        self._counted: dict[str, UnknownSeries] = {}
+        self._lock = threading.Lock()
+
+    def add(self, unknown: Iterable[tuple[str, Unknown]], now: datetime) -> None:
+        with self._lock:
+            for name, one in unknown:
+                told = name if name in self._counted or len(self._counted) < NAMES else REST
+                before = self._counted.get(told)
+                self._counted[told] = UnknownSeries(
+                    cluster=self._cluster,
+                    name=told,
+                    why=one.why,
+                    count=one.count + (before.count if before else 0),
+                    first_seen=before.first_seen if before else now,
+                    last_seen=now,
+                    example=one.example,
+                )
+
+    def flush(self) -> None:
+        """Writes what was counted; raises Unavailable, and keeps it for the next time."""
+        with self._lock:
+            counted, self._counted = self._counted, {}
+        if not counted:
+            return
+        try:
+            self._book.add(list(counted.values()))
+        except Exception:
+            with self._lock:
+                for name, one in counted.items():
+                    since = self._counted.get(name)
+                    later = since.count if since else 0
+                    if since or len(self._counted) < NAMES:
+                        self._counted[name] = msgspec.structs.replace(one, count=one.count + later)
+            raise

@@ -1,0 +1,304 @@
+"""The routes of samples: metrics in four wire forms, and step times. Answered after the group commit."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from healer.api.access import refuse
+from healer.api.entry import (
+    JSON,
+    UNPACKED_LIMIT,
+    Entry,
+    encoding_of,
+    foreign,
+    known_query,
+    media_type,
+    no_job,
+    raw_body,
+    read_body,
+    shed,
+)
+from healer.api.group_commit import Busy, GroupCommit
+from healer.api.intake import Body, Intake, Refused, Tally, Translators
+from healer.api.metrics import COMMIT_S, SIGNALS
+from healer.api.problems import Problem, field_error
+from healer.api.services import Arrival, Caller, Services, Unavailable
+from healer.api.views import Accepted, Rejected
+from healer.model import Observation, Role
+from healer.signals import wire
+from healer.signals.measured import Measured
+from healer.signals.translate import Translator
+from healer.signals.wire import BadBody, Known
+
+if TYPE_CHECKING:
+    from healer.signals.step_times import Steps
+
+R = TypeVar("R", Measured, "Steps")
+
+#: Bytes of bodies that may wait, and that are written in one commit.
+METRICS_QUEUE, METRICS_BATCH = 64 * 1024 * 1024, 2 * 1024 * 1024
+STEPS_QUEUE, STEPS_BATCH = 16 * 1024 * 1024, 2 * 1024 * 1024
+#: What a node's exporters say of its GPUs is stored again every 10 minutes; so many are known as stored.
+_INVENTORIES = 20_000
+
+_TEXT = frozenset({"text/plain", "application/openmetrics-text"})
+_XML = frozenset({"text/xml", "application/xml", "text/plain"})
+_PROTOBUF = frozenset({"application/x-protobuf"})
+
+_COUNTERS = {
+    route: {
+        result: SIGNALS.labels(route, result)
+        for result in ("accepted", "unrecognised", "rejected", "shed")
+    }
+    for route in ("metrics", "prometheus/write", "openmetrics", "nvidia-smi", "step-times")
+}  # fmt: skip
+
+_encode = msgspec.json.Encoder().encode
+
+
+class MeasuringRoutes:
+    """`POST /signals/…` of samples. The queues must have been started in the loop that serves the routes."""
+
+    role = Role.signals
+
+    def __init__(
+        self, services: Services, entry: Entry, events: "GroupCommit[Arrival, bool]", tally: Tally
+    ) -> None:
+        self._services = services
+        self._entry = entry
+        self._events = events
+        self._tally = tally
+        self._translators = Translators(services.rules, services.columns, services.cluster)
+        self.steps = GroupCommit(
+            Intake(self._put_steps).store, name="steps", queue=STEPS_QUEUE, batch=STEPS_BATCH, weigh=_size,
+            before=(events,),
+        )  # fmt: skip
+        self.metrics = GroupCommit(
+            Intake(self._put_metrics).store, name="metrics", queue=METRICS_QUEUE, batch=METRICS_BATCH,
+            weigh=_size, before=(events, self.steps),
+        )  # fmt: skip
+        self._inventories: OrderedDict[str, None] = OrderedDict()
+
+    def routes(self, prefix: str) -> list[Route]:
+        return [
+            Route(f"{prefix}/signals/metrics", self.columnar, methods=["POST"]),
+            Route(f"{prefix}/signals/prometheus/write", self.remote_write, methods=["POST"]),
+            Route(f"{prefix}/signals/openmetrics", self.openmetrics, methods=["POST"]),
+            Route(f"{prefix}/signals/nvidia-smi", self.nvidia_smi, methods=["POST"]),
+            Route(f"{prefix}/signals/step-times", self.step_times, methods=["POST"]),
+        ]
+
+    async def columnar(self, request: Request) -> Response:
+        caller, known = await self._enter(request)
+        media_type(request, JSON, "application/json")
+        known_query(request, set())
+        raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
+        now = self._services.clock.now()
+        return await self._measured(
+            "metrics", request, caller, len(raw), lambda: self._translator.columnar(raw, known, now)
+        )
+
+    async def remote_write(self, request: Request) -> Response:
+        """204. What is wrong with a body is 400: Prometheus would send it again and again after a 5xx."""
+        caller, known = await self._enter(request)
+        media_type(request, _PROTOBUF, "application/x-protobuf")
+        if "io.prometheus.write.v2" in request.headers.get("content-type", ""):
+            raise Problem(
+                415, "remote_write 2.0 is not spoken here: send 1.0 (prometheus.WriteRequest, the default)"
+            )
+        if encoding_of(request) != "snappy":
+            raise Problem(415, "remote_write needs Content-Encoding: snappy")
+        known_query(request, set())
+        raw = await raw_body(request)
+        now = self._services.clock.now()
+        try:
+            await self._measured(
+                "prometheus/write",
+                request,
+                caller,
+                len(raw),
+                lambda: self._translator.remote_write(raw, known, now),
+            )
+        except BadBody as error:
+            raise Problem(400, str(error)) from None
+        return Response(None, 204)
+
+    async def openmetrics(self, request: Request) -> Response:
+        caller, known = await self._enter(request)
+        media_type(request, _TEXT, "text/plain")
+        node = await self._query(request, caller)
+        raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
+        now = self._services.clock.now()
+        return await self._measured(
+            "openmetrics",
+            request,
+            caller,
+            len(raw),
+            lambda: self._translator.exposition(raw, known, now, node=node),
+        )
+
+    async def nvidia_smi(self, request: Request) -> Response:
+        caller, known = await self._enter(request)
+        media_type(request, _XML, "text/xml")
+        node = await self._query(request, caller)
+        if node is None:
+            raise field_error("node", "the output of nvidia-smi needs ?node= in the address")
+        raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
+        now = self._services.clock.now()
+        return await self._measured(
+            "nvidia-smi",
+            request,
+            caller,
+            len(raw),
+            lambda: self._translator.nvidia_smi(raw, known, now, node=node),
+        )
+
+    async def step_times(self, request: Request) -> Response:
+        caller, known = await self._entry.enter(request)
+        media_type(request, JSON, "application/json")
+        known_query(request, set())
+        raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
+        now = self._services.clock.now()
+        cluster = self._services.cluster
+
+        def read() -> "Steps":
+            from healer.signals.step_times import step_batches
+
+            steps = step_batches(raw, known, now, cluster=cluster)
+            _confine_steps(caller, steps)
+            return steps
+
+        steps = await self._stored(self.steps, "step-times", request, caller, Body(len(raw), read))
+        return _answer("step-times", steps.accepted, 0, steps.rejected)
+
+    # --- before and after the queue ---
+
+    async def _enter(self, request: Request) -> tuple[Caller, Known]:
+        caller, known = await self._entry.enter(request)
+        await no_job(request, caller)
+        return caller, known
+
+    async def _query(self, request: Request, caller: Caller) -> str | None:
+        """The node that the address names; the cluster in it must be this one."""
+        known_query(request, {"cluster", "node"})
+        cluster = request.query_params.get("cluster") or self._services.cluster
+        node = request.query_params.get("node") or None
+        if caller.cluster and caller.cluster != cluster:
+            await refuse(request, caller, f"this token is bound to the cluster {caller.cluster}")
+        if caller.node and node and caller.node != node:
+            await refuse(request, caller, f"this token is bound to the node {caller.node}")
+        if cluster != self._services.cluster:
+            raise field_error("cluster", f"healer serves the cluster {self._services.cluster} here")
+        return node
+
+    @property
+    def _translator(self) -> Translator:
+        """Asked in the writer's thread, which alone may use it."""
+        return self._translators.current()
+
+    async def _measured(
+        self, route: str, request: Request, caller: Caller, size: int, read: Callable[[], Measured]
+    ) -> Response:
+        def confined() -> Measured:
+            measured = read()
+            if (caller.node or caller.cluster) and (why := foreign(caller, measured.nodes())):
+                raise Refused(why)
+            return measured
+
+        measured = await self._stored(self.metrics, route, request, caller, Body(size, confined))
+        if measured.inventory:
+            await self._remember(measured.inventory)
+        return _answer(route, measured.samples, measured.unrecognised, measured.rejected)
+
+    async def _stored(
+        self,
+        queue: "GroupCommit[Body[R], R | BadBody | Refused]",
+        route: str,
+        request: Request,
+        caller: Caller,
+        body: Body[R],
+    ) -> R:
+        started = time.perf_counter()
+        try:
+            outcome = (await queue.add((body,)))[0]
+        except Busy as busy:
+            _COUNTERS[route]["shed"].inc()
+            raise shed(busy) from None
+        COMMIT_S.observe(time.perf_counter() - started)
+        if isinstance(outcome, Refused):
+            await refuse(request, caller, str(outcome))
+        if isinstance(outcome, BadBody):
+            raise outcome
+        return outcome
+
+    async def _remember(self, inventory: list[Observation]) -> None:
+        """Which GPU has which address: told with the samples, stored with the events, missed for nothing."""
+        new = [one for one in inventory if one.digest not in self._inventories]
+        if not new:
+            return
+        try:
+            await self._events.add([Arrival(one) for one in new], shed_first=True)
+        except (Busy, Unavailable):
+            return
+        for one in new:
+            self._inventories[one.digest] = None
+        while len(self._inventories) > _INVENTORIES:
+            self._inventories.popitem(last=False)
+
+    # --- in the writers' threads ---
+
+    def _put_metrics(self, told: list[Measured]) -> None:
+        reports = [report for measured in told for report in measured.reports]
+        if reports:
+            self._services.samples.put(reports)
+        now: datetime | None = None
+        for measured in told:
+            if measured.unknown:
+                now = now or self._services.clock.now()
+                self._tally.add(measured.unknown.items(), now)
+
+    def _put_steps(self, told: "list[Steps]") -> None:
+        batches = [batch for steps in told for batch in steps.batches]
+        if batches:
+            self._services.samples.put_steps(batches)
+
+
+def _size(body: Body) -> int:
+    return body.size
+
+
+def _confine_steps(caller: Caller, steps: "Steps") -> None:
+    """A token bound to a node tells of ranks on that node alone; one bound to a job of that job alone."""
+    for batch in steps.batches:
+        if caller.job and batch.job != caller.job:
+            raise Refused(f"this token is bound to the job {caller.job}")
+        named = {
+            (batch.cluster, batch.nodes[index] if index >= 0 else "") for index in set(batch.node.tolist())
+        }
+        if why := foreign(caller, named):
+            raise Refused(why)
+
+
+def _answer(route: str, accepted: int, unrecognised: int, rejected: Sequence[wire.Rejected]) -> Response:
+    counters = _COUNTERS[route]
+    for result, count in (
+        ("accepted", accepted),
+        ("unrecognised", unrecognised),
+        ("rejected", len(rejected)),
+    ):
+        if count:
+            counters[result].inc(count)
+    told = Accepted(
+        accepted=accepted,
+        duplicates=0,
+        unrecognised=unrecognised,
+        rejected=[Rejected(index=one.index, reason=one.reason) for one in rejected],
+    )
+    return Response(_encode(told), 202, media_type="application/json")

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.load import CLUSTER, Product, cpu_s, product, send_all
+from benchmarks._load import CLUSTER, Product, cpu_s, product, send_all
 from healer.sim.telemetry import SimTelemetry
 from healer.sim.wires import exposition, remote_write, series_of
 from tests.support.processes import descendants, free_port

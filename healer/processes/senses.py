@@ -25,6 +25,41 @@ Note = Callable[[Sequence[Report], Sequence[StepBatch], datetime], None]
 PAUSE_S = 5.0
 
 
+#: The log tells of the ticks so often.
+TELL_S = 60.0
+
+
+class Pace:
+    """What the ticks of the last minute were like."""
+
+    def __init__(self, begun: datetime) -> None:
+        self._begun = begun
+        self._ticks = self._reports = 0
+        self._oldest: datetime | None = None
+        self._lag_s = self._took_s = 0.0
+
+    def read(self, reports: Sequence[Report]) -> None:
+        self._reports += len(reports)
+        if reports:
+            oldest = min(one.arrived_at for one in reports)
+            self._oldest = oldest if self._oldest is None else min(oldest, self._oldest)
+
+    def ticked(self, begun: datetime, done: datetime) -> dict[str, float] | None:
+        """What to log, once a minute: the longest time from arrival to the end of the tick that looked at it,
+        and the longest tick."""
+        self._ticks += 1
+        self._took_s = max(self._took_s, (done - begun).total_seconds())
+        if self._oldest is not None:
+            self._lag_s = max(self._lag_s, (done - self._oldest).total_seconds())
+        self._oldest = None
+        if (done - self._begun).total_seconds() < TELL_S:
+            return None
+        told = {"ticks": self._ticks, "reports": self._reports, "lag_s": round(self._lag_s, 3)}
+        told["took_s"] = round(self._took_s, 3)
+        self._begun, self._ticks, self._reports, self._lag_s, self._took_s = done, 0, 0, 0.0, 0.0
+        return told
+
+
 class SensesLoop:
     """Reads samples, ticks, and keeps what was found until the walk fetches it with `heard`.
 
@@ -48,6 +83,7 @@ class SensesLoop:
         self._senses: Senses | None = None
         self._samples: Samples | None = None
         self._ticked: datetime | None = None
+        self._pace = Pace(clock.now())
 
     def heard(self) -> Sensed | None:
         """All that was found since the last call, as one. Called by the walk's thread."""
@@ -79,6 +115,7 @@ class SensesLoop:
         now = self._clock.now()
         if self._note is not None and (reports or batches):
             self._note(reports, batches, now)
+        self._pace.read(reports)
         self._senses.take(reports, batches, slurm, now)
         if self._ticked is not None and (now - self._ticked).total_seconds() < TICK_S:
             return
@@ -88,6 +125,9 @@ class SensesLoop:
         sensed = self._senses.tick(slurm, now, self._picture.watched)
         with self._lock:
             self._heard.append(sensed)
+        told = self._pace.ticked(now, self._clock.now())
+        if told is not None:
+            log.info("ticks", **told)
 
     def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:
         begun, rows = self._clock.now(), 0

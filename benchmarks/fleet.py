@@ -117,9 +117,8 @@ def restarted(running: Product, fleet: Fleet) -> None:
             print(f"{what}: not within {BACK_S:.0f} s")
             continue
         away_s = (datetime.fromisoformat(found[0]["timestamp"]) - at).total_seconds()
-        print(
-            f"{what} after {away_s:.1f} s { ({k: v for k, v in found[0].items() if k in ('rows', 'took_s')}) }"
-        )
+        told = ", ".join(f"{name} {found[0][name]}" for name in ("rows", "took_s") if name in found[0])
+        print(f"{what} after {away_s:.1f} s {told}")
     for line in after:
         print(f"  then lag {line['lag_s']} s, tick {line['took_s']} s")
 

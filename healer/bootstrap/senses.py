@@ -18,8 +18,12 @@ def senses_loop(
 ) -> SensesLoop:
     """Fresh senses read the store anew: what a failure left half taken in is not kept."""
     book = PostgresColumns(db)
+    reader: list[PostgresSamples] = []
 
     def make(now_in_force: Ruleset) -> tuple[Senses, Samples]:
-        return Senses(cluster, now_in_force, book), PostgresSamples(db, cluster)
+        while reader:
+            reader.pop().close()
+        reader.append(PostgresSamples(db, cluster))
+        return Senses(cluster, now_in_force, book), reader[0]
 
     return SensesLoop(rules=rules, make=make, picture=picture, clock=SystemClock(), note=note)

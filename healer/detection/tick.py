@@ -29,6 +29,7 @@ class Senses:
 
     def __init__(self, cluster: str, rules: Ruleset, book: ColumnBook, forest: Forest | None = None) -> None:
         self.cluster, self.book = cluster, book
+        self._catalogue = rules.catalogue
         self.telemetry = Telemetry(cluster, rules.catalogue, rules.gpu_models)
         self.steps = StepTimes(cluster)
         self.stragglers = Stragglers()
@@ -40,15 +41,21 @@ class Senses:
     @property
     def has_samples(self) -> bool:
         """False where nobody measures: then a tick would find nothing."""
-        return self.telemetry.counts.reports > 0 or any(True for _ in self.steps.jobs())
+        return self.telemetry.reports > 0 or any(True for _ in self.steps.jobs())
 
-    def follow(self, rules: Ruleset) -> None:
-        """Takes changed rules; what they watched already keeps its holds, what was measured its windows."""
+    def follow(self, rules: Ruleset) -> bool:
+        """Takes changed rules; what they watched already keeps its holds, what was measured its windows.
+
+        False when the catalogue changed: series mean something else now, and new senses have to begin anew.
+        """
         if rules.version == self.version:
-            return
-        self.telemetry.learn(rules.catalogue, rules.gpu_models)
+            return True
+        if rules.catalogue != self._catalogue:
+            return False
+        self.telemetry.models(rules.gpu_models)
         self.engine = RuleEngine(rules.detection, rules.catalogue, before=self.engine)
         self.version, self._topology = rules.version, rules.topology
+        return True
 
     def take(
         self,

@@ -108,9 +108,8 @@ class SensesLoop:
     def once(self) -> None:
         """Reads what is new, and ticks when it is time."""
         rules, slurm = self._rules(), self._picture.slurm
-        if self._senses is None or self._samples is None:
+        if self._senses is None or self._samples is None or not self._senses.follow(rules):
             self._senses, self._samples = self._rebuild(rules)
-        self._senses.follow(rules)
         reports, batches = self._samples.new()
         now = self._clock.now()
         if self._note is not None and (reports or batches):

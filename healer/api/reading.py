@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from healer.api.access import confine, need, own_clusters
 from healer.api.answers import answer
 from healer.api.documents import answers
+from healer.api.newest import STEPS, VALUES, step_times, with_signals
 from healer.api.problems import Problem
 from healer.api.rules import playbook_list, rule_list
 from healer.api.services import Caller, NotFound, Services
@@ -73,23 +75,30 @@ def nodes(
 
 @router.get("/nodes/{cluster}/{node}", responses=answers(NodeView, "the node"))
 def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
-    """One node: verdict, Slurm's own view, incidents, GPUs, history; may it run jobs, and why."""
+    """One node: verdict, Slurm's view, incidents, GPUs and links with their newest values, history; may it
+    run jobs, and why."""
     confine(request, caller, cluster=cluster, node=node)
     services = services_of(request)
     found = services.reads.node(cluster, node, services.rules())
     if found is None:
         raise NotFound(f"Slurm knows no node {node} in the cluster {cluster}")
-    return answer(request, found)
+    now = services.clock.now()
+    reports, columns = services.history.node_signals(cluster, node, now - VALUES)
+    return answer(request, with_signals(found, reports, columns, services.rules().catalogue, now))
 
 
 @router.get("/jobs/{cluster}/{job}", responses=answers(JobView, "the job"))
 def job(request: Request, caller: Viewer, cluster: Id, job: Id) -> Response:
-    """One job: its nodes, and the incidents that hit it."""
+    """One job: its nodes, step times and checkpoints, the incidents that hit it, and what it lost."""
     confine(request, caller, cluster=cluster, job=job)
-    found = services_of(request).reads.job(cluster, job)
-    if found is None:
+    services = services_of(request)
+    found = services.reads.job(cluster, job)
+    told = services.history.job_steps(cluster, job, services.clock.now() - STEPS)
+    steps = step_times(told, found.nodes if found else ())
+    if found is None and steps is None:
         raise NotFound(f"neither Slurm nor healer knows a job {job} in the cluster {cluster}")
-    return answer(request, found)
+    found = found or JobView(cluster=cluster, id=job, job=None, nodes=[], incidents=[])
+    return answer(request, msgspec.structs.replace(found, step_times=steps))
 
 
 @router.get("/incidents", responses=answers(Page[Incident], "incidents, newest first"))

@@ -97,20 +97,36 @@ class IncidentDetail(Incident, frozen=True, kw_only=True):
 
 
 class GpuView(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of a node as far as it is known. `verdict` from the open incidents that name it."""
+    """One GPU of a node as far as it is known. `verdict` from the open incidents that name it.
+
+    `signals`: name in the catalogue -> newest value; what is older than its signal's `stale_s` is left out.
+    """
 
     index: int
     pci: str | None = None
     uuid: str | None = None
     verdict: Verdict = Verdict.healthy
     incidents: list[str] = []
+    model: str = ""
+    signals: dict[str, float] = {}
+    measured_at: datetime | None = None
+
+
+class LinkView(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest values of one NVLink (`gpu` and `link`) or NIC port (`port`)."""
+
+    gpu: int | None = None
+    link: int | None = None
+    port: str | None = None
+    signals: dict[str, float] = {}
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """`out_by` is healer, person, slurm or planned, None while in service. `owner` is the person.
 
-    `may_run_jobs` is Slurm's own word; `why` explains it in one sentence. `gpus`, `jobs` and `history` are
-    filled for a single node only.
+    `may_run_jobs` is Slurm's own word; `why` explains it in one sentence. `gpus`, `jobs`, `history`,
+    `signals` and `links` are filled for a single node only; `measured_at` is when it last reported, None
+    when nothing came in the last 15 minutes.
     """
 
     cluster: str
@@ -128,10 +144,63 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     history: list[Incident] = []
     lemon_score: int = 0
     taken_at: datetime | None = None
+    signals: dict[str, float] = {}
+    links: list[LinkView] = []
+    measured_at: datetime | None = None
+
+
+class JobStepView(msgspec.Struct, frozen=True, kw_only=True):
+    """One step over all ranks that told it: seconds, medians but for `slowest_compute_s`."""
+
+    step: int
+    at: datetime | None
+    ranks: int
+    step_s: float | None = None
+    compute_s: float | None = None
+    slowest_compute_s: float | None = None
+    slowest_rank: int | None = None
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank did over the last 20 steps: `slower` is compute per work above its stage (0.18: 18 %)."""
+
+    rank: int
+    node: str | None
+    gpu: int | None
+    stage: int | None
+    slower: float
+    last: float | None
+    compute_s: float | None
+    slow_steps: int
+
+
+class StepTimesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times of the last 30 minutes, 200 steps at most, of the job's life `restart`.
+
+    `whole_only`: the job tells no compute time, so nobody can say which rank is slow.
+    """
+
+    restart: int
+    ranks: int
+    whole_only: bool
+    steps: list[JobStepView]
+    slowest: list[RankView]
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    restart: int
+    step: int
+    path: str
+    durable: bool
+    at: datetime
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """`job` is None when Slurm no longer knows it. `gpu_hours_lost` is None while it is not measured."""
+    """`job` is None when Slurm no longer knows it; `step_times` when none came in the last 30 minutes.
+
+    `gpu_hours_lost`: GPUs × the time from the last durable checkpoint to each requeue; None while that is
+    not known.
+    """
 
     cluster: str
     id: str
@@ -139,6 +208,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[str]
     incidents: list[Incident]
     requeues: list[dict[str, Any]] = []
+    step_times: StepTimesView | None = None
+    checkpoints: list[CheckpointView] = []
     gpu_hours_lost: float | None = None
 
 

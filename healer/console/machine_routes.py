@@ -10,6 +10,7 @@ from healer.console.views import heat, incident, node, rules, runs
 from healer.console.views.buttons import node_buttons
 from healer.console.views.job import WINDOW, checkpoint_steps, job_view
 from healer.model import Mode, SlurmJob
+from healer.observations.step_grid import StepGrid, deviation, grid
 
 #: Names that arrive and that no rule can use: the most frequent ones.
 UNKNOWN_SHOWN = 200
@@ -63,15 +64,15 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
 def _job_routes(routes: APIRouter, pages: Pages) -> None:
     def read(
         request: Request, cluster: str, job: str
-    ) -> tuple[dict, SlurmJob | None, JobHistory, heat.StepGrid | None]:
+    ) -> tuple[dict, SlurmJob | None, JobHistory, StepGrid | None]:
         """The page's context, Slurm's word, what healer knows, and its steps. Raises Stop."""
         context = pages.context(request, "job", cluster)
         snapshot = context["standing"].snapshot
         shown = snapshot.jobs.get(job) if snapshot else None
         history = pages.reads.job(cluster, job)
         told = pages.reads.job_steps(cluster, job, context["now"] - WINDOW)
-        made = heat.grid(told, slurm_nodes=shown.nodes if shown else ())
-        if shown is None and made is None and history == JobHistory():
+        made = grid(told, slurm_nodes=shown.nodes if shown else ())
+        if shown is None and made is None and history.empty:
             text = f"Neither Slurm nor healer knows a job {job} in {cluster}."
             raise Stop(pages.problem(404, "No such job", text))
         return context, shown, history, made
@@ -101,7 +102,7 @@ def _job_routes(routes: APIRouter, pages: Pages) -> None:
             body = {}
             if made is not None:
                 steps = checkpoint_steps(history, made.restart)
-                body = heat.picture(made, heat.deviation(made), steps, cluster)
+                body = heat.picture(made, deviation(made), steps, cluster)
             text = json.dumps(body, separators=(",", ":"), allow_nan=False)
             return pages.json(request, text)
 

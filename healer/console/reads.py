@@ -217,6 +217,10 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointSeen, ...] = ()
     gpu_hours_lost: float | None = None
 
+    @property
+    def empty(self) -> bool:
+        return not (self.incidents or self.requeues or self.checkpoints)
+
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What running made of one rule. `mode` was set while running, None: the file's or the default.

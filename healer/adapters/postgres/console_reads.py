@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
@@ -11,6 +11,8 @@ from healer.adapters.postgres import rows
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.figures import detector_lock, lock_held
 from healer.adapters.postgres.gate import read_facts
+from healer.adapters.postgres.job_history import job_history
+from healer.adapters.postgres.rule_records import rule_records
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
     audit_chain,
@@ -24,16 +26,18 @@ from healer.adapters.postgres.tables import (
     runs,
     snapshots,
 )
-from healer.api.services import Invalid
+from healer.api.services import Invalid, UnknownBook
 from healer.console.reads import (
     AuditQuery,
     BadCursor,
     ChainState,
     IncidentDetail,
     IncidentQuery,
+    JobHistory,
     Note,
     OpenIncident,
     Page,
+    RuleBook,
     RunDetail,
     RunQuery,
     SentMessage,
@@ -41,13 +45,17 @@ from healer.console.reads import (
 )
 from healer.model import (
     AuditRecord,
+    Catalogue,
     Checkpoint,
+    Column,
     Incident,
     Message,
     Ruleset,
     Run,
+    UnknownSeries,
 )
-from healer.ports import Clock
+from healer.model.samples import Report, StepBatch
+from healer.ports import Clock, SignalReads
 
 #: Runs that want a person, and how many of them a page shows.
 _ASKING = ("waiting_approval", "proposed", "stuck", "held")
@@ -66,13 +74,19 @@ class PostgresConsoleReads:
         snapshots: PostgresSnapshots,
         clock: Clock,
         rules: Callable[[], Ruleset],
+        signals: SignalReads,
+        unknown: UnknownBook,
         rules_error: Callable[[], str] = lambda: "",
+        cases: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._engine = engine
         self._snapshots = snapshots
         self._clock = clock
         self._rules = rules
+        self._signals = signals
+        self._unknown = unknown
         self._rules_error = rules_error
+        self._cases = cases
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -224,6 +238,29 @@ class PostgresConsoleReads:
             unsealed=waiting,
             checkpoint=None if signed is None else _checkpoint(signed),
         )
+
+    def catalogue(self) -> Catalogue:
+        return self._rules().catalogue
+
+    def rule_book(self, cluster: str) -> RuleBook:
+        with self._reading() as conn:
+            records = rule_records(conn, cluster, self._clock.now())
+        return RuleBook(rules=self._rules(), records=records, cases=self._cases())
+
+    def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
+        return self._unknown.series([cluster], limit)
+
+    def job(self, cluster: str, job: str) -> JobHistory:
+        with self._reading() as conn:
+            return job_history(conn, self._snapshots.read(conn, cluster), cluster, job)
+
+    def node_signals(
+        self, cluster: str, node: str, since: datetime
+    ) -> tuple[list[Report], dict[int, Column]]:
+        return self._signals.node_signals(cluster, node, since)
+
+    def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
+        return self._signals.job_steps(cluster, job, since)
 
 
 def _checkpoint(row: sa.Row) -> Checkpoint:

@@ -12,6 +12,7 @@ from healer.adapters.postgres import figures, paging, rows
 from healer.adapters.postgres.commands import pause_of
 from healer.adapters.postgres.details import incident_detail, run_detail
 from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.node_views import by_node, gpu_views, node_view
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
@@ -23,12 +24,12 @@ from healer.adapters.postgres.tables import (
     messages,
     notes,
     pauses,
-    requeues,
     rule_modes,
     runs,
 )
 from healer.api.views import (
     BreakerView,
+    CheckpointView,
     IncidentDetail,
     JobView,
     NodeView,
@@ -211,24 +212,19 @@ class PostgresReads:
     def job(self, cluster: str, job: str) -> JobView | None:
         with self._reading() as conn:
             picture = self._snapshots.read(conn, cluster)
-            shown = picture.jobs.get(job) if picture else None
-            hit = incidents.c.doc["jobs_hit"].contains([job])
-            found, _ = rows.incident_page(conn, [incidents.c.cluster == cluster, hit], 100, None)
-            asked = conn.execute(
-                sa.select(requeues.c.restarts, requeues.c.at, requeues.c.incident, requeues.c.run)
-                .where(requeues.c.cluster == cluster, requeues.c.job == job)
-                .order_by(requeues.c.id)
-            )
-            again = [dict(row) for row in asked.mappings()]
-        if shown is None and not found and not again:
+            known = job_history(conn, picture, cluster, job)
+        shown = picture.jobs.get(job) if picture else None
+        if shown is None and known.empty:
             return None
         return JobView(
             cluster=cluster,
             id=job,
             job=shown,
             nodes=list(shown.nodes) if shown else [],
-            incidents=found,
-            requeues=again,
+            incidents=list(known.incidents),
+            requeues=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.requeues],
+            checkpoints=[CheckpointView(**msgspec.structs.asdict(one)) for one in known.checkpoints],
+            gpu_hours_lost=known.gpu_hours_lost,
         )
 
     # --- runs ---

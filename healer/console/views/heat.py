@@ -1,168 +1,25 @@
-"""Step times of a job as a picture: rank by step, coloured by how much slower than its stage a rank was.
-
-Pure numpy over what senders told. All ranks of a synchronous job share the step's whole time, so only the
-compute time before the collective, per unit of work, tells the slow one.
-"""
+"""Step times of a job as a picture: rank by step, coloured by how much slower than its stage a rank was."""
 
 import base64
 import math
-import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from healer.model.samples import StepBatch
+from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
 
-#: The page reads so many steps back, and more ranks than that are drawn as nodes.
-STEPS_SHOWN = 200
+#: More ranks than that are drawn as nodes.
 RANK_ROWS = 256
-RANKS_AT_MOST = 16_384
-#: A rank's figures in the table are medians of its last so many steps.
-RECENT_STEPS = 20
-#: So much above its stage counts as a slow step in the table.
-SLOW = 0.05
 
 _NO_DEVIATION = -32_768
 _NO_SECONDS = 65_535
 _UNPLACED = 8
 
-Matrix = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class StepGrid:
-    """The latest life of a job. Matrices are (ranks, steps), NaN where nothing came.
-
-    `node` is an index into `nodes`, -1 unknown; `gpu` and `stage` likewise; `at` is s since 1970 per step.
-    """
-
-    restart: int
-    nodes: tuple[str, ...]
-    rank: NDArray[np.int64]
-    node: NDArray[np.int64]
-    gpu: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    step: NDArray[np.int64]
-    at: Matrix
-    step_s: Matrix
-    compute_s: Matrix
-    work: Matrix
-    #: The job did not say where its ranks run: they were laid over Slurm's nodes in order.
-    placed_by_order: bool = False
-
-    @property
-    def has_compute(self) -> bool:
-        return bool(np.isfinite(self.compute_s).any())
-
-
-def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> StepGrid | None:
-    """The last `STEPS_SHOWN` steps of the latest life; None when nothing came. A repeat is the later word."""
-    told = list(batches)
-    if not any(len(one.rank) for one in told):
-        return None
-    restart = max(one.restart for one in told if len(one.rank))
-    told = [one for one in told if one.restart == restart and len(one.rank)]
-    names: dict[str, int] = {}
-    node = np.concatenate([_global(one, names) for one in told])
-    rank, step = (np.concatenate([getattr(one, name) for one in told]) for name in ("rank", "step"))
-    steps = np.unique(step)[-STEPS_SHOWN:]
-    ranks = np.unique(rank[step >= steps[0]])[:RANKS_AT_MOST]
-    keep = (step >= steps[0]) & (rank <= ranks[-1])
-    rows, columns = np.searchsorted(ranks, rank[keep]), np.searchsorted(steps, step[keep])
-
-    def matrix(name: str) -> Matrix:
-        found = np.full((len(ranks), len(steps)), np.nan)
-        found[rows, columns] = np.concatenate([getattr(one, name) for one in told])[keep]
-        return found
-
-    def per_rank(values: NDArray[Any]) -> NDArray[np.int64]:
-        found = np.full(len(ranks), -1, np.int64)
-        known = values[keep] >= 0
-        found[rows[known]] = values[keep][known]
-        return found
-
-    at = matrix("at")
-    made = StepGrid(
-        restart=restart,
-        nodes=tuple(names),
-        rank=ranks.astype(np.int64),
-        node=per_rank(node),
-        gpu=per_rank(np.concatenate([one.gpu for one in told])),
-        stage=per_rank(np.concatenate([one.stage for one in told])),
-        step=steps.astype(np.int64),
-        at=_median(at, axis=0),
-        step_s=matrix("step_s"),
-        compute_s=matrix("compute_s"),
-        work=matrix("work"),
-    )
-    return _placed(made, slurm_nodes)
-
-
-def _global(batch: StepBatch, names: dict[str, int]) -> NDArray[np.int64]:
-    """The batch's node indices as indices into all names."""
-    own = np.array([names.setdefault(name, len(names)) for name in batch.nodes] + [-1], np.int64)
-    return own[batch.node]
-
-
-def _placed(made: StepGrid, slurm_nodes: Sequence[str]) -> StepGrid:
-    """Ranks without a node are laid over Slurm's nodes in order, where the counts fit."""
-    count, ranks = len(slurm_nodes), len(made.rank)
-    if made.nodes or not count or ranks % count or not np.array_equal(made.rank, np.arange(ranks)):
-        return made
-    each = ranks // count
-    return StepGrid(
-        restart=made.restart,
-        nodes=tuple(slurm_nodes),
-        rank=made.rank,
-        node=made.rank // each,
-        gpu=np.where(made.gpu >= 0, made.gpu, made.rank % each),
-        stage=made.stage,
-        step=made.step,
-        at=made.at,
-        step_s=made.step_s,
-        compute_s=made.compute_s,
-        work=made.work,
-        placed_by_order=True,
-    )
-
-
-def median_over_ranks(values: Matrix) -> Matrix:
-    """(steps,) from (ranks, steps)."""
-    return _median(values, axis=0)
-
-
-def _median(values: Matrix, axis: int | None = None) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a row that knows nothing is NaN, as it should be
-        return np.nanmedian(values, axis=axis)
-
-
-def deviation(made: StepGrid) -> Matrix:
-    """(ranks, steps): compute per work over the median of the same stage at that step, minus 1.
-
-    Without compute times: the whole step over the median of all steps, minus 1. Work counts only in steps
-    where every rank of the stage that told its compute told its work too.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if not made.has_compute:
-            return made.step_s / _median(made.step_s) - 1
-        found = np.full(made.compute_s.shape, np.nan)
-        for stage in np.unique(made.stage):
-            rows = made.stage == stage
-            compute, work = made.compute_s[rows], made.work[rows]
-            full = ((work > 0) | ~np.isfinite(compute)).all(axis=0)
-            each = np.where(full, compute / work, compute)
-            found[rows] = each / _median(each, axis=0) - 1
-        found[~np.isfinite(found)] = np.nan
-        return found
-
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table: medians over the last steps, in words."""
+    """One row of the table of slowest ranks, in words."""
 
     rank: int
     node: str
@@ -175,38 +32,23 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
     is_slow: bool
 
 
-def slowest(made: StepGrid, away: Matrix, count: int = 10) -> list[SlowRank]:
-    """The ranks that were furthest above their stage lately, worst first; those with three steps or more."""
-    recent = away[:, -RECENT_STEPS:]
-    middle = _median(recent, axis=1)
-    middle[np.isfinite(recent).sum(axis=1) < 3] = np.nan
-    order = [int(row) for row in np.argsort(-np.nan_to_num(middle, nan=-np.inf))[:count]]
-    compute = _median(made.compute_s[:, -RECENT_STEPS:], axis=1)
-    return [
-        SlowRank(
-            rank=int(made.rank[row]),
-            node=made.nodes[made.node[row]] if made.node[row] >= 0 else "",
-            gpu=str(made.gpu[row]) if made.gpu[row] >= 0 else "",
-            stage=str(made.stage[row]) if made.stage[row] >= 0 else "",
-            slower=percent(float(middle[row])),
-            last=percent(_last(away[row])),
-            compute=f"{compute[row]:.3f} s" if math.isfinite(compute[row]) else "",
-            slow_steps=int(np.nansum(away[row] > SLOW)),
-            is_slow=bool(middle[row] > SLOW),
-        )
-        for row in order
-        if math.isfinite(middle[row])
-    ]
+def slow_rank(pace: RankPace) -> SlowRank:
+    return SlowRank(
+        rank=pace.rank,
+        node=pace.node or "",
+        gpu="" if pace.gpu is None else str(pace.gpu),
+        stage="" if pace.stage is None else str(pace.stage),
+        slower=percent(pace.slower),
+        last=percent(pace.last),
+        compute="" if pace.compute_s is None else f"{pace.compute_s:.3f} s",
+        slow_steps=pace.slow_steps,
+        is_slow=pace.slower > SLOW,
+    )
 
 
-def _last(values: Matrix) -> float:
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else math.nan
-
-
-def percent(share: float) -> str:
+def percent(share: float | None) -> str:
     """`+18.2 %`, `−0.4 %`, empty when unknown."""
-    return f"{share * 100:+.1f} %".replace("-", "−") if math.isfinite(share) else ""
+    return "" if share is None else f"{share * 100:+.1f} %".replace("-", "−")
 
 
 def picture(made: StepGrid, away: Matrix, checkpoints: Sequence[int], cluster: str) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from healer.console.views.charts import ChartView, chart_view
 from healer.console.views.fleet import NodeRow
 from healer.model import SlurmJob
 from healer.model.detection import Chart, ChartLine, ChartMark
+from healer.observations import step_grid
+from healer.observations.step_grid import StepGrid
 
-#: Step times are read so far back, and no more than `heat.STEPS_SHOWN` steps of them are drawn.
+#: Step times are read so far back, and no more than `step_grid.STEPS_KEPT` steps of them are drawn.
 WINDOW = timedelta(minutes=30)
 #: Nodes listed by name; those in trouble come first.
 NODES_SHOWN = 64
@@ -83,7 +85,7 @@ def gpu_count(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> int:
 
 
 def job_view(
-    shown: SlurmJob | None, rows: dict[str, NodeRow], made: heat.StepGrid | None, history: JobHistory
+    shown: SlurmJob | None, rows: dict[str, NodeRow], made: StepGrid | None, history: JobHistory
 ) -> JobView:
     nodes = job_nodes(shown, rows)
     return JobView(
@@ -94,9 +96,9 @@ def job_view(
     )
 
 
-def steps_view(made: heat.StepGrid, history: JobHistory) -> StepsView:
-    away = heat.deviation(made)
-    step_s = np.asarray(heat.median_over_ranks(made.step_s))
+def steps_view(made: StepGrid, history: JobHistory) -> StepsView:
+    away = step_grid.deviation(made)
+    step_s = np.asarray(step_grid.median_over_ranks(made.step_s))
     known = step_s[np.isfinite(step_s)]
     last = made.at[np.isfinite(made.at)]
     return StepsView(
@@ -106,23 +108,22 @@ def steps_view(made: heat.StepGrid, history: JobHistory) -> StepsView:
         rows_are_nodes=len(made.rank) > heat.RANK_ROWS,
         whole_only=not made.has_compute,
         placed_by_order=made.placed_by_order,
-        slowest=tuple(heat.slowest(made, away)) if made.has_compute else (),
+        slowest=tuple(map(heat.slow_rank, step_grid.slowest(made, away))) if made.has_compute else (),
         last_at=datetime.fromtimestamp(float(last[-1]), UTC) if len(last) else None,
-        speed=words.figure(float(np.median(known[-heat.RECENT_STEPS :])), "s") if len(known) else "",
+        speed=words.figure(float(np.median(known[-step_grid.RECENT_STEPS :])), "s") if len(known) else "",
     )
 
 
-def _chart(made: heat.StepGrid, step_s: heat.Matrix, history: JobHistory) -> ChartView:
+def _chart(made: StepGrid, step_s: step_grid.Matrix, history: JobHistory) -> ChartView:
     keep = np.isfinite(made.at)
     lines = [ChartLine(label="step", role="own", values=_values(step_s[keep]))]
     if made.has_compute:
         compute = made.compute_s[:, keep]
+        middle = step_grid.median_over_ranks(compute)
         slow = np.where(np.isfinite(compute).any(axis=0), np.nan_to_num(compute).max(axis=0), np.nan)
         lines += [
             ChartLine(label="compute, slowest rank", role="own", values=_values(slow)),
-            ChartLine(
-                label="compute, median rank", role="peers", values=_values(heat.median_over_ranks(compute))
-            ),
+            ChartLine(label="compute, median rank", role="peers", values=_values(middle)),
         ]
     marks = [
         ChartMark(at=one.at, label="checkpoint" if one.durable else "checkpoint, not durable")
@@ -136,7 +137,7 @@ def _chart(made: heat.StepGrid, step_s: heat.Matrix, history: JobHistory) -> Cha
     )
 
 
-def _values(found: heat.Matrix) -> tuple[float | None, ...]:
+def _values(found: step_grid.Matrix) -> tuple[float | None, ...]:
     return tuple(None if math.isnan(one) else float(one) for one in found)
 
 

@@ -202,6 +202,8 @@ def run_api(settings: Settings) -> None:
 
 def run_detector(settings: Settings) -> None:
     """Waits to lead, then walks until stopped. A broken database connection ends it: it starts anew."""
+    from healer.bootstrap.senses import senses_loop
+
     stopped = _until_stopped()
     db = engine(settings, name="healer detector", pool_size=3)
     cluster = cluster_name(settings)
@@ -215,6 +217,7 @@ def run_detector(settings: Settings) -> None:
     cleared = returned_nodes(connection, cluster)
     connection.commit()
     snapshots = PostgresSnapshots(db)  # one for both: each would decode every change of its own
+    recorder = _recorder(settings, db)
     detector = Detector(
         cluster=cluster,
         ledger=ledger(settings, db, cluster, connection, snapshots),
@@ -225,8 +228,11 @@ def run_detector(settings: Settings) -> None:
         wait=waker.wait,
         poke=poke(settings, cluster),
         cleared=cleared,
-        recorder=_recorder(settings, db),
+        recorder=recorder,
     )
+    senses = senses_loop(db, cluster, rules, detector.picture, recorder.note_samples if recorder else None)
+    detector.heard = senses.heard
+    threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
     detector.run(stopped.is_set)
 
 

@@ -46,6 +46,11 @@ class Client:
         headers = {"Idempotency-Key": key} if key else {}
         return self._ask("POST", path, json=body, params=_given(query), headers=headers)
 
+    def send(self, path: str, content: bytes, kind: str, *, packed: str | None = None, **query: Any) -> Any:
+        """A body that is not JSON. `packed` is its Content-Encoding."""
+        headers = {"Content-Type": kind} | ({"Content-Encoding": packed} if packed else {})
+        return self._ask("POST", path, content=content, params=_given(query), headers=headers)
+
     def delete(self, path: str, body: Any) -> Any:
         return self._ask("DELETE", path, json=body)
 

@@ -1,27 +1,22 @@
-"""`healer send`: files or standard input as signals."""
+"""`healer send`: kernel lines and heartbeats; samples are in `send_samples`."""
 
-import sys
-import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, client, print_json
+from healer.commands import send_samples
+from healer.commands.remote import AS_JSON, CLUSTER, client
+from healer.commands.sending import Total, batches, lines_of, patiently
 
-#: Lines in one request: far below the 8 MB that the API takes, whatever the lines.
+#: Lines in one request.
 _BATCH = 500
-#: A server that is busy or away is asked again for this long.
-_PATIENCE_S = 30.0
-_HEAPS = ("accepted", "duplicates", "unrecognised")
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Send signals.", rich_markup_mode=None)
     group.command("kernel-log")(kernel_log)
     group.command("heartbeat")(heartbeat)
+    send_samples.register(group)
     app.add_typer(group, name="send")
 
 
@@ -33,19 +28,15 @@ def kernel_log(
     json: bool = AS_JSON,
 ) -> None:
     """Send kernel lines. Ends with 1 when lines were rejected."""
-    outer = (
-        {"node": node} | ({"cluster": cluster} if cluster else {}) | ({"boot_id": boot_id} if boot_id else {})
-    )
-    total: dict[str, Any] = dict.fromkeys(_HEAPS, 0) | {"rejected": []}
+    outer = _outer(node, cluster, boot_id)
+    total = Total("line")
+    lines = (line for line in lines_of(files or [Path("-")]) if line.strip())
     with client() as api:
-        sent = 0
-        for batch in _batches(_lines(files or [Path("-")])):
-            answer = _patiently(
-                api, "/signals/kernel-log", {**outer, "entries": [{"line": one} for one in batch]}
-            )
-            _add(total, answer, sent)
-            sent += len(batch)
-    _report(total, json)
+        for batch in batches(lines, most_lines=_BATCH):
+            entries = [{"line": one.decode("utf-8", "replace")} for one in batch]
+            body = {**outer, "entries": entries}
+            total.add(patiently(lambda body=body: api.post("/signals/kernel-log", body)), len(batch))
+    total.report(json)
 
 
 def heartbeat(
@@ -55,65 +46,14 @@ def heartbeat(
     json: bool = AS_JSON,
 ) -> None:
     """Send one heartbeat."""
-    body = (
-        {"node": node} | ({"cluster": cluster} if cluster else {}) | ({"boot_id": boot_id} if boot_id else {})
-    )
+    total = Total("entry")
     with client() as api:
-        answer = _patiently(api, "/signals/heartbeat", body)
-    _report(answer, json)
+        total.add(
+            patiently(lambda: api.post("/signals/heartbeat", _outer(node, cluster, boot_id))), 1
+        )  # fmt: skip
+    total.report(json)
 
 
-def _lines(files: Iterable[Path]) -> Iterator[str]:
-    for path in files:
-        if str(path) == "-":
-            yield from (line.rstrip("\r\n") for line in sys.stdin)
-            continue
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                yield from (line.rstrip("\r\n") for line in file)
-        except OSError as error:
-            raise Failed(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for line in lines:
-        if line.strip():
-            batch.append(line)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _patiently(api: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A repeat is harmless: what was stored is a duplicate."""
-    from healer.client import ClientError
-
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return api.post(path, body)
-        except ClientError as error:
-            if error.problem.get("status") not in {429, 503} or time.monotonic() > deadline:
-                raise
-            time.sleep(1)
-
-
-def _add(total: dict[str, Any], answer: dict[str, Any], before: int) -> None:
-    for heap in _HEAPS:
-        total[heap] += answer[heap]
-    total["rejected"] += [{**one, "index": one["index"] + before} for one in answer["rejected"]]
-
-
-def _report(total: dict[str, Any], json: bool) -> None:
-    if json:
-        print_json(total)
-    else:
-        counts = ", ".join(f"{total[heap]} {heap}" for heap in _HEAPS)
-        typer.echo(f"{counts}, {len(total['rejected'])} rejected")
-        for one in total["rejected"][:20]:
-            typer.echo(f"line {one['index'] + 1}: {one['reason']}", err=True)
-    if total["rejected"]:
-        raise typer.Exit(1)
+def _outer(node: str, cluster: str | None, boot_id: str | None) -> dict[str, str]:
+    fields = {"node": node, "cluster": cluster, "boot_id": boot_id}
+    return {name: value for name, value in fields.items() if value}

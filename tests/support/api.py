@@ -31,10 +31,12 @@ from healer.api.app import create_app
 from healer.api.services import Conflict, GuardRefused, NotFound, RunRequest, Services
 from healer.api.views import AuditVerified, Preview
 from healer.model import (
+    Alias,
     Answer,
     AnswerKind,
     Breaker,
     BreakerState,
+    Catalogue,
     Cause,
     Component,
     FaultClass,
@@ -47,7 +49,10 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Scope,
     Severity,
+    Signal,
+    SignalKind,
     SlurmJob,
     SlurmNode,
     SlurmSnapshot,
@@ -61,8 +66,32 @@ from tests.support.wait import wait_until
 CLUSTER = "pod1"
 XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 
+CATALOGUE = Catalogue(
+    signals={
+        "gpu_temp_c": Signal(
+            name="gpu_temp_c",
+            unit="°C",
+            kind=SignalKind.gauge,
+            scope=Scope.gpu,
+            text="Temperature of the GPU",
+            source="DCGM field 150",
+            aliases=(Alias(name="DCGM_FI_DEV_GPU_TEMP"), Alias(name="nvidia-smi:temperature/gpu_temp")),
+        ),
+        "load1": Signal(
+            name="load1",
+            unit="ratio",
+            kind=SignalKind.gauge,
+            scope=Scope.node,
+            text="Load average of one minute",
+            source="/proc/loadavg",
+            aliases=(Alias(name="node_load1"),),
+        ),
+    }
+)
+
 RULES = Ruleset(
     version="test",
+    catalogue=CATALOGUE,
     xids={},
     sxids={},
     rules=(

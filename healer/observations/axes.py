@@ -323,6 +323,5 @@ class Axes:
         if to is Scope.gpu:
             return np.where(self.present[node] & (gpu >= 0), self.gpu_row[node, gpu], -1)
         if to is Scope.job:
-            by_gpu = np.where(gpu >= 0, self.gpu_job[node, gpu], self.job[node])
-            return np.where(self.present[node], by_gpu, -1)
+            return np.where(gpu >= 0, self.gpu_job[node, gpu], self.job[node])
         return self._of_node(node, to)

@@ -37,6 +37,14 @@ def test_a_slot_that_comes_round_again_is_empty() -> None:
     assert of_row(made, SLOTS, SLOTS) == [None] * (SLOTS - 1) + [8]
 
 
+def test_the_next_slot_is_emptied_for_all_rows_when_one_writes_into_it() -> None:
+    made = rings()
+    for slot in range(SLOTS):
+        put(made, slot * SLOT_S, slot)
+    put(made, SLOTS * SLOT_S, 7, row=1)
+    assert of_row(made, 2, SLOTS) == [SLOTS - 1, None]
+
+
 @pytest.mark.parametrize("later", [SLOTS - 1, SLOTS, SLOTS + 1, 1000 * SLOTS])
 def test_time_alone_empties_the_ring_and_at_most_the_whole_of_it(later: int) -> None:
     made = rings()

@@ -1,0 +1,262 @@
+"""What the isolation forest looks at: slow features of a node, each compared with the node's peers.
+
+Raw values would teach it which job runs; a difference to the peers of the same moment does not. A feature
+is (value - peers' median) / max(peers' robust deviation, `floor`), cut at ±10, smoothed over 2.5 minutes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Scope
+from healer.observations.groups import peer_spread
+from healer.observations.telemetry import Telemetry
+
+#: Moments are sampled at this pace.
+SAMPLE_S = 30.0
+#: Weight of the newest sample: what is smoothed follows a step to 63 % in 2.5 minutes.
+WEIGHT = 0.2
+#: A feature without a new sample for this long is unknown; with fewer samples since, it is not smooth yet.
+STALE_S = 120.0
+SAMPLES_LEAST = 5
+CUT = 10.0
+#: A node computes from this mean use of its GPUs on; below, it is idle.
+BUSY_PERCENT = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One feature. `signals`: the first that anybody tells now. `fold`: how a node's parts become one value
+    (mean, high, low, sum). `how`: `level` (a gauge), `log` (a gauge whose ratio matters), `share` (a counter
+    of seconds: share of time), `errors` (a counter of rare events: log of 1 + events per hour). `floor`: the
+    least difference worth one unit, in the unit of the value so made."""
+
+    name: str
+    signals: tuple[str, ...]
+    fold: str
+    how: str
+    floor: float
+
+
+def _f(name: str, signals: str, fold: str, how: str, floor: float) -> Feature:
+    return Feature(name, tuple(signals.split()), fold, how, floor)
+
+
+FEATURES = (
+    # GPUs: temperature and power at the peers' load, clocks, use.
+    _f("gpu temperature, mean", "gpu_temp_c", "mean", "level", 2.0),
+    _f("gpu temperature, hottest", "gpu_temp_c", "high", "level", 2.0),
+    _f("memory temperature, hottest", "memory_temp_c", "high", "level", 2.0),
+    _f("gpu power, mean", "power_w", "mean", "level", 10.0),
+    _f("gpu power, lowest", "power_w", "low", "level", 10.0),
+    _f("SM clock, mean", "sm_clock_mhz", "mean", "level", 20.0),
+    _f("SM clock, slowest", "sm_clock_mhz", "low", "level", 20.0),
+    _f("gpu use, mean", "gpu_util_percent gr_engine_active_ratio", "mean", "log", 0.05),
+    _f("gpu use, least", "gpu_util_percent gr_engine_active_ratio", "low", "log", 0.05),
+    _f("tensor cores active, least", "tensor_active_ratio sm_active_ratio", "low", "log", 0.05),
+    _f("device memory active, least", "dram_active_ratio memory_copy_util_percent", "low", "log", 0.05),
+    _f("device memory used", "gpu_memory_used_bytes", "mean", "log", 0.05),
+    _f("PCIe received, least", "pcie_rx_bytes_per_s", "low", "log", 0.2),
+    _f("PCIe sent, least", "pcie_tx_bytes_per_s", "low", "log", 0.2),
+    _f("NVLink sent, least", "nvlink_tx_bytes_per_s", "low", "log", 0.2),
+    # What slows a GPU down, and what it corrects.
+    _f("thermal slowdown", "hw_thermal_slowdown_s_total thermal_violation_s_total", "high", "share", 0.01),
+    _f("software thermal slowdown", "sw_thermal_slowdown_s_total", "high", "share", 0.01),
+    _f("power brake", "hw_power_brake_s_total power_violation_s_total", "high", "share", 0.02),
+    _f("corrected memory errors", "ecc_sbe_volatile_total ecc_dram_correctable_total", "sum", "errors", 1.0),
+    _f("PCIe replays", "pcie_replay_total pcie_correctable_total", "sum", "errors", 1.0),
+    _f("NVLink replays", "nvlink_replay_total nvlink_dl_replay_total", "sum", "errors", 1.0),
+    _f("NVLink CRC errors", "nvlink_crc_flit_total nvlink_dl_crc_total", "sum", "errors", 1.0),
+    # NIC ports.
+    _f("network symbol errors", "ib_symbol_error_total net_phy_rx_symbol_total", "sum", "errors", 1.0),
+    _f("network receive errors", "ib_rcv_error_total net_rx_error_total", "sum", "errors", 1.0),
+    _f("network waiting to send", "ib_xmit_wait_total roce_cnp_handled_total", "sum", "errors", 1.0),
+    _f("network resends", "ib_packet_seq_total roce_adp_retransmit_total", "sum", "errors", 1.0),
+    # The host.
+    _f("host load", "load1", "mean", "log", 0.2),
+    _f("host memory left", "host_memory_available_bytes", "mean", "log", 0.1),
+    _f("waiting for disks", "pressure_io_s_total cpu_iowait_s_total", "sum", "share", 0.02),
+    _f("waiting for memory", "pressure_memory_s_total", "sum", "share", 0.01),
+    _f("disks at work", "disk_io_s_total", "sum", "share", 0.05),
+    _f("processor time stolen or throttled", "cpu_steal_s_total", "sum", "share", 0.02),
+    _f("TCP resends", "tcp_retransmit_total", "sum", "errors", 1.0),
+    _f("host temperature", "host_temp_c", "mean", "level", 2.0),
+    _f("node power", "node_power_w", "mean", "log", 0.05),
+)
+NAMES = tuple(feature.name for feature in FEATURES)
+_PLACES = {name: index for index, name in enumerate(NAMES)}
+
+Floats = NDArray[np.float32]
+
+
+class NodeFeatures:
+    """The features of all nodes of one cluster, by the rows of the node axis. One thread owns it."""
+
+    def __init__(self) -> None:
+        count = len(FEATURES)
+        #: (features, nodes) smoothed; and of the last sample: the value of the node, the median of its peers.
+        self._smooth = np.zeros((count, 0), np.float32)
+        self._heard = np.zeros((count, 0))
+        self._samples = np.zeros((count, 0), np.int32)
+        self._values = np.zeros((count, 0), np.float32)
+        self._peers = np.zeros((count, 0), np.float32)
+
+    def sample(self, telemetry: Telemetry, now: datetime) -> None:
+        """Takes one sample of everything. Call it every `SAMPLE_S`."""
+        n = telemetry.axis(Scope.node).n
+        self._grow(n)
+        groups = telemetry.groups(Scope.node)
+        folded = _Folds(telemetry)
+        stamp = now.timestamp()
+        for index, feature in enumerate(FEATURES):
+            values = _values(feature, telemetry, folded, now)
+            if values is None:
+                continue
+            middle, spread = peer_spread(values, groups)
+            with np.errstate(invalid="ignore"):
+                z = np.clip((values - middle) / np.fmax(spread, feature.floor), -CUT, CUT)
+            known = np.isfinite(z)
+            old = self._smooth[index, :n]
+            fresh = stamp - self._heard[index, :n] > STALE_S
+            self._smooth[index, :n] = np.where(known, np.where(fresh, z, old + WEIGHT * (z - old)), old)
+            self._heard[index, :n] = np.where(known, stamp, self._heard[index, :n])
+            self._samples[index, :n] = np.where(fresh, 0, self._samples[index, :n]) + known
+            self._values[index, :n], self._peers[index, :n] = _told(feature, values), _told(feature, middle)
+
+    def matrix(self, now: datetime) -> Floats:
+        """(nodes, features), NaN where unknown."""
+        known = (now.timestamp() - self._heard <= STALE_S) & (self._samples >= SAMPLES_LEAST)
+        return np.where(known, self._smooth, np.nan).T.astype(np.float32)
+
+    def told(self, feature: str, row: int) -> tuple[float, float]:
+        """What a node's feature was in the last sample, and the median of its peers: in words for people."""
+        index = _PLACES[feature]
+        return float(self._values[index, row]), float(self._peers[index, row])
+
+    def _grow(self, n: int) -> None:
+        more = n - self._smooth.shape[1]
+        if more > 0:
+            count = len(FEATURES)
+            fills = {"_smooth": 0, "_heard": -np.inf, "_samples": 0, "_values": np.nan, "_peers": np.nan}
+            for name, fill in fills.items():
+                known = getattr(self, name)
+                wider = np.concatenate([known, np.full((count, more), fill, known.dtype)], axis=1)
+                setattr(self, name, wider)
+
+
+class _Folds:
+    """From parts to nodes: the rows of each axis by node, sorted once."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._sorted: dict[Scope, tuple[NDArray, NDArray, NDArray]] = {}
+
+    def fold(self, scope: Scope, values: NDArray, how: str) -> NDArray[np.float64]:
+        """(nodes,) of (n,); NaN where a node has no known part."""
+        if scope is Scope.node:
+            return values
+        nodes = np.full(self._telemetry.axis(Scope.node).n, np.nan)
+        order, starts, names = self._by_node(scope)
+        if not len(order):
+            return nodes
+        ordered = values[order]
+        if how == "high":
+            found = np.fmax.reduceat(ordered, starts)
+        elif how == "low":
+            found = np.fmin.reduceat(ordered, starts)
+        else:
+            known = np.isfinite(ordered)
+            count = np.add.reduceat(known.astype(np.int64), starts)
+            total = np.add.reduceat(np.where(known, ordered, 0), starts)
+            divisor = np.maximum(count, 1) if how == "mean" else 1
+            found = np.where(count > 0, total / divisor, np.nan)
+        nodes[names] = found
+        return nodes
+
+    def _by_node(self, scope: Scope) -> tuple[NDArray, NDArray, NDArray]:
+        if scope not in self._sorted:
+            parent = self._telemetry.axis(scope).parent(Scope.node)
+            order = np.argsort(parent, kind="stable")
+            order = order[np.searchsorted(parent[order], 0) :]
+            nodes, starts = np.unique(parent[order], return_index=True)
+            self._sorted[scope] = order, starts, nodes
+        return self._sorted[scope]
+
+
+def _values(feature: Feature, telemetry: Telemetry, folds: _Folds, now: datetime) -> NDArray | None:
+    """(nodes,) the feature before it is compared; None where nobody tells any of its signals."""
+    for name in feature.signals:
+        scope = telemetry.scope_of(name)
+        if scope is None:
+            continue
+        found = folds.fold(scope, _reading(feature, name, telemetry, now), feature.fold)
+        if np.isfinite(found).any():
+            return _compared(feature, found)
+    return None
+
+
+def _compared(feature: Feature, found: NDArray) -> NDArray:
+    match feature.how:
+        case "log":
+            return np.log(np.maximum(found, 0.01))
+        case "errors":
+            return np.log1p(3600 * np.maximum(found, 0))
+    return found
+
+
+def _reading(feature: Feature, name: str, telemetry: Telemetry, now: datetime) -> NDArray[np.float64]:
+    """(n,) the gauge now, or what a counter grew per second lately."""
+    if feature.how in ("level", "log"):
+        return telemetry.value(name, now)
+    grown, covered_s = telemetry.increase(name, SAMPLE_S, now)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(covered_s > 0, grown / covered_s, np.nan)
+
+
+def _told(feature: Feature, values: NDArray) -> NDArray:
+    """Back from what is compared to what people read."""
+    match feature.how:
+        case "log":
+            return np.exp(values)
+        case "errors":
+            return np.expm1(values)
+    return values
+
+
+def classes(telemetry: Telemetry, now: datetime) -> list[tuple[str, str]]:
+    """By node: GPU model and load (`busy`, `idle`); load is empty where the node belongs to neither: drained,
+    allocated without computing, computing without Slurm, or not told."""
+    allocated = _slurm(telemetry, "slurm_allocated", now)
+    drained = _slurm(telemetry, "slurm_drained", now)
+    folds = _Folds(telemetry)
+    use = np.full(telemetry.axis(Scope.node).n, np.nan)
+    for name, scale in (("gpu_util_percent", 1.0), ("gr_engine_active_ratio", 100.0)):
+        if (scope := telemetry.scope_of(name)) is not None:
+            told = folds.fold(scope, telemetry.value(name, now) * scale, "mean")
+            use = np.where(np.isfinite(use), use, told)
+    usable = drained == 0
+    busy = usable & (allocated == 1) & (use >= BUSY_PERCENT)
+    idle = usable & (allocated == 0) & (use < BUSY_PERCENT)
+    loads = np.where(busy, "busy", np.where(idle, "idle", "")).tolist()
+    return list(zip(telemetry.model_of(Scope.node), loads, strict=True))
+
+
+def _slurm(telemetry: Telemetry, name: str, now: datetime) -> NDArray[np.float64]:
+    if telemetry.scope_of(name) is None:
+        return np.full(telemetry.axis(Scope.node).n, np.nan)
+    return telemetry.value(name, now)
+
+
+def definition(features: Sequence[str]) -> str:
+    """A hash of how these features are made: a model knows nothing of features made otherwise."""
+    made = repr([FEATURES[index] for index in columns(features)] + [SAMPLE_S, WEIGHT, CUT, BUSY_PERCENT])
+    return sha256(made.encode()).hexdigest()[:16]
+
+
+def columns(features: Sequence[str]) -> list[int]:
+    """Where these features stand in a matrix of all; KeyError for one that this version does not have."""
+    return [_PLACES[name] for name in features]

@@ -300,7 +300,7 @@ def job_history(job: str, details: list[IncidentDetail]) -> JobHistory:
     return JobHistory(
         incidents=tuple(sorted(hit, key=lambda one: one.opened, reverse=True)),
         requeues=(Requeue(at=NOW - timedelta(minutes=3), restarts=1, incident=hit[0].id),) if hit else (),
-        checkpoints=seen if int(job) % 4 == 3 else (),
+        checkpoints=seen if job == "4711" else (),
     )
 
 

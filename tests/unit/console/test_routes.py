@@ -1,7 +1,9 @@
 """The pages without a browser: who may see them, and that wrong addresses get clear answers."""
 
+import hashlib
 import re
 
+import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
@@ -25,7 +27,8 @@ def client(site: Site) -> TestClient:
 
 def test_every_page_needs_a_session(client: TestClient) -> None:
     for path in ("/", "/incidents", "/incidents/12345678", "/runs", "/runs/x", "/audit", "/fleet.json",
-                 "/nodes/pod1/gpu0001", "/incidents/12345678/report.md"):  # fmt: skip
+                 "/nodes/pod1/gpu0001", "/incidents/12345678/report.md", "/jobs/pod1/4711", "/rules",
+                 "/jobs/pod1/4711/steps.json"):  # fmt: skip
         answer = client.get(path)
         assert answer.status_code == 303, path
         assert answer.headers["location"].startswith("/sign-in")
@@ -37,8 +40,10 @@ def test_a_signals_token_sees_no_page() -> None:
 
 
 def test_pages_carry_the_policy_and_no_inline_script_or_style(client: TestClient, site: Site) -> None:
-    incident = next(iter(site.sample.details))
-    for path in ("/", "/incidents", f"/incidents/{incident}", "/runs", "/audit", "/sign-in"):
+    paths = ["/", "/incidents", "/runs", "/audit", "/sign-in", "/rules", "/rules?show=unknown"]
+    paths += [f"/incidents/{incident}" for incident in site.sample.details]
+    paths += ["/jobs/pod1/4711", "/nodes/pod1/gpu0007", "/nodes/pod1/gpu0003"]
+    for path in paths:
         answer = client.get(path, headers=COOKIE)
         assert answer.status_code == 200
         assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
@@ -51,7 +56,10 @@ def test_pages_carry_the_policy_and_no_inline_script_or_style(client: TestClient
     [
         ("/?cluster=nowhere", 404), ("/incidents/0123456789", 404), ("/runs/nothing", 404),
         ("/nodes/pod1/gpu9999", 404), ("/incidents?cursor=garbage", 400), ("/incidents?severity=P9", 200),
-        ("/?page=999", 200), ("/static/../pyproject.toml", 404), ("/static/nothing.js", 404),
+        ("/?page=999", 200), ("/jobs/pod1/nothing", 404), ("/jobs/elsewhere/4711", 404),
+        ("/jobs/pod1/nothing/steps.json", 404), ("/nodes/pod1/gpu0001?signal=nonsense", 200),
+        ("/rules?mode=nonsense&kind=x&state=y", 200), ("/static/../pyproject.toml", 404),
+        ("/static/nothing.js", 404),
     ],
 )  # fmt: skip
 def test_wrong_addresses_get_clear_answers(client: TestClient, path: str, status: int) -> None:
@@ -80,6 +88,41 @@ def test_fleet_json_answers_304_when_nothing_changed(client: TestClient) -> None
     assert len(first.json()["nodes"]) == 32
     again = client.get("/fleet.json", headers={**COOKIE, "If-None-Match": first.headers["etag"]})
     assert again.status_code == 304
+
+
+def test_steps_json_answers_304_when_nothing_changed(client: TestClient) -> None:
+    first = client.get("/jobs/pod1/4711/steps.json", headers=COOKIE)
+    assert (first.json()["mode"], len(first.json()["rows"])) == ("compute", 128)
+    again = client.get(
+        "/jobs/pod1/4711/steps.json", headers={**COOKIE, "If-None-Match": first.headers["etag"]}
+    )
+    assert again.status_code == 304
+
+
+def test_rules_are_found_by_their_address(client: TestClient) -> None:
+    def found(query: str) -> list[str]:
+        return re.findall(r'<tr data-row="([^"]+)"', client.get(f"/rules?{query}", headers=COOKIE).text)
+
+    everything = found("")
+    assert found("mode=approve") == [everything[0]]
+    assert "gpu-lost" in found("q=xid-79")
+    assert set(found("state=open")) < set(everything)
+    assert found("q=nothing+like+it") == []
+    assert "by default" in client.get("/rules", headers=COOKIE).text
+
+
+def test_names_from_outside_stay_text(client: TestClient) -> None:
+    page = client.get("/rules?show=unknown", headers=COOKIE).text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<script>alert" not in page
+
+
+def test_broken_rule_files_are_told_where_the_rules_are() -> None:
+    sample = make_sample(4)
+    problem = "detection/gpu.yaml:12: when: there is no signal gpu_temp"
+    sample.standing = msgspec.structs.replace(sample.standing, rules_error=problem)
+    page = TestClient(Site(sample).app).get("/rules", headers=COOKIE).text
+    assert page.count(problem) == 2
 
 
 def test_static_files_may_be_kept_only_under_their_hash(client: TestClient) -> None:
@@ -114,4 +157,13 @@ def test_sign_out_needs_the_page_it_came_from(client: TestClient, site: Site) ->
 def test_scripts_stay_small() -> None:
     """Read by people at night on any line, and by reviewers: what grows past this belongs on the server."""
     sizes = {path.name: path.stat().st_size for path in (web_dir() / "static").glob("*.js")}
-    assert sum(sizes.values()) < 25_000, sizes
+    assert all(size < 15_000 for size in sizes.values()), sizes
+
+
+def test_what_others_wrote_is_unchanged() -> None:
+    vendor = web_dir() / "static" / "vendor"
+    sums = dict(reversed(line.split()) for line in (vendor / "SHA256SUMS").read_text().splitlines())
+    assert set(sums) == {path.name for path in vendor.glob("uplot*")}
+    for name, digest in sums.items():
+        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest, name
+    assert "MIT License" in (vendor / "uplot-LICENSE.txt").read_text()

@@ -1,0 +1,66 @@
+"""The job page's picture and its words."""
+
+import base64
+
+import numpy as np
+
+from healer.console.reads import JobHistory
+from healer.console.views import heat, job
+from healer.observations.step_grid import deviation, grid
+from tests.support.console_sample import node_name
+from tests.support.console_telemetry import SLOW_GPU, SLOW_NODE, steps_of
+
+NODES = tuple(node_name(number) for number in range(5, 9))
+
+
+def unpacked(body: dict, name: str, kind: str) -> np.ndarray:
+    flat = np.frombuffer(base64.b64decode(body[name]), kind)
+    return flat.reshape(len(body["rows"]), len(body["steps"]))
+
+
+def test_the_picture_holds_what_was_told() -> None:
+    made = grid(steps_of("1", NODES, steps=130))
+    assert made is not None
+    body = heat.picture(made, deviation(made), [int(made.step[7]), 1], "pod1")
+    row = next(i for i, one in enumerate(body["rows"]) if (one["n"], one["g"]) == (SLOW_NODE, SLOW_GPU))
+    dev, sec = unpacked(body, "dev", "<i2"), unpacked(body, "sec", "<u2") * body["scale_s"]
+    assert 150 < dev[row, -1] < 210
+    assert abs(dev[row, 0]) < 25
+    assert abs(sec[row, -1] - made.compute_s[made.rank == body["rows"][row]["r"], -1][0]) < 0.001
+    assert body["checkpoints"] == [7]
+
+
+def test_many_ranks_are_drawn_as_nodes_with_the_slowest_rank_of_each() -> None:
+    made = grid(steps_of("1", NODES, ranks_per_node=80, steps=130))
+    assert made is not None
+    body = heat.picture(made, deviation(made), [], "pod1")
+    assert [row["n"] for row in body["rows"]] == list(NODES)
+    assert body["rows"][0] == {"r": 0, "to": 79, "c": 80, "n": NODES[0], "s": 0}
+    assert unpacked(body, "dev", "<i2")[NODES.index(SLOW_NODE), -1] > 150
+
+
+def test_what_was_not_told_is_marked_so() -> None:
+    batches = steps_of("1", NODES, steps=3, whole_only=True)
+    made = grid(batches)
+    assert made is not None
+    made.step_s[0, 1] = np.nan
+    body = heat.picture(made, deviation(made), [], "pod1")
+    assert body["mode"] == "step"
+    assert unpacked(body, "dev", "<i2")[0].tolist()[1] == -32_768
+    assert unpacked(body, "sec", "<u2")[0].tolist()[1] == 65_535
+
+
+def test_whole_steps_name_no_rank() -> None:
+    made = grid(steps_of("1", NODES, whole_only=True))
+    assert made is not None
+    view = job.steps_view(made, JobHistory())
+    assert view.whole_only and view.slowest == ()
+    assert [line["l"] for line in view.chart.data["s"]] == ["step"]
+
+
+def test_the_slowest_rank_is_named_first() -> None:
+    made = grid(steps_of("1", NODES))
+    assert made is not None
+    first, second, *_ = job.steps_view(made, JobHistory()).slowest
+    assert (first.node, first.gpu, first.is_slow, second.is_slow) == (SLOW_NODE, str(SLOW_GPU), True, False)
+    assert first.slower.startswith("+1") and first.slower.endswith(" %")

@@ -11,16 +11,29 @@ from typing import Any
 import msgspec
 import structlog
 
-from healer.actions import CHECKS, VERBS, Action, Again, Context, Done, Failed, Result, Skipped
-from healer.decisions import decision_of, judge, proposal_of, takes_canary
+from healer.actions import CHECKS, VERBS, WAITS, Action, Again, Context, Done, Failed, Result, Skipped
+from healer.decisions import (
+    SLOT_VERBS,
+    decision_of,
+    holds_slot,
+    judge,
+    out_by_us,
+    proposal_of,
+    slot_later,
+    takes_canary,
+)
+from healer.incidents.lifecycle import CLEAR_FOR
 from healer.model import (
     REMOVING_VERBS,
-    AuditRecord,
+    RETURNING_VERBS,
     Command,
     CommandKind,
+    GateFacts,
     Incident,
     LogEntry,
+    Mode,
     Outcome,
+    Playbook,
     Proposal,
     Remedy,
     RemedyUse,
@@ -28,20 +41,36 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Slot,
+    Step,
     StepEvent,
     Verb,
 )
-from healer.playbooks.advance import Ask, Do, Finish, Sleep, advance, jobs_hit
+from healer.playbooks.advance import Ask, Do, Finish, Skip, Sleep, advance
 from healer.ports import (
     AlreadyRequeued,
+    Checkpoints,
     Clock,
     GateTx,
     LeaseLost,
     Ledger,
     LedgerAway,
+    NodeError,
+    NodeExec,
     RunClaim,
     Scheduler,
     SchedulerError,
+)
+from healer.runlog import (
+    audit_of,
+    began_at,
+    effect_key,
+    is_asked,
+    is_started,
+    last_of,
+    past_moment,
+    restarts_of,
+    would_have_removed,
 )
 
 log = structlog.get_logger()
@@ -54,9 +83,8 @@ _EVENT = {
     Failed: StepEvent.failed,
     Again: StepEvent.waiting,
 }
-#: They ask once: read back, the node no longer shows what they were granted for.
-_RETURNING = frozenset({Verb.resume, Verb.undrain})
-_PAST = {Verb.drain: "node.drained", Verb.resume: "node.resumed", Verb.requeue: "job.requeued"}
+#: People are told without leave; everything else that is done asks for it.
+_TELLING = frozenset({Verb.ticket, Verb.notify})
 
 
 class Driver:
@@ -70,9 +98,15 @@ class Driver:
         rules: Callable[[], Ruleset],
         clock: Clock,
         checkpoint: Callable[[str], None] = lambda _: None,
+        nodes: NodeExec | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.ledger, self.scheduler, self.rules = ledger, scheduler, rules
         self.clock = clock
+        #: None: no way to work on nodes is configured; a step that would asks a person.
+        self.nodes = nodes
+        #: What jobs can go back to; None: nobody tells, and only their end is waited for.
+        self.checkpoints = checkpoints
         #: Called with the name of each line where a crash would matter; tests kill the process there.
         self.checkpoint = checkpoint
 
@@ -104,9 +138,11 @@ class Driver:
                 case Do():
                     entry = self._do(claim, rules, intent, entries)
                     entries.append(entry)
-                    if claim.run.shadow and intent.step.wait:
-                        self._end(claim, RunState.done, "shadow: it would now wait")
-                        return
+                case Skip():
+                    entries.append(self._skip(claim, intent))
+                case Sleep() | Ask() if claim.run.shadow and (would := _would(intent)):
+                    self._end(claim, RunState.done, would)
+                    return
                 case Sleep():
                     self._sleep(claim, intent, entries)
                     return
@@ -114,7 +150,8 @@ class Driver:
                     self._ask(claim, intent.question)
                     return
                 case Finish():
-                    self._end(claim, RunState.done, intent.why)
+                    early = any(one.data.get("ends_run") for one in entries)
+                    self._end(claim, RunState.done, intent.why, early=early)
                     return
 
     def _sleep(self, claim: RunClaim, intent: Sleep, entries: list[LogEntry]) -> None:
@@ -123,7 +160,7 @@ class Driver:
             tell = self._news(claim.run, RunState.waiting)
             claim.set_state(RunState.waiting, why=intent.why, tell=tell)
             return
-        last = next((one for one in reversed(entries) if one.step == intent.key), None)
+        last = last_of(entries, intent.key)
         held = last is not None and last.event is StepEvent.held
         question = intent.why if held else None  # what a guard holds is shown, and paged like any hold
         claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)
@@ -135,31 +172,66 @@ class Driver:
     # --- one step ------------------------------------------------------------------------------------------
 
     def _do(self, claim: RunClaim, rules: Ruleset, intent: Do, entries: list[LogEntry]) -> LogEntry:
-        action = (
-            VERBS[intent.step.do] if intent.step.do else CHECKS[intent.step.check or intent.step.wait or ""]
-        )
+        action = _action(intent.step)
         incident = claim.incident()
         ctx = self._context(claim, intent, entries, incident)
-        started = _is_started(entries, intent.key)
-        asks = intent.step.do in REMOVING_VERBS or (intent.step.do in _RETURNING and not started)
+        started = is_started(entries, intent.key)
+        # A return asks once: read back, the node no longer shows what it was granted for.
+        asks = intent.step.do not in _TELLING and not (intent.step.do in RETURNING_VERBS and started)
+        left = self._give_way(claim, intent, entries, ctx)
+        if left is not None:
+            return left
         if action.effect and asks and not claim.run.shadow:
             # What is done already needs no leave; what is still to be done asks for it each time: a pause,
             # the breaker or a person may have come since the last attempt.
             seen = self._guarded(lambda: action.probe(ctx)) if started else None
             if seen is not None:
-                return self._record(claim, intent, self._in_time(ctx, intent, seen))
+                return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
             kept = self._pass_gate(claim, rules, intent, entries, incident)
             if kept is not None:
                 return kept
+            if (
+                intent.step.do in RETURNING_VERBS
+            ):  # what was told before the gate let it go, the walk has stored
+                left = self._give_way(claim, intent, entries, self._context(claim, intent, entries))
+                if left is not None:
+                    return left
         elif action.effect and not started:
             self._write(claim, intent, StepEvent.started, "")
         self.checkpoint(f"started:{intent.key}")
         if claim.run.shadow and action.effect:
             would = f"shadow: would {intent.step.do} {intent.item or claim.run.node or ''}".strip()
-            return self._write(claim, intent, StepEvent.done, would)
+            return self._write(claim, intent, StepEvent.done, would, {"would": str(intent.step.do)})
         result = self._guarded(lambda: self._perform(action, ctx, intent.key))
         self.checkpoint(f"performed:{intent.key}")
-        return self._record(claim, intent, self._in_time(ctx, intent, result))
+        result = self._in_time(ctx, intent, result)
+        if claim.run.shadow and isinstance(result, Again) and result.after_s and would_have_removed(entries):
+            # Nothing was taken, so what would follow from that never comes.
+            result = Done(text=f"shadow: would wait: {result.text}")
+        return self._record(claim, intent, result, entries)
+
+    def _give_way(
+        self, claim: RunClaim, intent: Do, entries: list[LogEntry], ctx: Context
+    ) -> LogEntry | None:
+        """Worse is told of the node: healer's own run leaves it to that, between two effects."""
+        worse = ctx.incident.gives_way_to if ctx.incident is not None else None
+        if worse is None or claim.run.by != "healer" or claim.run.shadow:
+            return None
+        verb = intent.step.do
+        if is_started(entries, intent.key):
+            if verb in REMOVING_VERBS:
+                return None  # read back first what was begun
+            seen = self._guarded(lambda: _action(intent.step).probe(ctx)) if verb in RETURNING_VERBS else None
+            if seen is not None:  # the node is back already: the other incident takes it out anew
+                return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
+        text = f"leaves {claim.run.node} to incident {worse[:8]}, which is worse"
+        return self._write(claim, intent, StepEvent.skipped, text, {"ends_run": True})
+
+    def _skip(self, claim: RunClaim, intent: Skip) -> LogEntry:
+        step = Do(step=intent.step, key=intent.key, item=None, attempt=1, fresh=True)
+        entry = self._entry(claim, step, StepEvent.skipped, intent.why, {})
+        claim.write(entry)
+        return entry
 
     def _perform(self, action: Action, ctx: Context, key: str) -> Result:
         result = action.probe(ctx)
@@ -174,34 +246,37 @@ class Driver:
             return act()
         except (LeaseLost, LedgerAway):
             raise
-        except SchedulerError as error:
+        except (SchedulerError, NodeError) as error:
             return Failed(text=str(error))
         except Exception as error:
             log.exception("a step failed within healer")
             return Failed(text=f"an error within healer: {type(error).__name__}: {error}", final=True)
 
     def _in_time(self, ctx: Context, intent: Do, result: Result) -> Result:
-        if not isinstance(result, Again) or result.after_s is None or intent.step.do is None:
+        if not isinstance(result, Again) or result.after_s is None:
             return result
         waited_s = (self.clock.now() - ctx.began_at).total_seconds()
+        if intent.step.do is None:
+            limit_s = intent.step.wait_s
+            if limit_s is None or waited_s <= limit_s:
+                return result
+            return Failed(text=f"It has waited for {waited_s / 3600:.1f} h: {result.text}.", final=True)
         if waited_s <= intent.step.timeout_s * intent.attempt:
             return result
         return Failed(text=f"not read back within {intent.step.timeout_s:.0f} s: {result.text}")
 
     def _context(
-        self, claim: RunClaim, intent: Do, entries: list[LogEntry], incident: Incident | None
+        self, claim: RunClaim, intent: Do, entries: list[LogEntry], incident: Incident | None = None
     ) -> Context:
-        # What a guard held before, or a person mended, is no part of the time that the step takes.
-        latest = _since_retry(entries, intent.key)
-        began = [one.at for one in latest if one.event is StepEvent.started]
+        """`incident` as it was just read; else it is read now."""
         run = claim.run
         return Context(
             run=run,
             step=intent.step,
             item=intent.item,
-            restarts=_restarts(run, intent.item, entries),
-            incident=incident,
-            began_at=began[0] if began else self.clock.now(),
+            restarts=restarts_of(run, intent.item, entries),
+            incident=incident if incident is not None else claim.incident(),
+            began_at=began_at(entries, intent.key) or self.clock.now(),
             now=self.clock.now,
             scheduler=self.scheduler,
             fence=claim.fence,
@@ -209,9 +284,13 @@ class Driver:
             # In shadow nothing was drained: the incident's list of jobs stays a guess.
             tell_detector=_tell_nobody if run.shadow else claim.tell,
             release_slot=lambda why: claim.release_slot(run.node or "", why=why),
+            nodes=self.nodes,
+            checkpoints=self.checkpoints,
+            key=effect_key(run, entries, intent.key),
+            asked=is_asked(entries, intent.key, intent.attempt),
         )
 
-    def _record(self, claim: RunClaim, intent: Do, result: Result) -> LogEntry:
+    def _record(self, claim: RunClaim, intent: Do, result: Result, entries: list[LogEntry]) -> LogEntry:
         data: dict[str, object] = dict(getattr(result, "data", {}))
         if intent.step.do is not None:
             data["verb"] = str(intent.step.do)
@@ -222,6 +301,9 @@ class Driver:
             data["wake_at"] = wake
         if isinstance(result, Failed) and (result.final or intent.attempt > intent.step.retries):
             data["final"] = True
+        last = last_of(entries, intent.key)
+        if isinstance(result, Again) and _says_the_same(last, result, intent):
+            return self._entry(claim, intent, StepEvent.waiting, result.text, data)  # a day is one line
         drained = isinstance(result, Done) and intent.step.do is Verb.drain and claim.run.node is not None
         use = self._remedy_use(claim.run) if drained else None
         return self._write(claim, intent, _EVENT[type(result)], result.text, data, drained=use)
@@ -245,26 +327,44 @@ class Driver:
         entries: list[LogEntry],
         incident: Incident | None,
     ) -> LogEntry | None:
-        """Judges a removing step and logs `started` in one commit; the entry that keeps it back, or None."""
-        again = _is_started(entries, intent.key)
+        """Judges a step and logs `started` in one commit; the entry that keeps it back, or None.
+
+        A run that was granted its slot as it began rides on that. One that waited first is judged whole here,
+        by the rule's mode and the caps of now, and takes its slot in this very commit.
+        """
+        again = is_started(entries, intent.key)
         started = any(one.step == intent.key and one.event is StepEvent.started for one in entries)
         now = self.clock.now()
         run, step = claim.run, intent.step
-        restarts = _restarts(run, intent.item, entries)
+        restarts = restarts_of(run, intent.item, entries)
         asked = proposal_of(run, step.do or Verb.drain, incident, job=intent.item, restarts=restarts)
-        # The run was granted when it began: this step rides on that.
-        proposal = msgspec.structs.replace(asked, ride=True)
-        held_by = next((one.data.get("guard") for one in reversed(entries) if one.step == intent.key), None)
+        playbook = rules.playbooks[run.playbook]
+        last = last_of(entries, intent.key)
+        held_by = last.data.get("guard") if last is not None else None
         with claim.gate() as tx:
+            ride = not slot_later(playbook) or holds_slot(tx.facts, run)
+            takes = not ride and step.do in SLOT_VERBS
+            mode = asked.mode if ride else _mode(rules, run)
+            proposal = msgspec.structs.replace(asked, ride=ride, mode=mode)
+            if takes and (why := _no_more(run, incident, tx.facts, now)):
+                entry = self._entry(claim, intent, StepEvent.skipped, why, {"ends_run": True})
+                tx.write(entry)
+                return entry
             verdict = judge(proposal, tx.facts, rules, now)
+            late = self._too_late(claim, intent, entries, playbook) if takes else None
+            if late is not None and verdict.outcome is Outcome.act:
+                tx.write(late)
+                return late
             # That a drain may go was decided, and stored, when its run began.
-            decided = again or step.do is not Verb.requeue
+            decided = again or (not takes and (step.do in SLOT_VERBS or step.do in RETURNING_VERBS))
             begun = verdict.outcome is Outcome.act and decided and held_by is None
             if not begun and (verdict.guard is None or verdict.guard != held_by):
                 tx.add_decision(decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.act:
                 if takes_canary(tx.facts, proposal):
                     tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
+                if takes:
+                    tx.grant_slot(_slot(proposal, run, now))
                 return None if again else self._granted(tx, claim, intent, proposal, ours=started)
             data: dict[str, object] = {"guard": str(verdict.guard)}
             if verdict.outcome is Outcome.held:
@@ -277,6 +377,17 @@ class Driver:
             if verdict.outcome is not Outcome.held or verdict.guard != held_by:
                 tx.write(entry)  # a pause of a weekend is one line of the log
             return entry
+
+    def _too_late(
+        self, claim: RunClaim, intent: Do, entries: list[LogEntry], playbook: Playbook
+    ) -> LogEntry | None:
+        """The moment that was waited for has passed while a guard held this step: it is waited for anew."""
+        earlier = past_moment(playbook, intent.step, entries, self.clock.now())
+        if earlier is None:
+            return None
+        again = Do(step=earlier, key=earlier.id, item=None, attempt=1, fresh=False)
+        text = f"{intent.key} was held until the moment had passed: waits for the next"
+        return self._entry(claim, again, StepEvent.retry, text, {})
 
     def _granted(
         self, tx: GateTx, claim: RunClaim, intent: Do, proposal: Proposal, *, ours: bool
@@ -298,7 +409,11 @@ class Driver:
                 entry = self._entry(claim, intent, StepEvent.skipped, text, {})
                 tx.write(entry)
                 return entry
-        tx.write(self._entry(claim, intent, StepEvent.started, "", {}))
+        # Whoever sees the node come back knows by this that it is no person's doing.
+        returns: dict[str, object] = (
+            {"verb": str(intent.step.do)} if intent.step.do in RETURNING_VERBS else {}
+        )
+        tx.write(self._entry(claim, intent, StepEvent.started, "", returns))
         return None
 
     # --- writing ---
@@ -328,7 +443,7 @@ class Driver:
         drained: RemedyUse | None = None,
     ) -> LogEntry:
         entry = self._entry(claim, intent, event, text, data or {})
-        claim.write(entry, audit=_audit(claim.run, intent, entry), drained=drained)
+        claim.write(entry, audit=audit_of(claim.run, intent, entry), drained=drained)
         return entry
 
     def _news(self, run: Run, state: RunState) -> Command | None:
@@ -337,19 +452,51 @@ class Driver:
             return None
         return _command(run, self.clock.now(), state)
 
-    def _end(self, claim: RunClaim, state: RunState, why: str) -> None:
-        claim.set_state(state, why=why, tell=self._news(claim.run, state))
+    def _end(self, claim: RunClaim, state: RunState, why: str, *, early: bool = False) -> None:
+        """`early`: not by its last step; its incident stands as if nobody had worked on it."""
+        tell = self._news(claim.run, state)
+        if tell is not None and early:
+            tell = msgspec.structs.replace(tell, data={**tell.data, "early": True})
+        claim.set_state(state, why=why, tell=tell)
 
 
-def _since_retry(entries: list[LogEntry], key: str) -> list[LogEntry]:
-    """A step's entries since a person let it go on, theirs first; all of them where nobody did."""
-    own = [one for one in entries if one.step == key]
-    retries = [index for index, one in enumerate(own) if one.event is StepEvent.retry]
-    return own[retries[-1] :] if retries else own
+def _action(step: Step) -> Action:
+    if step.do is not None:
+        return VERBS[step.do]
+    return CHECKS[step.check] if step.check is not None else WAITS[step.wait or ""]
 
 
-def _is_started(entries: list[LogEntry], key: str) -> bool:
-    return any(one.event is StepEvent.started for one in _since_retry(entries, key))
+def _would(intent: Sleep | Ask) -> str | None:
+    """Where a shadow run ends: where only a person could go on. For a moment it waits as a real one does."""
+    if isinstance(intent, Ask):
+        return f"shadow: it would now ask: {intent.question}"
+    return "shadow: it would now wait" if intent.until is None else None
+
+
+def _says_the_same(last: LogEntry | None, result: Again, intent: Do) -> bool:
+    said = last is not None and last.event is StepEvent.waiting
+    return said and (last.text, last.attempt) == (result.text, intent.attempt)
+
+
+def _no_more(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> str | None:
+    """Why a run of healer's that has waited has nothing left to take its node for."""
+    if run.by != "healer" or run.node is None:
+        return None
+    since = incident.clear_since if incident is not None else None
+    if since is not None and now - since >= CLEAR_FOR:
+        return f"{run.node} is well again since {since:%H:%M:%S} UTC: nothing is done"
+    return out_by_us(run.node, facts)
+
+
+def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:
+    return Slot(
+        cluster=run.cluster,
+        node=run.node or "",
+        incident=run.incident,
+        run=run.id,
+        granted_at=now,
+        unusable=proposal.unusable,
+    )
 
 
 def _tell_nobody(_: Command) -> None:
@@ -360,28 +507,10 @@ def _remedy(run: Run) -> Remedy:
     return Remedy(run.input.get("remedy", Remedy.none))
 
 
-def _restarts(run: Run, item: str | None, entries: list[LogEntry]) -> int | None:
-    if item is not None:
-        return jobs_hit(entries).get(item)
-    given = run.input.get("restarts")
-    return int(given) if given is not None else None
-
-
-def _audit(run: Run, intent: Do, entry: LogEntry) -> AuditRecord | None:
-    """Effects and refusals are audited; looking and waiting stand in the run's log."""
-    if intent.step.do is None or entry.event in {StepEvent.started, StepEvent.waiting}:
-        return None
-    worked = entry.event is StepEvent.done and not run.shadow
-    verb = _PAST.get(intent.step.do, f"{intent.step.do}.done") if worked else f"step.{entry.event}"
-    subject = f"job/{intent.item or run.job}" if intent.step.do is Verb.requeue else f"node/{run.node}"
-    return AuditRecord(
-        cluster=run.cluster,
-        at=entry.at,
-        actor=run.by,
-        verb=verb,
-        subject=subject,
-        data={"run": run.id, "incident": run.incident, "step": entry.step, "text": entry.text, **entry.data},
-    )
+def _mode(rules: Ruleset, run: Run) -> Mode:
+    """The rule's mode as it stands now: it was another one, maybe, when the run began to wait."""
+    rule = next((one for one in rules.rules if one.name == run.rule), None)
+    return rules.mode_of(rule) if rule is not None and run.by == "healer" else run.mode
 
 
 def _command(run: Run, at: datetime, state: RunState) -> Command:

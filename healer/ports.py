@@ -157,6 +157,10 @@ class WalkTx(Protocol):
 
     def run(self, name: str) -> Run | None: ...
 
+    def is_returning(self, run: str) -> bool:
+        """The run was granted a return of its node: that the node is in service is its doing."""
+        ...
+
     def lock_gate(self) -> GateFacts:
         """Takes the gate's lock until the end of the transaction and reads all that guards may look at."""
         ...

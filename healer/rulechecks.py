@@ -6,9 +6,19 @@ from typing import Any
 
 import msgspec
 
-from healer.actions import CHECKS, VERBS
+from healer.actions import CHECKS, VERBS, WAITS
 from healer.hostlist import expand
-from healer.model import GuardSettings, Maintenance, Place, Playbook, Step, Topology
+from healer.model import (
+    REMOVING_VERBS,
+    GuardSettings,
+    Maintenance,
+    Place,
+    Playbook,
+    Sense,
+    Step,
+    Topology,
+    Verb,
+)
 from healer.rulefiles import Source, did_you_mean
 from healer.signals.kernel_log import normal_pci
 
@@ -26,6 +36,16 @@ _STEP_ID = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _TARGETS = ("node", "job")
 _FOR_EACH = ("jobs_hit",)
 _LEVELS = (1, 2)
+#: They answer yes or no; every other step either works or asks a person.
+_VERDICTS = frozenset({"fabric_state", Verb.diagnose})
+#: They may end the run where nothing needs to be done: a node that is out already would stay so.
+_BEFORE_REMOVING = frozenset({"still_slow", "job_end_or_checkpoint"})
+#: What a step reads of `input`: name, type, whether it has to be there.
+_INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
+    "still_slow": {"senses": (int, False)},
+    Verb.restart_service: {"service": (str, True)},
+}
+_SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 
 
 def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]) -> GuardSettings | None:
@@ -83,13 +103,39 @@ def check_playbook(source: Source, playbook: Playbook) -> None:
         source.problem(("level",), "level: 1 (responders may start it) or 2 (operators)")
     if not playbook.steps:
         source.problem(("steps",), "steps: the list is empty")
-    seen: set[str] = set()
+    seen: dict[str, Step] = {}
     for index, step in enumerate(playbook.steps):
         path = ("steps", index)
         if step.id in seen:
             source.problem((*path, "id"), f"the step {step.id} stands here twice")
-        seen.add(step.id)
         _check_step(source, path, step)
+        if step.when is not None:
+            _check_when(source, (*path, "when"), step.when, seen, playbook)
+        removed = any(one.do in REMOVING_VERBS for one in seen.values())
+        word = step.check or step.wait
+        if removed and word in _BEFORE_REMOVING:
+            text = f"{word} may end the run: it has to stand before the first step that takes anything away"
+            source.problem(path, text)
+        seen[step.id] = step
+
+
+def _check_when(
+    source: Source, path: Sequence[str | int], when: str, before: dict[str, Step], playbook: Playbook
+) -> None:
+    name, dot, word = when.partition(".")
+    if not dot or word not in ("passed", "failed"):
+        source.problem(path, f"when: {when!r} has to be STEP.passed or STEP.failed")
+        return
+    step = before.get(name)
+    if step is None:
+        later = any(one.id == name for one in playbook.steps)
+        text = f"the step {name} comes later" if later else f"there is no step {name}"
+        source.problem(path, f"when: {text}", did_you_mean(name, list(before)) or "name an earlier step")
+    elif step.for_each is not None:
+        source.problem(path, f"when: the step {name} is made of parts, each with an end of its own")
+    elif word == "failed" and (step.check or step.do) not in _VERDICTS:
+        hint = f"only {' and '.join(sorted(str(one) for one in _VERDICTS))} may answer no"
+        source.problem(path, f"when: the step {name} never fails, it asks a person", hint)
 
 
 def _check_step(source: Source, path: tuple[str, int], step: Step) -> None:
@@ -102,7 +148,7 @@ def _check_step(source: Source, path: tuple[str, int], step: Step) -> None:
     for kind, word, known in (
         ("do", step.do, VERBS),
         ("check", step.check, CHECKS),
-        ("wait", step.wait, CHECKS),
+        ("wait", step.wait, WAITS),
     ):
         if word is not None:
             _one_of(source, (*path, kind), kind, word, [str(name) for name in known])
@@ -114,6 +160,31 @@ def _check_step(source: Source, path: tuple[str, int], step: Step) -> None:
         source.problem((*path, "retries"), "retries: must not be negative")
     if step.wait_s is not None and step.wait_s <= 0:
         source.problem((*path, "wait_s"), "wait_s: has to be more than 0")
+    if step.wait_s is not None and (step.wait is None or step.wait == "repair"):
+        what = "a repair ends only by a person" if step.wait else "this step does not wait"
+        source.problem((*path, "wait_s"), f"wait_s: {what}", "only a wait for a moment is bounded")
+    _check_input(source, path, step)
+
+
+def _check_input(source: Source, path: tuple[str, int], step: Step) -> None:
+    word = step.do or step.check or step.wait or ""
+    known = _INPUTS.get(word, {})
+    for name, value in step.input.items():
+        if name not in known:
+            hint = did_you_mean(name, list(known)) or (f"it reads {', '.join(known)}" if known else "")
+            source.problem((*path, "input", name), f"input: {word} does not read {name}", hint)
+        elif type(value) is not known[name][0]:
+            wanted = "a text" if known[name][0] is str else "a whole number"
+            source.problem((*path, "input", name), f"input: {name} has to be {wanted}")
+    for name, (_, needed) in known.items():
+        if needed and name not in step.input:
+            source.problem(path, f"the step {step.id}: {word} needs input.{name}")
+    service = step.input.get("service")
+    if isinstance(service, str) and not _SERVICE.fullmatch(service):
+        source.problem((*path, "input", "service"), f"input: {service!r} is no name of a service")
+    senses = step.input.get("senses")
+    if type(senses) is int and not 1 <= senses <= len(Sense):
+        source.problem((*path, "input", "senses"), f"input: senses lies between 1 and {len(Sense)}")
 
 
 def _one_of(source: Source, path: Sequence[str | int], name: str, word: str, known: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from healer.decisions import after_news, next_breaker, storm_roots
+from healer.decisions import COOLDOWN, after_news, next_breaker, storm_roots
 from healer.incidents import Correlator, find_vetoes, idle_slots, slots_of_gone_nodes
 from healer.incidents.messages import breaker_page
 from healer.model import (
@@ -49,10 +49,17 @@ class Upkeep:
             self.tx.release_slot(slot.node, at=self.now, why="Slurm no longer knows the node")
             freed.add(slot.node)
         for slot, veto in find_vetoes(facts, runs.values(), self.rules, self.now):
+            if self._returns_it(slot, runs):
+                continue
             self._veto(slot, veto, runs)
             freed.add(slot.node)
         left = tuple(slot for slot in facts.slots if slot.node not in freed)
         return msgspec.structs.replace(facts, slots=left)
+
+    def _returns_it(self, slot: Slot, runs: Mapping[str, Run]) -> bool:
+        """A run of ours has just lifted the drain; its slot goes with the next thing that it writes."""
+        at_work = [run for run in runs.values() if run.node == slot.node and run.state is RunState.running]
+        return any(not run.shadow and self.tx.is_returning(run.id) for run in at_work)
 
     def _veto(self, slot: Slot, veto: Veto, runs: dict[str, Run]) -> None:
         why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
@@ -73,6 +80,8 @@ class Upkeep:
         if breaker.canary is not None:
             canary = self.tx.run(breaker.canary)
             state = canary.state if canary is not None else RunState.cancelled
+            if state is RunState.running and self._stands(facts, breaker.canary):
+                state = RunState.waiting
             breaker = after_news(breaker, breaker.canary, state, self.now)
         roots = storm_roots(self.work.by_id.values(), facts, self.rules, self.now)
         nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
@@ -85,6 +94,11 @@ class Upkeep:
             subject = f"breaker/{breaker.cluster}"
             self.tx.audit(healers_record(self.picture, "breaker.opened", subject, data, self.now))
         return msgspec.structs.replace(facts, breaker=breaker)
+
+    def _stands(self, facts: GateFacts, run: str) -> bool:
+        """The canary's drain was read back long ago: it may wait for an empty node for a day yet."""
+        drained = (slot.drained_at for slot in facts.slots if slot.run == run)
+        return any(at is not None and self.now - at >= COOLDOWN for at in drained)
 
 
 def open_on(work: Correlator, node: str) -> list[Incident]:

@@ -4,7 +4,7 @@ The same in the detector, the simulator and replay: one batch in, one transactio
 out. The caller pokes the workers; what a lost poke leaves behind, the sweep finds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,14 +13,14 @@ import msgspec
 from healer.decisions import (
     SLOT_VERBS,
     after,
+    beginning,
     decide,
     decision_key,
     decision_of,
-    first_verb,
+    is_untouched,
     judge,
     known_bad_in_service,
     new_run,
-    proposal_of,
     run_state_of,
     severity_of,
     takes_canary,
@@ -30,6 +30,7 @@ from healer.incidents import (
     Correlator,
     apply_command,
     by_urgency,
+    clear_since,
     close_what_is_over,
     forgotten_drains,
     is_measured,
@@ -38,12 +39,15 @@ from healer.incidents import (
 from healer.incidents.messages import approval_page, opened_message, p0_page
 from healer.model import (
     ENDED_RUN_STATES,
+    AnswerKind,
     BreakerState,
     Command,
     CommandKind,
     Decision,
+    FaultClass,
     Finding,
     GateFacts,
+    Guard,
     Incident,
     IncidentState,
     Observation,
@@ -82,7 +86,7 @@ def walk(
     commands = [msgspec.convert(one.data, Command) for one in batch if one.kind is ObservationKind.command]
     for command in commands:
         if command.kind is CommandKind.node_returned:
-            picture.clear(str(command.data["node"]), command.at)
+            picture.clear(str(command.data["node"]), _moment(command, "cleared_at"))
     findings = detect(rules, picture, live, now)
     if sensed is not None:
         findings += sensed.findings
@@ -107,6 +111,12 @@ def walk(
     return pass_.started
 
 
+def _moment(command: Command, name: str) -> datetime:
+    """A moment that a run tells with its news; that of the news where it tells none."""
+    told = command.data.get(name)
+    return datetime.fromisoformat(told) if told else command.at
+
+
 class _Pass:
     """One transaction of the walk."""
 
@@ -124,6 +134,7 @@ class _Pass:
         wanting = any(self._wants_gate(one) for one in self._open())
         if commands or findings or wanting or self.tx.active_runs() or our_drains(self.picture):
             self.facts = self.tx.lock_gate()
+            self.work.modes = self.facts.modes
 
     def apply(self, command: Command) -> None:
         known = self.work.by_id.get(command.incident or "")
@@ -131,9 +142,10 @@ class _Pass:
             known = self.tx.incident(command.incident)
         meant = [known] if known is not None else []
         if command.kind is CommandKind.node_returned:  # what else was open on the node is over with it
-            meant += [
-                one for one in open_on(self.work, str(command.data["node"])) if one.id != command.incident
-            ]
+            since = _moment(command, "since")
+            others = open_on(self.work, str(command.data["node"]))
+            # What opened while the run went on is not what it returned the node from.
+            meant += [one for one in others if one.id != command.incident and one.opened <= since]
         for one in meant:
             self._apply_to(one, command)
 
@@ -146,10 +158,33 @@ class _Pass:
         self.work.put(changed)
 
     def close_what_is_over(self) -> None:
-        for incident in list(self.work.by_id.values()):
-            closed = close_what_is_over(incident, self.picture, self.now)
+        for name in list(self.work.by_id):
+            incident = self._made_way(self.work.by_id[name])
+            measured = is_measured(self.rules, incident)
+            if measured and incident.is_open:
+                incident = self._note_clear(incident)
+            closed = close_what_is_over(incident, self.picture, self.now, measured=measured)
             if closed is not incident and self._withdrawn(incident, closed.closed_why or ""):
                 self.work.put(closed)
+
+    def _note_clear(self, incident: Incident) -> Incident:
+        """Whoever decides or drives reads in the incident whether its cause still stands."""
+        since = clear_since(incident, self.picture)
+        if since == incident.clear_since:
+            return incident
+        self.work.put(msgspec.structs.replace(incident, clear_since=since))
+        return self.work.by_id[incident.id]
+
+    def _made_way(self, incident: Incident) -> Incident:
+        """Its run has left the node to a worse incident, or waits for leave: that one explains this."""
+        if incident.gives_way_to is None or not incident.is_open:
+            return incident
+        worse = self.work.by_id.get(incident.gives_way_to)
+        if worse is None or not worse.is_open:
+            self.work.put(msgspec.structs.replace(incident, gives_way_to=None))
+        elif incident.run is None or self._withdrawn(incident, f"explained by {worse.short_id}"):
+            self.work.merge(incident, worse)
+        return self.work.by_id[incident.id]
 
     def _withdrawn(self, incident: Incident, why: str) -> bool:
         """Nothing works on the incident any more: a run that only waits for leave goes with its cause."""
@@ -175,27 +210,89 @@ class _Pass:
             forgotten_drains(our_drains(self.picture), facts, list(runs.values()), self._open(), self.now)
         )
         untold = self.tx.spoken_of(batch)
-        for incident in by_urgency(self._open()):
+        for listed in by_urgency(self._open()):
+            incident = self.work.by_id[listed.id]  # one before it may have changed it
             rule = self.by_name.get(incident.rule)
-            if rule is None or incident.stopped_by is not None or incident.id in untold:
+            if (
+                rule is None
+                or not incident.is_open
+                or incident.stopped_by is not None
+                or incident.id in untold
+            ):
                 continue
             active = runs.get(incident.run or "")
+            if active is not None and self._asks_anew(incident, rule, active, facts):
+                facts = self._leave(active, runs, facts, RunState.rejected, "the rule's mode has changed")
+                incident, active = self.work.by_id[incident.id], None
             if active is None and self._is_done(incident):
                 continue
+            facts = self._make_room(incident, rule, facts, runs)
             decision = decide(incident, rule, facts, self.rules, self.now, active)
             if decision is not None:
                 facts = self._carry_out(incident, rule, decision, facts, active)
             elif active is not None and not active.shadow:
                 self._under_way(incident, active, facts)
-        for run in runs.values():
-            facts = self._people_wait(run, facts, runs)
+        for run in list(runs.values()):
+            if run.id in runs:
+                facts = self._people_wait(run, facts, runs)
+
+    # --- runs that have taken nothing yet ---
+
+    def _is_untouched(self, run: Run, facts: GateFacts) -> bool:
+        running = run.state is RunState.running
+        return running and is_untouched(run, self.rules.playbooks.get(run.playbook), facts)
+
+    def _leave(
+        self, run: Run, runs: dict[str, Run], facts: GateFacts, state: RunState, why: str
+    ) -> GateFacts:
+        """Ends a run that has taken nothing; its incident stands as if nobody had worked on it."""
+        self.tx.set_run_state(run.id, state, why=why, at=self.now)
+        del runs[run.id]
+        theirs = self.work.by_id.get(run.incident or "")
+        if theirs is not None and theirs.run == run.id:
+            freed = msgspec.structs.replace(theirs, run=None, state=IncidentState.open, updated=self.now)
+            self.work.put(freed)
+        self._audit("run.left", f"run/{run.id}", {"why": why, "node": run.node}, theirs)
+        left = {node: name for node, name in facts.running.items() if name != run.id}
+        return msgspec.structs.replace(facts, running=left)
+
+    def _asks_anew(self, incident: Incident, rule: Rule, run: Run, facts: GateFacts) -> bool:
+        """The rule may do less by itself than when the run began to wait: what it allowed then is over."""
+        playbook = self.rules.playbooks.get(run.playbook)
+        if run.by != "healer" or playbook is None or not self._is_untouched(run, facts):
+            return False
+        mode = facts.modes.get(rule.name) or self.rules.mode_of(rule)
+        proposal = msgspec.structs.replace(beginning(run, playbook, incident), mode=mode)
+        answers = judge(proposal, facts, self.rules, self.now).answers
+        kept = {answer.guard for answer in answers if answer.kind is not AnswerKind.allow}
+        return not kept.isdisjoint({Guard.mode, Guard.approval})
+
+    def _make_room(self, incident: Incident, rule: Rule, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
+        """A node with a fatal fault is not kept by a run that only waits for a good moment."""
+        other = runs.get(facts.running.get(incident.root.node or "", ""))
+        if other is None or other.id == incident.run or incident.fault_class is not FaultClass.fatal:
+            return facts
+        theirs = self.work.by_id.get(other.incident or "")
+        milder = theirs is None or theirs.fault_class is not FaultClass.fatal
+        if not milder or not self._is_untouched(other, facts):
+            return facts
+        free = {node: name for node, name in facts.running.items() if name != other.id}
+        without = msgspec.structs.replace(facts, running=free)
+        active = runs.get(incident.run or "")
+        decision = decide(incident, rule, without, self.rules, self.now, active)
+        if decision is None or decision.outcome is not Outcome.act:
+            return facts
+        facts = self._leave(other, runs, facts, RunState.done, f"leaves {other.node} to {incident.short_id}")
+        if theirs is not None:
+            self.work.merge(self.work.by_id[theirs.id], incident)
+        return facts
 
     def _is_done(self, incident: Incident) -> bool:
         """Its playbook went through to the end, and nothing has reopened it since."""
         run = self.tx.run(incident.run) if incident.run else None
         return run is not None and run.state is RunState.done and not run.shadow
 
-    def _people_wait(self, run: Run, facts: GateFacts, runs: Mapping[str, Run]) -> GateFacts:
+    def _people_wait(self, run: Run, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
         """A person's run that a guard holds begins when it may; an approval that nobody gave is told of."""
         if run.state is RunState.waiting_approval and run.approve_until and run.approve_until < self.now:
             self.tx.queue_message(approval_page(run))
@@ -203,14 +300,19 @@ class _Pass:
         if run.state is not RunState.held or run.by == "healer" or playbook is None:
             return facts
         incident = self.work.by_id.get(run.incident or "")
-        proposal = proposal_of(run, first_verb(playbook), incident)
+        proposal = beginning(run, playbook, incident)
         verdict = judge(proposal, facts, self.rules, self.now)
-        if verdict.outcome is Outcome.held or run.node in facts.running:
+        other = runs.get(facts.running.get(run.node or "", ""))
+        taken = run.node in facts.running and (other is None or not self._is_untouched(other, facts))
+        if verdict.outcome is Outcome.held or taken:
             return facts
         self.tx.add_decision(decision_of(proposal, verdict, self.now))
         if verdict.outcome is Outcome.refused:
             self.tx.set_run_state(run.id, RunState.rejected, why=verdict.why, at=self.now)
             return facts
+        if other is not None:
+            why = f"taken over by {run.by} with {run.playbook} ({run.id})"
+            facts = self._leave(other, runs, facts, RunState.done, why)
         for other in runs.values():
             if other.node == run.node and other.id != run.id and other.state is RunState.waiting:
                 why = f"taken over by {run.by} with {run.playbook} ({run.id})"
@@ -313,8 +415,8 @@ class _Pass:
         if run.shadow or decision.proposal is None or run.node is None:
             return facts
         facts = msgspec.structs.replace(facts, running={**facts.running, run.node: run.id})
-        if decision.proposal.verb not in SLOT_VERBS:
-            return facts
+        if decision.proposal.verb not in SLOT_VERBS or decision.proposal.begins:
+            return facts  # it takes the node later, or not at all, and is judged then
         slot = Slot(
             cluster=run.cluster,
             node=run.node,

@@ -7,11 +7,15 @@ from typing import Any
 import msgspec
 
 from healer.model import Command, CommandKind, Incident, Message, Run, Step, Ticket
-from healer.ports import Scheduler
+from healer.ports import Checkpoints, NodeExec, Scheduler
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """Read back: it is so. `data` is kept in the log and shown as the step's evidence."""
+    """Read back: it is so. `data` is kept in the log and shown as the step's evidence.
+
+    Three of its names mean something to the run: `passed` False is a verdict of "no", which a later step's
+    `when` may ask for; `ends_run` ends it here; `moment_s` says how long a moment that was waited for lasts.
+    """
 
     text: str
     data: dict[str, Any] = {}
@@ -45,7 +49,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """All that an action may touch. `fence()` must be called right before each effect.
 
     `item` is the job of a `for_each` step; `restarts` its restart count when the list was taken;
-    `began_at` when this step was first started; `queue` hands a message or ticket to delivery.
+    `began_at` when this step was first started or waited; `queue` hands a message or ticket to delivery.
+    `key` names this effect: the same after a death, another one after a person's retry. `asked`: this attempt
+    has been made, only its outcome is awaited. `nodes` is None where nothing can be done on nodes.
     """
 
     run: Run
@@ -60,6 +66,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     queue: Callable[[Message | Ticket], None]
     tell_detector: Callable[[Command], None]
     release_slot: Callable[[str], None]
+    nodes: NodeExec | None = None
+    checkpoints: Checkpoints | None = None
+    key: str = ""
+    asked: bool = False
 
     @property
     def node(self) -> str:

@@ -1,10 +1,12 @@
-"""Steps that only look, and the wait for a repair."""
+"""Steps that only look."""
 
 from datetime import timedelta
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.reason import holder_of
 from healer.incidents.jobs import hit_among
+from healer.incidents.lifecycle import CLEAR_FOR
+from healer.incidents.senses import MEASURED, senses_of, spoken, too_few
 from healer.model import CommandKind, Component, Evidence, SlurmJob
 from healer.ports import SchedulerUnavailable, UnknownNode
 
@@ -43,16 +45,19 @@ def _hit(ctx: Context, on_node: list[SlurmJob], node_gpus: int) -> tuple[list[Sl
     incident = ctx.incident
     if incident is None:
         return on_node, True
+    here = [one for one in incident.evidence if one.component.node == ctx.node]
+    # What was measured of the node as a whole makes a fault of one GPU no wider.
+    told = [one for one in here if one.sense not in MEASURED] or here
     # A line of the kernel speaks of one GPU, also where its address is lost.
-    places = {(one.component, bool(one.line)) for one in incident.evidence if one.component.node == ctx.node}
+    places = {(one.component, bool(one.line)) for one in told}
     hit: dict[str, SlurmJob] = {}
     for where, one_gpu in places or {(Component(cluster=ctx.run.cluster, node=ctx.node), False)}:
         jobs, certain = hit_among(on_node, where, node_gpus=node_gpus, one_gpu=one_gpu)
         if not certain:
             # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
             # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.
-            told = {one.job for one in incident.evidence}
-            named = [job for job in on_node if job.id in told]
+            jobs_told = {one.job for one in incident.evidence}
+            named = [job for job in on_node if job.id in jobs_told]
             return named, bool(named)
         hit |= {job.id: job for job in jobs}
     return list(hit.values()), True
@@ -98,11 +103,34 @@ def _told_lately(ctx: Context) -> list[Evidence]:
     return [one for one in incident.evidence if (one.arrived_at or one.at) > since]
 
 
-def repair(ctx: Context) -> Result:
-    """Waits for a person to say that the node is repaired: their `resume` takes this run over."""
-    return Again(text=f"Waits for the repair of {ctx.node}; `resume` ends the wait", after_s=None)
+def still_slow(ctx: Context) -> Result:
+    """Whether the cause still stands and enough senses tell of it: `senses` of the step's input (1).
+
+    A person who asks needs no senses: theirs is one.
+    """
+    one = ctx.incident
+    if one is None or ctx.run.by != "healer":
+        return Done(text=f"{ctx.run.by} asks for it")
+    if over := cleared(ctx):
+        return over
+    needed = int(ctx.step.input.get("senses", 1))
+    told = senses_of(one)
+    if len(told) < needed:
+        return Failed(text=too_few(one, needed), final=True)
+    return Done(text=f"{spoken(told)} tell of {ctx.node}", data={"senses": [str(sense) for sense in told]})
+
+
+def cleared(ctx: Context) -> Done | Again | None:
+    """What to do where the senses say that the cause is gone: nothing for a while, then the run is over."""
+    since = ctx.incident.clear_since if ctx.incident is not None and ctx.run.by == "healer" else None
+    if since is None:
+        return None
+    if ctx.now() - since < CLEAR_FOR:
+        return Again(text=f"{ctx.node} is well again since {since:%H:%M:%S} UTC: waits to see", after_s=5.0)
+    text = f"{ctx.node} is well again since {since:%H:%M:%S} UTC: nothing is done"
+    return Done(text=text, data={"ends_run": True})
 
 
 JOBS_HIT = Action(probe=_nothing, do=_nothing, verify=list_jobs, effect=False)
 NODE_ANSWERS = Action(probe=_nothing, do=_nothing, verify=node_answers, effect=False)
-REPAIR = Action(probe=_nothing, do=_nothing, verify=repair, effect=False)
+STILL_SLOW = Action(probe=_nothing, do=_nothing, verify=still_slow, effect=False)

@@ -1,7 +1,7 @@
 """Resume: the node may run jobs again. Only a drain of ours is ever lifted."""
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.reason import holder_of
+from healer.actions.reason import holder_of, is_ours
 from healer.model import CommandKind
 from healer.ports import SchedulerRefused, SchedulerUnavailable, UnknownNode
 
@@ -10,7 +10,16 @@ _REBOOTING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
 
 def _returned(ctx: Context, text: str) -> Done:
     # In this order: with its slot gone and its incident open the node would be drained once more.
-    ctx.tell_detector(ctx.command(CommandKind.node_returned, node=ctx.node))
+    # What opened while the run went on was none of its business, and what came since it let the node go
+    # speaks of a node in service.
+    ctx.tell_detector(
+        ctx.command(
+            CommandKind.node_returned,
+            node=ctx.node,
+            since=ctx.run.created_at.isoformat(),
+            cleared_at=ctx.began_at.isoformat(),
+        )
+    )
     ctx.release_slot("the node returned to service")
     return Done(text=text)
 
@@ -29,6 +38,9 @@ def probe(ctx: Context) -> Result | None:
         )
     if _REBOOTING.intersection(node.state):
         return Again(text=f"{node.name} is {'+'.join(node.state)}", after_s=5.0)
+    if ctx.run.by == "healer" and node.drain and not is_ours(node.reason, ctx.run.incident or ctx.run.id):
+        # A person may end any drain of ours, another incident's too; healer by itself only this one's.
+        return Failed(text=f"{node.name} is out for something else: {node.reason}", final=True)
     if node.in_service:
         return _returned(ctx, f"{node.name} is in service ({'+'.join(node.state)})")
     return None

@@ -16,6 +16,7 @@ from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres import snapshots as postgres_snapshots
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
 from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.checkpoints import PostgresCheckpoints
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.leader import returned_nodes, try_lead
@@ -25,7 +26,7 @@ from healer.adapters.postgres.wake import Waker
 from healer.adapters.slurm.cli import CliScheduler
 from healer.drive import Driver
 from healer.model import Role, Ruleset
-from healer.ports import Poke, Scheduler, SchedulerError
+from healer.ports import NodeExec, Poke, Scheduler, SchedulerError
 from healer.processes.detector import Detector
 from healer.processes.rulebook import Rulebook
 from healer.processes.scheduler import (
@@ -84,6 +85,15 @@ def scheduler(settings: Settings) -> Scheduler:
             return SimClient(settings.sim_socket, timeout_s=SLURM_TIMEOUT_S)
     wanted = ",".join(settings.slurm_adapters)
     raise SettingsError(f"HEALER_SLURM_ADAPTERS={wanted}: this version speaks cli and sim.")
+
+
+def node_exec(settings: Settings) -> NodeExec | None:
+    """How playbooks work on nodes themselves; None where nothing is configured."""
+    if settings.sim_nodes_socket is None:
+        return None
+    from healer.sim.nodes import NodesClient
+
+    return NodesClient(settings.sim_nodes_socket, timeout_s=SLURM_TIMEOUT_S)
 
 
 def cluster_name(settings: Settings) -> str:
@@ -298,6 +308,8 @@ def run_worker(settings: Settings) -> None:
         scheduler=slurm,
         rules=rulebook(settings),
         clock=SystemClock(),
+        nodes=node_exec(settings),
+        checkpoints=PostgresCheckpoints(db, cluster),
     )
 
     def drive(name: str) -> None:

@@ -3,7 +3,10 @@
 from datetime import datetime, timedelta
 from hashlib import sha256
 
-from healer.decisions.gate import JudgeResult
+import msgspec
+
+from healer.decisions.gate import SLOT_VERBS, JudgeResult
+from healer.decisions.slots import slot_later
 from healer.model import (
     REMOVING_VERBS,
     Decision,
@@ -54,6 +57,13 @@ def proposal_of(
         approved_by=run.approved_by,
         restarts=restarts if restarts is not None else run.input.get("restarts"),
     )
+
+
+def beginning(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
+    """What the gate is asked when the run is to begin."""
+    verb = first_verb(playbook)
+    begins = verb in SLOT_VERBS and slot_later(playbook)
+    return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins)
 
 
 def new_run(

@@ -21,15 +21,16 @@ from healer.model import (
 #: In a job's comment: its owner agrees that healer requeues it for more than a dead node or GPU (law 8).
 OPT_IN = "healer:requeue"
 
-#: What stops every program on the node: it must be empty.
-_STOPS_JOBS = frozenset({Verb.reset_gpu, Verb.reboot})
+#: What stops or slows every program on the node: it must be empty. A restarted fabric manager ends the NVLink
+#: work of all jobs, and tests take whole GPUs.
+_NEEDS_EMPTY = frozenset({Verb.reset_gpu, Verb.reboot, Verb.restart_service, Verb.diagnose})
 
 
 def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Law 8, for jobs. Slurm's own word binds a person too: it would refuse the request anyway."""
     if proposal.verb in {Verb.requeue, Verb.revive}:
         return _requeue(proposal, facts)
-    if proposal.verb in _STOPS_JOBS:
+    if proposal.verb in _NEEDS_EMPTY:
         return _empty(proposal, facts)
     return allow(Guard.consent, "No job's consent is needed.")
 

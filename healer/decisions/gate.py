@@ -62,6 +62,8 @@ _JOB = frozenset(
 )  # fmt: skip
 #: A node is given back: no breaker, no cap, no mode stands in the way (law 3).
 _BACK = frozenset({Guard.pause, Guard.stale, Guard.ownership})
+#: What takes a node asks for room when it takes it; a run that only begins has taken nothing yet.
+_ROOM = SLOT_GUARDS | {Guard.floor}
 #: Something is done on a node or to a pending job that takes nothing away.
 _TOUCH = frozenset(
     {
@@ -69,6 +71,8 @@ _TOUCH = frozenset(
         Guard.mode, Guard.approval,
     }
 )  # fmt: skip
+#: What would end or slow the work of jobs on the node: it must be drained and empty.
+_TOUCH_EMPTY = _TOUCH | {Guard.consent}
 _TOUCH_JOB = frozenset({Guard.pause, Guard.stale, Guard.mode, Guard.approval})
 #: People are told: never paused, never broken.
 _TELL = frozenset({Guard.mode, Guard.approval})
@@ -85,8 +89,8 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.cancel: _JOB - {Guard.requeue_cap},
     Verb.resume: _BACK,
     Verb.undrain: _BACK,
-    Verb.restart_service: _TOUCH,
-    Verb.diagnose: _TOUCH,
+    Verb.restart_service: _TOUCH_EMPTY,
+    Verb.diagnose: _TOUCH_EMPTY,
     Verb.reroute: _TOUCH,
     Verb.collect: _TOUCH,
     Verb.release: _TOUCH_JOB,
@@ -116,7 +120,7 @@ class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> JudgeResult:
     """Any refusal refuses, else any hold holds, else act; the first of its kind is named."""
-    asked = ASKED[proposal.verb]
+    asked = ASKED[proposal.verb] - (_ROOM if proposal.begins else frozenset())
     answers = tuple(
         _unless_unusable(function(proposal, facts, rules, now), proposal)
         for guard, function in GUARDS
@@ -149,7 +153,7 @@ def after(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> Gate
     changed: dict[str, object] = {}
     if proposal.verb in SLOT_VERBS and proposal.node:
         changed["running"] = {**facts.running, proposal.node: run}
-        if all(slot.node != proposal.node for slot in facts.slots):
+        if not proposal.begins and all(slot.node != proposal.node for slot in facts.slots):
             slot = Slot(
                 cluster=proposal.cluster,
                 node=proposal.node,
@@ -178,6 +182,7 @@ def takes_canary(facts: GateFacts, proposal: Proposal) -> bool:
         facts.breaker.state is BreakerState.half_open
         and facts.breaker.canary is None
         and proposal.by is None
+        and not proposal.begins
         and proposal.verb in NODE_REMOVING
     )
 

@@ -15,11 +15,8 @@ from healer.decisions.places import (
     settings_of,
     settings_of_node,
 )
-from healer.model import Answer, GateFacts, Guard, Pause, Proposal, Ruleset, SlurmNode, Verb
+from healer.model import RETURNING_VERBS, Answer, GateFacts, Guard, Pause, Proposal, Ruleset, SlurmNode
 from healer.model.reasons import is_ours, slurm_kind
-
-#: Verbs that give a node back.
-RETURNING_VERBS = frozenset({Verb.resume, Verb.undrain})
 
 
 def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:

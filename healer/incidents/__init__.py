@@ -4,6 +4,7 @@ from healer.incidents.correlate import Correlator
 from healer.incidents.forgotten import forgotten_drains, our_drains
 from healer.incidents.lifecycle import (
     apply_command,
+    clear_since,
     close_what_is_over,
     find_vetoes,
     idle_slots,
@@ -16,6 +17,7 @@ __all__ = [
     "Correlator",
     "apply_command",
     "by_urgency",
+    "clear_since",
     "close_what_is_over",
     "find_vetoes",
     "forgotten_drains",

@@ -1,6 +1,6 @@
 """Findings -> incidents: by node, by job, by what they share."""
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 
 import msgspec
@@ -9,6 +9,7 @@ from healer.detection import rule_for
 from healer.incidents.identity import incident_id
 from healer.incidents.jobs import jobs_of
 from healer.incidents.open_index import OpenIndex
+from healer.incidents.senses import MEASURED
 from healer.model import (
     EVIDENCE_FIRST,
     EVIDENCE_KEPT,
@@ -19,6 +20,7 @@ from healer.model import (
     Finding,
     Incident,
     IncidentState,
+    Mode,
     Remedy,
     Rule,
     Ruleset,
@@ -35,6 +37,10 @@ AFFECTED_KEPT = 1000
 #: What many silent nodes share, and what was told of each of them before that was seen.
 _SHARED_SILENCE = frozenset({"switch-silent", "fleet-silent"})
 _SILENCE = frozenset({"sender-silent", "node-silent"})
+#: A job that is slow as a whole: told of no node, and explained by any node of its that is known to be bad.
+_JOB_SLOW = "job-slow"
+#: What a model thinks unusual is evidence beside a fault, and no fault of its own.
+_UNUSUAL = "unusual-node"
 _HARDWARE = frozenset({FaultClass.fatal, FaultClass.degraded})
 _RANK = {
     FaultClass.informational: 0,
@@ -62,6 +68,8 @@ class Correlator:
         self.rules, self.picture, self.now, self.find = rules, picture, now, find
         self.by_id: dict[str, Incident] = {}
         self._index = OpenIndex()
+        #: Modes of rules that were set while running.
+        self.modes: Mapping[str, Mode] = {}
         #: Who is hit where, by this pass's one picture of Slurm.
         self._hit: dict[tuple[Component, bool], frozenset[str]] = {}
         for one in incidents:
@@ -90,6 +98,9 @@ class Correlator:
             if finding.teardown:
                 self.picture.teardowns.append(finding)
                 return
+        if finding.fault == _JOB_SLOW and (root := self._bad_node_of(finding)):
+            self._count(root, finding)
+            return
         if known := self._same_cause(finding):
             self._join(known, finding)
             return
@@ -111,6 +122,11 @@ class Correlator:
                 return one
         return None
 
+    def _bad_node_of(self, finding: Finding) -> Incident | None:
+        """An open hardware incident of one of the slow job's nodes."""
+        hit = self._at(None, self._named(finding))
+        return next((one for one in hit if one.fault_class in _HARDWARE and one.root.node), None)
+
     def _jobs(self, finding: Finding) -> Set[str]:
         if finding.jobs:
             return set(finding.jobs)
@@ -130,11 +146,16 @@ class Correlator:
                 continue  # a person's word was about a node that still worked
             if one.fault == finding.fault and one.rule == finding.rule and one.root == where:
                 return one
+            same_node = where.node is not None and one.root.node == where.node
+            if finding.fault == _UNUSUAL and one.fault_class in _HARDWARE and same_node:
+                return one
             hardware = finding.fault_class in _HARDWARE and one.fault_class in _HARDWARE
-            if hardware and where.node and one.root.node == where.node:
+            if hardware and same_node:
                 # Worse news about the node is a new incident under the rule that may act on it; it takes
                 # the milder one in. Anything else belongs to what is already known of the node.
-                if _RANK[finding.fault_class] <= _RANK[one.fault_class]:
+                rank, known = _RANK[finding.fault_class], _RANK[one.fault_class]
+                weaker = rank == known and self._weaker(self._rule_named(one.rule), self._rule(finding))
+                if rank <= known and not (weaker and self._is_free(one)):
                     return one
             elif one.rule == finding.rule:
                 return one
@@ -172,9 +193,29 @@ class Correlator:
         self.placed.append((incident.id, finding))
         self._cover(self.by_id[incident.id])
 
+    def _rule_named(self, name: str) -> Rule | None:
+        return next((one for one in self.rules.rules if one.name == name), None)
+
+    def _weaker(self, one: Rule | None, other: Rule) -> bool:
+        """Nothing is ever done for `one`, and more may be for `other`: no playbook, only watched, acts."""
+        strength = self._strength(one)
+        return strength < 2 and strength < self._strength(other)
+
+    def _strength(self, rule: Rule | None) -> int:
+        if rule is None or rule.playbook is None:
+            return 0
+        mode = self.modes.get(rule.name) or self.rules.mode_of(rule)
+        return 1 if mode in {Mode.off, Mode.shadow} else 2
+
+    def _is_free(self, incident: Incident) -> bool:
+        """Nothing works on it: what its rule left behind is a shadow's run, or one that waits for leave."""
+        return incident.state is IncidentState.open
+
     def _more_jobs(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
         if incident.jobs_hit_final or finding.fault_class not in _HARDWARE:
             return incident.jobs_hit
+        if incident.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED:
+            return incident.jobs_hit  # it makes a fault of one GPU no wider
         return tuple(sorted({*incident.jobs_hit, *self._jobs(finding)}))
 
     def _open(self, finding: Finding) -> None:
@@ -244,9 +285,22 @@ class Correlator:
         self.picture.teardowns.clear()
         self.picture.teardowns.extend(kept)
         for other in self._at(root.root.node, root.jobs_hit):
-            if other.id == root.id or other.run is not None:
+            if other.id == root.id:
                 continue
             same_node = other.root.node is not None and other.root.node == root.root.node
+            watched = other.fault_class is root.fault_class is FaultClass.degraded and same_node
+            weaker = watched and self._weaker(self._rule_named(other.rule), self._rule_of(root))
+            if (weaker and self._is_free(other)) or (other.fault == _UNUSUAL and same_node):
+                self._merge(other, root)
+                self._take_evidence(other, root)
+                continue
+            if other.run is not None:
+                if same_node and _RANK[other.fault_class] < _RANK[root.fault_class]:
+                    self.put(msgspec.structs.replace(other, gives_way_to=root.id))
+                continue
+            if other.fault == _JOB_SLOW and other.root.job in root.jobs_hit:
+                self._merge(other, root)
+                continue
             milder = other.fault_class is FaultClass.degraded and same_node
             sympathetic = (
                 other.fault_class is FaultClass.application
@@ -275,6 +329,30 @@ class Correlator:
                 closed=self.now,
                 updated=self.now,
                 closed_why=f"explained by {root.short_id}: {root.title}",
+            )
+        )
+
+    def merge(self, other: Incident, root: Incident) -> None:
+        """What the walk itself finds to be explained: a run that gave way to worse."""
+        self._merge(other, root)
+
+    def _rule_of(self, incident: Incident) -> Rule:
+        rule = self._rule_named(incident.rule)
+        if rule is None:
+            raise LookupError(f"there is no rule {incident.rule}")
+        return rule
+
+    def _take_evidence(self, other: Incident, root: Incident) -> None:
+        """What was told of the weaker one speaks for the new one: another sense, maybe."""
+        root = self.by_id[root.id]
+        known = {one.digest for one in root.evidence}
+        more = tuple(one for one in other.evidence if one.digest not in known)
+        self.put(
+            msgspec.structs.replace(
+                root,
+                evidence=_kept((*root.evidence[:1], *more, *root.evidence[1:])),
+                evidence_count=root.evidence_count + other.evidence_count,
+                affected=_with(root.affected, (other.root, *other.affected), root.root),
             )
         )
 
@@ -319,10 +397,17 @@ def _verdicts(finding: Finding) -> dict[str, Verdict]:
 
 
 def _kept(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """How it began and the newest: whoever returns the node asks what came last."""
+    """How it began and the newest: whoever returns the node asks what came last.
+
+    Of a sense that told nothing else its newest stays too: that it agreed must not be forgotten.
+    """
     if len(evidence) <= EVIDENCE_KEPT:
         return evidence
-    return (*evidence[:EVIDENCE_FIRST], *evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :])
+    first, newest = evidence[:EVIDENCE_FIRST], evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :]
+    heard = {one.sense for one in (*first, *newest)}
+    between = evidence[EVIDENCE_FIRST : EVIDENCE_FIRST - EVIDENCE_KEPT]
+    lone = {one.sense: one for one in between if one.sense not in heard}
+    return (*first, *lone.values(), *newest)
 
 
 def _near(incident: Incident, finding: Finding) -> bool:

@@ -90,6 +90,8 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str) -> dic
     if state is RunState.running:
         return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
     own = incident.run == data.get("run")
+    if own and state is RunState.done and data.get("early"):
+        return {"run": None, "state": IncidentState.open}
     if own and state in {RunState.cancelled, RunState.rejected}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
     if not own and state in ENDED_RUN_STATES:  # a person's run beside it
@@ -138,14 +140,16 @@ def idle_slots(facts: GateFacts, runs: Collection[Run]) -> list[Slot]:
     return [slot for slot in free if slot.node not in at_work]
 
 
-def close_what_is_over(incident: Incident, picture: Picture, now: datetime) -> Incident:
+def close_what_is_over(
+    incident: Incident, picture: Picture, now: datetime, *, measured: bool = False
+) -> Incident:
     """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run.
 
-    A run that only waits for leave is the caller's to withdraw.
+    A run that only waits for leave is the caller's to withdraw. `measured`: as `is_measured` says.
     """
     if incident.state is not IncidentState.open:
         return incident
-    why = _over(incident, picture, now)
+    why = _well_again(incident, picture) if measured else _over(incident, picture, now)
     if why is None:
         return incident
     return msgspec.structs.replace(
@@ -164,6 +168,21 @@ def is_measured(rules: Ruleset, incident: Incident) -> bool:
     if incident.fault in SAMPLED_FAULTS:
         return True
     return any(rule.name == incident.rule and rule.detection for rule in rules.rules)
+
+
+def clear_since(incident: Incident, picture: Picture) -> datetime | None:
+    """Since when the last tick over the fleet knows the cause to be gone; without one, as it was known."""
+    if picture.sensed is None:
+        return incident.clear_since
+    return picture.sensed.clear_since.get((incident.fault, incident.root))
+
+
+def _well_again(incident: Incident, picture: Picture) -> str | None:
+    """By the time of the tick that said so: one that came long ago says nothing of now."""
+    since = clear_since(incident, picture)
+    if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
+        return None
+    return f"well again since {since:%H:%M:%S} UTC"
 
 
 def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
@@ -188,10 +207,6 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
         return None
     if incident.fault == "fleet-silent":
         return "the nodes speak again" if _fleet_speaks(picture, now) else None
-    if (incident.fault, incident.root) in picture.watched:
-        clear = picture.sensed.clear_since.get((incident.fault, incident.root)) if picture.sensed else None
-        over = clear is not None and now - clear >= CLEAR_FOR
-        return f"well again since {clear:%H:%M:%S} UTC" if over else None
     quiet = QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return f"nothing new for {int(quiet.total_seconds() // 60)} min"

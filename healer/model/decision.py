@@ -32,6 +32,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None = None
     approved_by: str | None = None
     ride: bool = False
+    #: The run only begins: it looks and waits before it takes anything, and asks again then.
+    begins: bool = False
     #: Restart count of the job a requeue is about.
     restarts: int | None = None
 

@@ -65,6 +65,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     held_by: Guard | None = None
     decision_key: str = ""
     p0_since: datetime | None = None
+    #: Since when the senses that told of it know its cause to be gone; None: it stands, or nobody knows.
+    clear_since: datetime | None = None
+    #: A worse incident of the same node: the run that works on this one ends and leaves the node to that.
+    gives_way_to: str | None = None
     #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
     stopped_by: str | None = None
 

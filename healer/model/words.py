@@ -144,6 +144,9 @@ REMOVING_VERBS = frozenset(
 #: says nothing of the cluster.
 NODE_REMOVING = REMOVING_VERBS - {Verb.requeue, Verb.cancel}
 
+#: Verbs that give a node back.
+RETURNING_VERBS = frozenset({Verb.resume, Verb.undrain})
+
 #: Verbs that cannot be undone: they always need a person.
 IRREVERSIBLE_VERBS = frozenset({Verb.power_cycle, Verb.cancel, Verb.down})
 

@@ -1,6 +1,6 @@
 """`advance`: from a run's log to its next intent. Pure: the log alone tells where a run stands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -38,11 +38,19 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     question: str
 
 
+class Skip(msgspec.Struct, frozen=True, kw_only=True):
+    """This step's `when` is not met: note it, and go on."""
+
+    step: Step
+    key: str
+    why: str
+
+
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-Intent = Do | Sleep | Ask | Finish
+Intent = Do | Sleep | Ask | Skip | Finish
 
 
 def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Intent:
@@ -52,7 +60,14 @@ def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Inten
     `check: jobs_hit` wrote; a part that waits does not keep the others back.
     """
     last = {entry.step: entry for entry in log}
+    over = next((one for one in last.values() if one.event in _OVER and one.data.get("ends_run")), None)
+    if over is not None:
+        return Finish(why=over.text)
     for step in playbook.steps:
+        if step.when is not None and not _is_met(step.when, last):
+            if step.id not in last:
+                return Skip(step=step, key=step.id, why=f"only when {step.when.replace('.', ' ')}")
+            continue
         intents = [_part(step, key, item, last.get(key), now) for key, item in _parts(step, log)]
         ready = next((one for one in intents if isinstance(one, Do)), None)
         if ready is not None:
@@ -65,6 +80,22 @@ def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Inten
             timed = [one for one in sleeps if one.until is not None]
             return min(timed, key=lambda one: one.until or now) if timed else sleeps[0]
     return Finish(why="all steps are done")
+
+
+def _is_met(when: str, last: Mapping[str, LogEntry]) -> bool:
+    """Whether the step named before the dot ended as the word after it says."""
+    step, _, wanted = when.partition(".")
+    return outcome(last.get(step)) == wanted
+
+
+def outcome(last: LogEntry | None) -> str | None:
+    """`passed` or `failed` by the step's last entry; None while it has not ended, and when it was skipped.
+
+    `failed` is an answer: it was looked, and it is not well. A step that could not be done asks a person.
+    """
+    if last is None or last.event is not StepEvent.done:
+        return None
+    return "failed" if last.data.get("passed") is False else "passed"
 
 
 def stuck_at(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list[str]:

@@ -14,6 +14,7 @@ import msgspec
 from healer.model import (
     ENDED_RUN_STATES,
     NODE_REMOVING,
+    RETURNING_VERBS,
     AuditRecord,
     Breaker,
     Command,
@@ -198,6 +199,10 @@ class MemoryTx:
 
     def run(self, name: str) -> Run | None:
         return self._tables.runs.get(name)
+
+    def is_returning(self, run: str) -> bool:
+        log = self._tables.log.get(run, [])
+        return any(one.event is StepEvent.started and one.data.get("verb") in RETURNING_VERBS for one in log)
 
     def lock_gate(self) -> GateFacts:
         return self._ledger.facts()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import typer
 
-from healer.actions import CHECKS, VERBS
+from healer.actions import CHECKS, VERBS, WAITS
 from healer.cli import build
 from healer.decisions import GUARDS
 from healer.model import (
@@ -141,7 +141,7 @@ def test_every_field_of_playbooks_is_explained(kind: type[msgspec.Struct]) -> No
 
 
 def test_every_verb_check_and_wait_is_explained() -> None:
-    assert missing([*(verb.value for verb in VERBS), *CHECKS], "playbooks.md") == []
+    assert missing([*(verb.value for verb in VERBS), *CHECKS, *WAITS], "playbooks.md") == []
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
-from healer.adapters.postgres.tables import incidents, runs, vetoes
+from healer.adapters.postgres.tables import incidents, run_log, runs, vetoes
 from healer.model import (
     ENDED_RUN_STATES,
+    RETURNING_VERBS,
     AuditRecord,
     Breaker,
     Decision,
@@ -135,6 +136,14 @@ class PostgresWalkTx:
     def run(self, name: str) -> Run | None:
         doc = self.conn.execute(sa.select(runs.c.doc).where(runs.c.id == name)).scalar()
         return msgspec.convert(doc, Run) if doc else None
+
+    def is_returning(self, run: str) -> bool:
+        query = sa.select(run_log.c.seq).where(
+            run_log.c.run == run,
+            run_log.c.event == "started",
+            run_log.c.doc["data"]["verb"].astext.in_([str(verb) for verb in RETURNING_VERBS]),
+        )
+        return self.conn.execute(query.limit(1)).first() is not None
 
     def lock_gate(self) -> GateFacts:
         return gate.lock_gate(self.conn, self._cluster, self._snapshots, self._clock.now())

@@ -24,12 +24,14 @@ from healer.api.services import Conflict, Forbidden, GuardRefused, NotFound, Run
 from healer.api.views import Preview
 from healer.decisions import (
     JudgeResult,
+    beginning,
     decision_of,
     first_verb,
+    is_untouched,
     judge,
     limits,
-    proposal_of,
     reset,
+    slot_later,
     takes_canary,
 )
 from healer.incidents.jobs import hit_among
@@ -42,6 +44,7 @@ from healer.model import (
     Command,
     CommandKind,
     Component,
+    GateFacts,
     Incident,
     LogEntry,
     Outcome,
@@ -98,7 +101,7 @@ class PostgresRunCommands:
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
         run = self._asked(request, playbook, incident, job.restarts if job else None)
-        verdict = judge(proposal_of(run, first_verb(playbook), incident), facts, rules, now)
+        verdict = judge(beginning(run, playbook, incident), facts, rules, now)
         return Preview(
             playbook=playbook,
             cluster=request.cluster,
@@ -123,7 +126,7 @@ class PostgresRunCommands:
             facts = gate.lock_gate(conn, request.cluster, self._snapshots, now)
             incident = incident_of(conn, request, facts)
             run = self._asked(request, playbook, incident, restarts)
-            proposal = proposal_of(run, first_verb(playbook), incident)
+            proposal = beginning(run, playbook, incident)
             verdict = judge(proposal, facts, rules, now)
             gate.add_decision(conn, decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.refused:
@@ -133,7 +136,7 @@ class PostgresRunCommands:
                 create_run(conn, run)
                 self._audit(conn, request, "run.held", {"guard": verdict.guard, "why": verdict.why})
             else:
-                self._begin(conn, run, incident, playbook)
+                self._begin(conn, run, incident, playbook, facts)
                 self._audit(conn, request, "run.started", {})
         if verdict.outcome is Outcome.refused:  # stored first: only now it may be raised
             assert verdict.answer is not None
@@ -161,8 +164,16 @@ class PostgresRunCommands:
             input={"reason_text": f"{request.by}: {request.reason}", "restarts": restarts},
         )
 
-    def _begin(self, conn: sa.Connection, run: Run, incident: Incident | None, playbook: Playbook) -> None:
+    def _begin(
+        self,
+        conn: sa.Connection,
+        run: Run,
+        incident: Incident | None,
+        playbook: Playbook,
+        facts: GateFacts,
+    ) -> None:
         self._take_over(conn, run)
+        self._free(conn, run, facts)
         self._grant(conn, run, playbook, incident)
         try:
             with conn.begin_nested():
@@ -194,6 +205,30 @@ class PostgresRunCommands:
             )
             write_entry(conn, entry)
 
+    def _free(self, conn: sa.Connection, run: Run, facts: GateFacts) -> None:
+        """Ends the run that works on the node if it has only waited until now: a person goes first.
+
+        The gate's lock is held: what has no slot now takes nothing before this commits, and nothing after it.
+        """
+        name = facts.running.get(run.node or "")
+        other = run_of(conn, name) if name is not None and name != run.id else None
+        if other is None or not is_untouched(other, self._rules().playbooks.get(other.playbook), facts):
+            return
+        now = self._clock.now()
+        why = f"taken over by {run.approved_by or run.by} with {run.playbook} ({run.id})"
+        set_run_state(conn, other.id, RunState.done, why=why, at=now)
+        if other.incident is not None:
+            told = Command(
+                kind=CommandKind.run_changed,
+                cluster=other.cluster,
+                at=now,
+                by=other.by,
+                incident=other.incident,
+                reason=why,
+                data={"run": other.id, "playbook": other.playbook, "state": "done", "early": True},
+            )
+            inbox.put_command(conn, told, request=f"{run.id}:over:{other.id}")
+
     def _grant(
         self,
         conn: sa.Connection,
@@ -201,7 +236,7 @@ class PostgresRunCommands:
         playbook: Playbook,
         incident: Incident | None,
     ) -> None:
-        if first_verb(playbook) in REMOVING_VERBS and run.node:
+        if first_verb(playbook) in REMOVING_VERBS and run.node and not slot_later(playbook):
             slot = Slot(
                 cluster=run.cluster,
                 node=run.node,
@@ -243,7 +278,7 @@ class PostgresRunCommands:
                 )
             incident = incident_named(conn, known.incident)
             approved = msgspec.structs.replace(known, approved_by=by)
-            proposal = proposal_of(approved, first_verb(playbook), incident)
+            proposal = beginning(approved, playbook, incident)
             verdict = judge(proposal, facts, rules, now)
             gate.add_decision(conn, decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.refused:
@@ -251,6 +286,8 @@ class PostgresRunCommands:
             else:
                 acts = verdict.outcome is Outcome.act
                 if acts:
+                    self._free(conn, approved, facts)
+                    facts = gate.read_facts(conn, known.cluster, self._snapshots, now, breaker=facts.breaker)
                     others = {node for node in facts.running if node == known.node}
                     if others:
                         raise Conflict(f"another run is working on {known.node}")

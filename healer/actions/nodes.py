@@ -1,0 +1,122 @@
+"""What is done on a node itself: a service restarted, its tests run, its fabric read."""
+
+from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.ports import NodeError, NodeExec, NodeUnavailable
+
+LOOK_AGAIN_S = 2.0
+#: Tests run for minutes.
+TESTS_AGAIN_S = 5.0
+
+
+def _nothing(_: Context) -> None:
+    return None
+
+
+def _no_way(ctx: Context) -> Failed:
+    text = f"healer has no way to work on {ctx.node} itself: none is configured, so nothing was done there."
+    return Failed(text=text, final=True)
+
+
+# --- restart_service ---
+
+
+def _service(ctx: Context) -> str:
+    return str(ctx.step.input["service"])
+
+
+def _restart_probe(ctx: Context) -> Result | None:
+    """Nothing tells that a restart is not needed; once asked for, only its outcome is looked at."""
+    if ctx.nodes is None:
+        return _no_way(ctx)
+    return _restarted(ctx) if ctx.asked else None
+
+
+def _restart(ctx: Context) -> Result | None:
+    assert ctx.nodes is not None  # the probe has looked
+    ctx.fence()
+    try:
+        ctx.nodes.restart_service(ctx.node, _service(ctx))
+    except NodeUnavailable:
+        return None  # unknown whether it happened: read back
+    except NodeError as error:
+        return Failed(text=str(error))
+    return None
+
+
+def _restarted(ctx: Context) -> Result:
+    service = _service(ctx)
+    try:
+        active = ctx.nodes is not None and ctx.nodes.service_active(ctx.node, service)
+    except NodeUnavailable as error:
+        return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
+    except NodeError as error:
+        return Failed(text=str(error))
+    if not active:
+        return Again(text=f"{service} is not active on {ctx.node} yet", after_s=LOOK_AGAIN_S)
+    return Done(text=f"{service} was restarted on {ctx.node} and is active", data={"service": service})
+
+
+# --- diagnose ---
+
+
+def _diagnosis_probe(ctx: Context) -> Result | None:
+    if ctx.nodes is None:
+        return _no_way(ctx)
+    try:
+        return _result(ctx, ctx.nodes)
+    except NodeUnavailable as error:
+        # Unknown whether they run: to start them again under the same key is nothing.
+        return Again(text=f"{ctx.node} did not answer: {error}", after_s=TESTS_AGAIN_S) if ctx.asked else None
+    except NodeError:
+        return None  # never started
+
+
+def _diagnose(ctx: Context) -> Result | None:
+    assert ctx.nodes is not None  # the probe has looked
+    ctx.fence()
+    try:
+        ctx.nodes.start_diagnosis(ctx.node, ctx.key)
+    except NodeUnavailable:
+        return None
+    except NodeError as error:
+        return Failed(text=str(error))
+    return None
+
+
+def _diagnosed(ctx: Context) -> Result:
+    try:
+        return _result(ctx, ctx.nodes) if ctx.nodes is not None else _no_way(ctx)
+    except NodeUnavailable as error:
+        return Again(text=f"{ctx.node} did not answer: {error}", after_s=TESTS_AGAIN_S)
+    except NodeError as error:
+        return Failed(text=str(error))
+
+
+def _result(ctx: Context, nodes: NodeExec) -> Result:
+    told = nodes.diagnosis(ctx.node, ctx.key)
+    if told is None:
+        return Again(text=f"The tests of {ctx.node} run", after_s=TESTS_AGAIN_S)
+    return Done(text=f"{ctx.node}: {told.text}", data={"passed": told.passed, "failed": list(told.failed)})
+
+
+# --- fabric_state ---
+
+
+def fabric_state(ctx: Context) -> Result:
+    """The NVLink fabric of the node is up on every GPU. It takes a while to come: `timeout_s` of the step."""
+    if ctx.nodes is None:
+        return _no_way(ctx)
+    try:
+        told = ctx.nodes.fabric_state(ctx.node)
+    except NodeError as error:
+        return Failed(text=f"The fabric of {ctx.node} could not be read: {error}")
+    data: dict[str, object] = {"passed": told.healthy, "state": told.state, "status": told.status}
+    text = f"{ctx.node}: {told.text or f'fabric {told.state}: {told.status}'}"
+    if not told.healthy and (ctx.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
+        return Again(text=text, after_s=LOOK_AGAIN_S)
+    return Done(text=text, data=data)
+
+
+RESTART_SERVICE = Action(probe=_restart_probe, do=_restart, verify=_restarted)
+DIAGNOSE = Action(probe=_diagnosis_probe, do=_diagnose, verify=_diagnosed)
+FABRIC_STATE = Action(probe=_nothing, do=_nothing, verify=fabric_state, effect=False)

@@ -1,0 +1,83 @@
+"""Waits: for a good moment, for an empty node, for a person."""
+
+from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.checks import cleared
+from healer.actions.reason import holder_of
+from healer.decisions.consent import OPT_IN
+from healer.model import SlurmJob, SlurmNode
+from healer.ports import SchedulerUnavailable, UnknownNode
+
+LOOK_AGAIN_S = 5.0
+#: A checkpoint is worth so much less the longer the job goes on after it.
+MOMENT_S = 60
+
+
+def _nothing(_: Context) -> None:
+    return None
+
+
+def _read(ctx: Context) -> tuple[SlurmNode, list[SlurmJob]] | Result:
+    try:
+        return ctx.scheduler.node(ctx.node), ctx.scheduler.jobs_on(ctx.node)
+    except UnknownNode as error:
+        return Failed(text=str(error), final=True)
+    except SchedulerUnavailable as error:
+        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+
+
+def job_end_or_checkpoint(ctx: Context) -> Result:
+    """The moment at which taking the node costs its jobs least: each ended, or has just saved its work.
+
+    A checkpoint helps only a job whose owner agreed to be requeued (law 8): the others are waited for. It
+    must be durable, of the job's present life, and newer than this wait by both clocks, its own and ours.
+    """
+    if over := cleared(ctx):
+        return over
+    read = _read(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, jobs = read
+    if holder := holder_of(node):
+        return Again(text=f"{holder} {node.name} ({node.reason or 'no reason given'})", after_s=LOOK_AGAIN_S)
+    alive = [job for job in jobs if "COMPLETING" not in job.flags]
+    waits = [why for job in alive if (why := _not_yet(ctx, job)) is not None]
+    if waits:
+        return Again(text="; ".join(waits[:5]), after_s=LOOK_AGAIN_S)
+    if not alive:
+        return Done(text=f"No job runs on {node.name}", data={"moment_s": MOMENT_S, "jobs_then": []})
+    names = [job.id for job in alive]
+    text = f"Checkpoints are saved: {', '.join(names)}"
+    return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": names})
+
+
+def _not_yet(ctx: Context, job: SlurmJob) -> str | None:
+    """What this job is waited for; None where its work is safe."""
+    if not (job.batch and job.requeue and OPT_IN in job.comment.split()):
+        return f"job {job.id} has not agreed to be requeued: its end"
+    told = ctx.checkpoints.newest_durable(job.id) if ctx.checkpoints is not None else None
+    fresh = told is not None and min(told.at, told.arrived_at) > ctx.began_at and told.restart == job.restarts
+    return None if fresh else f"job {job.id}: its next durable checkpoint, or its end"
+
+
+def empty(ctx: Context) -> Result:
+    """No job holds the node, and none can come."""
+    read = _read(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, jobs = read
+    if jobs or node.busy:
+        named = f"Job {', '.join(job.id for job in jobs)} is" if jobs else "Slurm shows work"
+        return Again(text=f"{named} still on {node.name}", after_s=LOOK_AGAIN_S)
+    if not node.drain:
+        return Again(text=f"{node.name} is not drained any more", after_s=LOOK_AGAIN_S)
+    return Done(text=f"{node.name} is drained and empty")
+
+
+def repair(ctx: Context) -> Result:
+    """Waits for a person to say that the node is repaired: their `resume` takes this run over."""
+    return Again(text=f"Waits for the repair of {ctx.node}; `resume` ends the wait", after_s=None)
+
+
+MOMENT = Action(probe=_nothing, do=_nothing, verify=job_end_or_checkpoint, effect=False)
+EMPTY = Action(probe=_nothing, do=_nothing, verify=empty, effect=False)
+REPAIR = Action(probe=_nothing, do=_nothing, verify=repair, effect=False)

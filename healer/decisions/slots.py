@@ -1,0 +1,32 @@
+"""When a run takes its node's slot: when its first removing step starts (law 1), and not before.
+
+A playbook that begins with its drain is granted the slot as it begins. One that looks or waits first begins
+without: for hours it only watches, and must not use up what another node needs. Its drain is judged whole
+when it is due, and takes the slot then.
+"""
+
+from healer.decisions.gate import SLOT_VERBS
+from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run
+
+
+def slot_later(playbook: Playbook | None) -> bool:
+    """The playbook takes a slot, but does other things first."""
+    if playbook is None or not playbook.steps:
+        return False
+    return playbook.steps[0].do not in SLOT_VERBS and any(step.do in SLOT_VERBS for step in playbook.steps)
+
+
+def holds_slot(facts: GateFacts, run: Run) -> bool:
+    """The node's slot was granted to this very run."""
+    return any(slot.node == run.node and slot.run == run.id for slot in facts.slots)
+
+
+def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
+    """The run waits, and has taken nothing yet: it may end at any moment, and nobody would notice.
+
+    Certain under the gate's lock only: the slot is granted under it, before the first effect.
+    """
+    if run.shadow or playbook is None or not slot_later(playbook) or holds_slot(facts, run):
+        return False
+    removing = next(step for step in playbook.steps if step.do in REMOVING_VERBS)
+    return removing.do in SLOT_VERBS

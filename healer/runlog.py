@@ -1,0 +1,98 @@
+"""What a run's log tells the driver about one step, and what of a step goes into the audit."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from healer.model import (
+    REMOVING_VERBS,
+    AuditRecord,
+    LogEntry,
+    Playbook,
+    Run,
+    Step,
+    StepEvent,
+    Verb,
+)
+from healer.playbooks.advance import Do, jobs_hit
+
+_PAST = {
+    Verb.drain: "node.drained",
+    Verb.resume: "node.resumed",
+    Verb.requeue: "job.requeued",
+    Verb.restart_service: "service.restarted",
+    Verb.diagnose: "node.diagnosed",
+}
+
+
+def since_retry(entries: Sequence[LogEntry], key: str) -> list[LogEntry]:
+    """A step's entries since a person let it go on, theirs first; all of them where nobody did."""
+    own = [one for one in entries if one.step == key]
+    retries = [index for index, one in enumerate(own) if one.event is StepEvent.retry]
+    return own[retries[-1] :] if retries else own
+
+
+def is_started(entries: Sequence[LogEntry], key: str) -> bool:
+    return any(one.event is StepEvent.started for one in since_retry(entries, key))
+
+
+def began_at(entries: Sequence[LogEntry], key: str) -> datetime | None:
+    """When the step was first started or waited; what a guard held before is no part of it."""
+    begun = (StepEvent.started, StepEvent.waiting)
+    return next((one.at for one in since_retry(entries, key) if one.event in begun), None)
+
+
+def is_asked(entries: Sequence[LogEntry], key: str, attempt: int) -> bool:
+    """This attempt was made, and its outcome was not there yet."""
+    waited = (one for one in since_retry(entries, key) if one.event is StepEvent.waiting)
+    return any(one.attempt == attempt for one in waited)
+
+
+def effect_key(run: Run, entries: Sequence[LogEntry], key: str) -> str:
+    """The name of a step's effect: the same for whoever takes the run up, another one after a retry."""
+    retries = sum(one.step == key and one.event is StepEvent.retry for one in entries)
+    return f"{run.id}:{key}:{retries}"
+
+
+def last_of(entries: Sequence[LogEntry], key: str) -> LogEntry | None:
+    return next((one for one in reversed(entries) if one.step == key), None)
+
+
+def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now: datetime) -> Step | None:
+    """An earlier step whose moment has passed while a guard held this one: it is to be waited for anew."""
+    for earlier in playbook.steps:
+        if earlier.id == step.id:
+            return None
+        last = last_of(entries, earlier.id)
+        lasts = last.data.get("moment_s") if last is not None and last.event is StepEvent.done else None
+        if last is not None and lasts is not None and now - last.at > timedelta(seconds=lasts):
+            return earlier
+    return None
+
+
+def would_have_removed(entries: Sequence[LogEntry]) -> bool:
+    """A removing step of a shadow run is done, as if."""
+    return any(one.event is StepEvent.done and one.data.get("would") in REMOVING_VERBS for one in entries)
+
+
+def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int | None:
+    if item is not None:
+        return jobs_hit(entries).get(item)
+    given = run.input.get("restarts")
+    return int(given) if given is not None else None
+
+
+def audit_of(run: Run, intent: Do, entry: LogEntry) -> AuditRecord | None:
+    """Effects and refusals are audited; looking and waiting stand in the run's log."""
+    if intent.step.do is None or entry.event in {StepEvent.started, StepEvent.waiting}:
+        return None
+    worked = entry.event is StepEvent.done and not run.shadow
+    verb = _PAST.get(intent.step.do, f"{intent.step.do}.done") if worked else f"step.{entry.event}"
+    subject = f"job/{intent.item or run.job}" if intent.step.do is Verb.requeue else f"node/{run.node}"
+    return AuditRecord(
+        cluster=run.cluster,
+        at=entry.at,
+        actor=run.by,
+        verb=verb,
+        subject=subject,
+        data={"run": run.id, "incident": run.incident, "step": entry.step, "text": entry.text, **entry.data},
+    )

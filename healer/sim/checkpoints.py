@@ -1,0 +1,22 @@
+"""Checkpoints that jobs told, in memory: for replay, simulation and tests."""
+
+from collections.abc import Iterable
+
+from healer.model import JobCheckpoint
+
+
+class MemoryCheckpoints:
+    """`healer.ports.Checkpoints`. Of each job only what `newest_durable` answers is kept."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, JobCheckpoint] = {}
+
+    def take(self, told: Iterable[JobCheckpoint]) -> None:
+        """Durable ones only."""
+        for one in told:
+            known = self._newest.get(one.job)
+            if known is None or (known.restart, known.step, known.at) < (one.restart, one.step, one.at):
+                self._newest[one.job] = one
+
+    def newest_durable(self, job: str) -> JobCheckpoint | None:
+        return self._newest.get(job)

@@ -18,7 +18,7 @@ from healer.model.samples import Report
 from healer.signals.measured import REJECTED_TOLD, Measured
 from healer.signals.names import Names, Numbers, Way
 from healer.signals.values import TOO_OLD, clean, moment, number
-from healer.signals.wire import BadBody, Known, Rejected, wrong_node
+from healer.signals.wire import BadBody, Known, Rejected, sentence, wrong_node
 
 #: GPUs of one node, NVLinks of one GPU, names of one body: far above what any machine has.
 GPUS_MAX = 64
@@ -178,7 +178,7 @@ class Columnar:
             for gpu in range(len(values)):
                 yield self._place(name, way, Part(gpu=gpu, link=way.link if way else None), "gpu")
         for name, gpus in body.links.items():
-            way = self._names.plain(name, Scope.link)
+            way = self._names.plain(name, Scope.link, nvlink=True)
             for gpu, links in enumerate(gpus):
                 for link in range(len(links)):
                     yield self._place(name, way, Part(gpu=gpu, link=link), "links")
@@ -217,9 +217,7 @@ def _bodies(raw: bytes, rejected: list[Rejected]) -> Iterator[tuple[int, _Body |
         try:
             yield index, msgspec.convert(item, _Wordy)
         except msgspec.ValidationError as error:
-            text, _, path = str(error).rpartition(" - at `")
-            where = path.strip("`").removeprefix("$").removeprefix(".")
-            rejected.append(Rejected(index, f"{where}: {text}" if where else text or str(error)))
+            rejected.append(Rejected(index, sentence(error)))
 
 
 def _check_sizes(body: _Body | _Wordy) -> None:

@@ -22,6 +22,11 @@ class Way(msgspec.Struct, frozen=True):
     labels: tuple[tuple[str, str], ...] = ()
     link: int | None = None
 
+    @property
+    def nvlink(self) -> bool:
+        """Of the signals of links, those of NVLinks say so in their name; the others are of ports."""
+        return self.signal.scope is Scope.link and self.signal.name.startswith("nvlink")
+
     def takes(self, labels: dict[str, str]) -> bool:
         return all(fnmatchcase(labels.get(name, ""), form) for name, form in self.labels)
 
@@ -50,9 +55,12 @@ class Names:
     def ways(self, name: str) -> Sequence[Way]:
         return self._ways.get(name, ())
 
-    def plain(self, name: str, *scopes: Scope) -> Way | None:
-        """The way of a form without labels, on one of these scopes."""
-        return next((w for w in self.ways(name) if w.signal.scope in scopes and not w.labels), None)
+    def plain(self, name: str, scope: Scope, *, nvlink: bool = False) -> Way | None:
+        """The way of a form without labels; the link must not stand in the name."""
+        for way in self.ways(name):
+            if way.signal.scope is scope and way.nvlink is nvlink and not way.labels and way.link is None:
+                return way
+        return None
 
 
 class Numbers:

@@ -5,22 +5,44 @@ from datetime import datetime
 from healer.model import Catalogue
 from healer.ports import ColumnBook
 from healer.signals.columnar import Columnar
+from healer.signals.exposition import Exposition
+from healer.signals.gpu_names import GpuNames
 from healer.signals.measured import Measured
 from healer.signals.names import Names, Numbers
+from healer.signals.nvidia_smi import NvidiaSmi
+from healer.signals.pushed import Pushed
+from healer.signals.series import Placer
 from healer.signals.wire import Known
 
 
 class Translator:
     """One per process; not thread-safe. All it remembers is bounded. Made anew when the catalogue changes.
 
-    Every method raises `wire.BadBody` when nothing of the body can be read, and nothing else.
+    Every method raises `wire.BadBody` when nothing of the body can be read; what else the book raises passes
+    through.
     """
 
     def __init__(self, catalogue: Catalogue, book: ColumnBook, cluster: str) -> None:
         self.catalogue = catalogue
-        names, numbers = Names(catalogue), Numbers(book)
+        names, numbers, gpus = Names(catalogue), Numbers(book), GpuNames()
+        placer = Placer(names, numbers, gpus, cluster)
         self._columnar = Columnar(names, numbers, cluster)
+        self._exposition = Exposition(placer, cluster)
+        self._pushed = Pushed(placer)
+        self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, cluster)
 
     def columnar(self, raw: bytes, known: Known, now: datetime) -> Measured:
         """`POST /signals/metrics`."""
         return self._columnar.take(raw, known, now)
+
+    def exposition(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
+        """`POST /signals/openmetrics`; without `node` the labels of each series name it."""
+        return self._exposition.take(raw, known, now, node=node)
+
+    def remote_write(self, raw: bytes, known: Known, now: datetime) -> Measured:
+        """`POST /signals/prometheus/write`: snappy over protobuf, 1.0."""
+        return self._pushed.take(raw, known, now)
+
+    def nvidia_smi(self, raw: bytes, known: Known, now: datetime, *, node: str) -> Measured:
+        """`POST /signals/nvidia-smi`: the XML of `nvidia-smi -q -x`."""
+        return self._nvidia_smi.take(raw, known, now, node=node)

@@ -117,7 +117,7 @@ def heartbeat_observations(body: Any, known: Known, now: datetime, *, cluster: s
         try:
             observations.append(_heartbeat(item, known, now, cluster))
         except (_Bad, msgspec.ValidationError) as error:
-            rejected.append(Rejected(index, _sentence(error)))
+            rejected.append(Rejected(index, sentence(error)))
     return Accepted(observations=tuple(observations), rejected=tuple(rejected))
 
 
@@ -143,7 +143,7 @@ class _Bad(ValueError):
     """One entry is wrong; the text is the reason."""
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """msgspec's `Expected `int`, got `str` - at `$.seq`` -> `seq: Expected `int`, got `str``."""
     text, _, path = str(error).rpartition(" - at `")
     return f"{path.strip('`').removeprefix('$').removeprefix('.')}: {text}" if text else str(error)
@@ -185,7 +185,7 @@ class _Heap:
         try:
             taken = self._taken(index, outer, entry)
         except (_Bad, msgspec.ValidationError) as error:
-            self.rejected.append(Rejected(index, _sentence(error)))
+            self.rejected.append(Rejected(index, sentence(error)))
         else:
             self.by_node.setdefault((taken.cluster, taken.node), []).append(taken)
 
@@ -205,7 +205,7 @@ class _Heap:
         size = len(one.line.encode("utf-8", "surrogatepass"))
         if size > LINE_LIMIT_BYTES:
             raise _Bad(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
-        at = _event_time(one.time, self.now)
+        at = event_time(one.time, self.now)
         return _Taken(index, cluster, node, boot_id, one, at)
 
     def done(self) -> Accepted:
@@ -255,7 +255,7 @@ def normal_boot_id(text: str | None) -> str | None:
     return str(uuid.UUID(text)) if text and _BOOT_ID.fullmatch(text) else text
 
 
-def _event_time(text: str | None, now: datetime) -> datetime | None:
+def event_time(text: str | None, now: datetime) -> datetime | None:
     if text is None:
         return None
     try:
@@ -345,7 +345,7 @@ def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observat
     where = beat.cluster or cluster
     if wrong := wrong_node(where, beat.node, known):
         raise _Bad(wrong)
-    at = _event_time(beat.time, now) or now
+    at = event_time(beat.time, now) or now
     boot_id = normal_boot_id(beat.boot_id)
     _check_id("boot_id", boot_id)
     data: dict[str, Any] = {}

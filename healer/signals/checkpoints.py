@@ -1,0 +1,63 @@
+"""`POST /signals/checkpoints`: what a job can go back to -> observations of kind `checkpoint`."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from healer.model import Component, Observation, ObservationKind
+from healer.signals.identity import digest_of
+from healer.signals.wire import Accepted, BadBody, Rejected, event_time, sentence
+
+_Job = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_.+\[\]-]{1,64}$")]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class JobCheckpointBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One checkpoint. `durable`: it is where a restarted job will find it, and whole."""
+
+    job: _Job | Annotated[int, msgspec.Meta(ge=1)]
+    step: _Count
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f]+$")]
+    durable: bool
+    restart: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    cluster: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
+    time: str | None = None
+
+
+def checkpoint_observations(body: Any, now: datetime, *, cluster: str) -> Accepted:
+    """One checkpoint, or a list of them, decoded from JSON. Told again, it is a duplicate. Raises BadBody."""
+    observations: list[Observation] = []
+    rejected: list[Rejected] = []
+    for index, item in enumerate(_objects(body)):
+        try:
+            observations.append(_observation(msgspec.convert(item, JobCheckpointBody), now, cluster))
+        except (ValueError, msgspec.ValidationError) as error:
+            rejected.append(Rejected(index, sentence(error)))
+    return Accepted(observations=tuple(observations), rejected=tuple(rejected))
+
+
+def jobs_of_checkpoints(body: Any, *, cluster: str) -> set[tuple[str, str]]:
+    """Every (cluster, job) that a body names: for tokens bound to one job. Raises BadBody."""
+    told = [item for item in _objects(body) if isinstance(item, dict)]
+    return {(str(item.get("cluster") or cluster), str(item.get("job") or "")) for item in told}
+
+
+def _objects(body: Any) -> list[Any]:
+    if not isinstance(body, dict | list):
+        raise BadBody("the body: expected an object with `job`, `step`, `path` and `durable`, or a list")
+    return body if isinstance(body, list) else [body]
+
+
+def _observation(told: JobCheckpointBody, now: datetime, cluster: str) -> Observation:
+    where, job = told.cluster or cluster, str(told.job)
+    at = event_time(told.time, now) or now
+    data = {"restart": told.restart, "step": told.step, "path": told.path, "durable": told.durable}
+    return Observation(
+        digest=digest_of("checkpoint", where, job, told.restart, told.step, told.path, told.durable),
+        kind=ObservationKind.checkpoint,
+        component=Component(cluster=where, job=job),
+        event_at=at.astimezone(UTC),
+        arrived_at=now,
+        data=data,
+    )

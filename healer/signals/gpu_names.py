@@ -1,0 +1,85 @@
+"""Which GPU of a node has which UUID and address, as series and nvidia-smi tell it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from healer.model import Component, Observation, ObservationKind
+from healer.signals.identity import digest_of
+
+#: Nodes remembered by one process: more than any cluster has, and all are nodes that Slurm knows.
+_NODES_MAX = 50_000
+#: An inventory is told again after so long, so that a rebuild of the last 15 min always finds one.
+_TELL_EVERY_S = 600
+
+#: (cluster, node).
+Where = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _NodeGpus:
+    uuids: dict[str, int] = field(default_factory=dict)
+    addresses: dict[str, int] = field(default_factory=dict)
+    #: What was told last: the stretch of time, and whether it still holds.
+    told: int = -1
+
+
+class GpuNames:
+    """Learned per process. `generation` grows when something known turned out otherwise: what was placed by
+    it has to be placed anew."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Where, _NodeGpus] = {}
+        self.generation = 0
+
+    def learn(self, where: Where, index: int, uuid: str | None, pci: str | None) -> None:
+        """This GPU has this index. `pci` in the form `0000:9b:00`."""
+        node = self._nodes.get(where)
+        if node is None:
+            if len(self._nodes) >= _NODES_MAX:
+                self._nodes.clear()
+                self.generation += 1
+            node = self._nodes[where] = _NodeGpus()
+        for known, word in ((node.uuids, uuid), (node.addresses, pci)):
+            if not word or known.get(word) == index:
+                continue
+            # Counting begins anew when a GPU is lost: whoever had this index or this name has it no more.
+            others = [name for name, one in known.items() if one == index or name == word]
+            for name in others:
+                del known[name]
+            self.generation += bool(others)
+            known[word] = index
+            node.told = -1
+
+    def index(self, where: Where, uuid: str | None, pci: str | None) -> int | None:
+        node = self._nodes.get(where)
+        if node is None:
+            return None
+        if uuid and uuid in node.uuids:
+            return node.uuids[uuid]
+        return node.addresses.get(pci) if pci else None
+
+    def inventory(self, nodes: Iterable[Where], now: datetime) -> list[Observation]:
+        """What is due to be told of these nodes; nothing of one whose addresses are not known."""
+        stretch = int(now.timestamp()) // _TELL_EVERY_S
+        found: list[Observation] = []
+        for where in nodes:
+            node = self._nodes.get(where)
+            if node is not None and node.told != stretch and node.addresses:
+                node.told = stretch
+                found.append(_observation(where, node, stretch, now))
+        return found
+
+
+def _observation(where: Where, node: _NodeGpus, stretch: int, now: datetime) -> Observation:
+    uuids = {index: uuid for uuid, index in node.uuids.items()}
+    rows = sorted((index, pci) for pci, index in node.addresses.items())
+    gpus = [{"index": index, "pci": pci, "uuid": uuids.get(index, "")} for index, pci in rows]
+    return Observation(
+        digest=digest_of("gpu_inventory", *where, stretch, gpus),
+        kind=ObservationKind.gpu_inventory,
+        component=Component(cluster=where[0], node=where[1]),
+        event_at=now,
+        arrived_at=now,
+        data={"gpus": gpus},
+    )

@@ -1,0 +1,225 @@
+"""`POST /signals/step-times`: how long training steps took, by rank -> batches, one per body.
+
+Only `step_s` is required. A sample without `rank` is of rank 0; one without `step` is numbered by the second
+of its time, so one sender's steps stay apart and in order.
+"""
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model.samples import StepBatch
+from healer.signals.values import TOO_OLD, moment
+from healer.signals.wire import BadBody, Known, Rejected, sentence, wrong_node
+
+#: More than the ranks of any job times the steps that a sender would keep back.
+SAMPLES_MAX = 200_000
+REJECTED_TOLD = 1000
+#: A step longer than a day is a mistake of units.
+_SECONDS_MAX = 86_400.0
+_JOB = re.compile(r"[0-9A-Za-z_.+\[\]-]{1,64}")
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class StepSample(msgspec.Struct, forbid_unknown_fields=True):
+    """One step of one rank. Times in s; `work` in tokens or samples; `time` is RFC 3339 with a zone."""
+
+    step_s: float
+    compute_s: float | None = None
+    comm_s: float | None = None
+    data_s: float | None = None
+    work: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    rank: _Count | None = None
+    node: _Name | None = None
+    gpu: Annotated[int, msgspec.Meta(ge=0, le=63)] | None = None
+    stage: _Count | None = None
+    time: str | None = None
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    job: str | int
+    samples: list[StepSample]
+    cluster: _Name | None = None
+    restart: _Count = 0
+
+
+class Steps(msgspec.Struct, kw_only=True):
+    """`accepted` samples stand in `batches`. Indexes of `rejected` count samples through all bodies."""
+
+    batches: list[StepBatch] = []
+    accepted: int = 0
+    rejected: tuple[Rejected, ...] = ()
+
+
+class _Told(NamedTuple):
+    """One body: how many samples it has, and those of the right form with their index in it."""
+
+    body: _Body
+    count: int
+    samples: list[tuple[int, StepSample]]
+
+
+class _Bad(ValueError):
+    """One sample is wrong; the text is the reason."""
+
+
+_fast = msgspec.json.Decoder(list[_Body] | _Body)
+_any = msgspec.json.Decoder(Any)
+
+#: Optional measures of a sample, and what they may be.
+_SECONDS = ("compute_s", "comm_s", "data_s")
+_FREE = ("loss", "grad_norm")
+
+
+def step_batches(raw: bytes, known: Known, now: datetime, *, cluster: str) -> Steps:
+    """One body or a list of them. The job need not be known to Slurm's picture yet; a node that is told has
+    to be one of the cluster. Raises BadBody."""
+    rejected: list[Rejected] = []
+    out = Steps()
+    index = 0
+    for body, count, samples in _bodies(raw, rejected):
+        rows: list[tuple[StepSample, datetime]] = []
+        nodes: dict[str, int] = {}
+        wrong: dict[str, str | None] = {}
+        where = body.cluster or cluster
+        for number, sample in samples:
+            try:
+                rows.append((sample, _checked(sample, where, known, now, wrong)))
+            except _Bad as error:
+                rejected.append(Rejected(index + number, str(error)))
+                continue
+            if sample.node is not None:
+                nodes.setdefault(sample.node, len(nodes))
+        index += count
+        if rows:
+            out.batches.append(_batch(body, where, rows, nodes, now))
+            out.accepted += len(rows)
+    out.rejected = tuple(sorted(rejected, key=lambda one: one.index)[:REJECTED_TOLD])
+    return out
+
+
+def _bodies(raw: bytes, rejected: list[Rejected]) -> list[_Told]:
+    """What a request holds; samples of a wrong form go to `rejected`."""
+    try:
+        told = _fast.decode(raw)
+    except msgspec.ValidationError:
+        return _one_by_one(raw, rejected)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody(f"the body is not JSON: {error}") from None
+    bodies = told if isinstance(told, list) else [told]
+    for body in bodies:
+        _check_body(body.job, len(body.samples))
+    return [_Told(body, len(body.samples), list(enumerate(body.samples))) for body in bodies]
+
+
+def _one_by_one(raw: bytes, rejected: list[Rejected]) -> list[_Told]:
+    """The same where something is wrong: only the wrong sample is lost. What is around it has to be right."""
+    try:
+        told = _any.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody(f"the body is not JSON: {error}") from None
+    found: list[_Told] = []
+    start = 0
+    for number, item in enumerate(told if isinstance(told, list) else [told]):
+        where = f"[{number}]" if isinstance(told, list) else "the body"
+        samples = item.get("samples") if isinstance(item, dict) else None
+        if not isinstance(samples, list):
+            raise BadBody(f"{where}: expected an object with `job` and `samples`, a list")
+        try:
+            body = msgspec.convert(item | {"samples": []}, _Body)
+        except msgspec.ValidationError as error:
+            raise BadBody(f"{where}: {sentence(error)}") from None
+        _check_body(body.job, len(samples))
+        good: list[tuple[int, StepSample]] = []
+        for place, sample in enumerate(samples):
+            try:
+                good.append((place, msgspec.convert(sample, StepSample)))
+            except msgspec.ValidationError as error:
+                rejected.append(Rejected(start + place, sentence(error)))
+        start += len(samples)
+        found.append(_Told(body, len(samples), good))
+    return found
+
+
+def _check_body(job: str | int, samples: int) -> None:
+    if not _JOB.fullmatch(str(job)):
+        raise BadBody(f"job: {str(job)[:70]!r} is no job id of Slurm")
+    if samples > SAMPLES_MAX:
+        raise BadBody(f"samples: {samples} entries, at most {SAMPLES_MAX} are taken")
+
+
+def _checked(
+    sample: StepSample, cluster: str, known: Known, now: datetime, wrong: dict[str, str | None]
+) -> datetime:
+    """When the step ended. Raises _Bad."""
+    if not 0 < sample.step_s <= _SECONDS_MAX:
+        raise _Bad("step_s: has to be more than 0 s and at most a day")
+    for name in _SECONDS:
+        value = getattr(sample, name)
+        if value is not None and not 0 <= value <= _SECONDS_MAX:
+            raise _Bad(f"{name}: has to be between 0 s and a day")
+    if sample.work is not None and not (sample.work > 0 and math.isfinite(sample.work)):
+        raise _Bad("work: has to be more than 0")
+    if sample.node is not None:
+        if sample.node not in wrong:
+            wrong[sample.node] = wrong_node(cluster, sample.node, known)
+        if why := wrong[sample.node]:
+            raise _Bad(why)
+    return now if sample.time is None else _time(sample.time, now)
+
+
+def _time(text: str, now: datetime) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise _Bad("time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z") from None
+    if at.tzinfo is None:
+        raise _Bad("time: has no time zone; write Z or an offset")
+    counted = moment(at.astimezone(UTC), now)
+    if counted is None:
+        raise _Bad(TOO_OLD)
+    return counted
+
+
+def _batch(
+    body: _Body,
+    cluster: str,
+    rows: list[tuple[StepSample, datetime]],
+    nodes: dict[str, int],
+    now: datetime,
+) -> StepBatch:
+    def whole(name: str) -> NDArray[np.int32]:
+        values = [getattr(sample, name) for sample, _ in rows]
+        return np.array([-1 if value is None else value for value in values], np.int32)
+
+    def measure(name: str) -> NDArray[np.float64]:
+        return np.array([getattr(sample, name) for sample, _ in rows], np.float64)
+
+    at = np.array([moment_.timestamp() for _, moment_ in rows])
+    step = [int(when.timestamp()) if sample.step is None else sample.step for sample, when in rows]
+    return StepBatch(
+        cluster=cluster,
+        job=str(body.job),
+        restart=body.restart,
+        arrived_at=now,
+        nodes=tuple(nodes),
+        rank=np.array([sample.rank or 0 for sample, _ in rows], np.int32),
+        step=np.array(step, np.int64),
+        at=at,
+        node=np.array([-1 if one.node is None else nodes[one.node] for one, _ in rows], np.int32),
+        gpu=whole("gpu"),
+        stage=whole("stage"),
+        step_s=measure("step_s"),
+        work=measure("work"),
+        **{name: measure(name) for name in (*_SECONDS, *_FREE)},
+    )

@@ -115,7 +115,7 @@ def derived_signals(
 ) -> tuple[NDArray[np.int32], dict[str, NDArray[np.float64]]]:
     """Rows of Slurm's nodes, and by those rows what its picture gives as signals; NaN: it does not tell.
 
-    `slurm_drained` is 1 for every node that is kept out of service (DRAIN, DOWN, FAIL).
+    `slurm_drained` is 1 for every node that takes no new jobs, for whatever reason.
     """
     components = axes.axis(Scope.node).components()
     nodes = [snapshot.nodes[components[row].node or ""] for row in loads]
@@ -125,5 +125,5 @@ def derived_signals(
         "slurm_gpus": np.array([node.gpus for node in nodes], np.float64),
         "slurm_allocated": axes.allocated[rows].astype(np.float64),
         "slurm_gpus_allocated": np.array(held, np.float64),
-        "slurm_drained": np.array([node.held for node in nodes], np.float64),
+        "slurm_drained": np.array([not node.in_service for node in nodes], np.float64),
     }

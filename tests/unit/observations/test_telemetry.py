@@ -332,13 +332,15 @@ def test_slurms_picture_is_told_as_signals() -> None:
         node("part", gpus=8, state="MIXED"),
         node("whole", gpus=8, state="ALLOCATED+DRAIN"),
         node("down", state="DOWN"),
+        node("mute", state="IDLE+NOT_RESPONDING"),
         node("cpu", gpus=0, model=""),
         jobs=(job("7", {"part": (0, 3)}), job("8", None, "whole"), job("9", {"part": ()})),
     )
-    assert told(site, "slurm_gpus", 0) == {"idle": 4, "part": 8, "whole": 8, "down": 8, "cpu": 0}
-    assert told(site, "slurm_allocated", 0) == {"idle": 0, "part": 1, "whole": 1, "down": 0, "cpu": 0}
-    assert told(site, "slurm_gpus_allocated", 0) == {"idle": 0, "part": 2, "whole": 8, "down": 0, "cpu": 0}
-    assert told(site, "slurm_drained", 0) == {"idle": 0, "part": 0, "whole": 1, "down": 1, "cpu": 0}
+    names = ("idle", "part", "whole", "down", "mute", "cpu")
+    assert told(site, "slurm_gpus", 0) == dict(zip(names, (4, 8, 8, 8, 8, 0), strict=True))
+    assert told(site, "slurm_allocated", 0) == dict(zip(names, (0, 1, 1, 0, 0, 0), strict=True))
+    assert told(site, "slurm_gpus_allocated", 0) == dict(zip(names, (0, 2, 8, 0, 0, 0), strict=True))
+    assert told(site, "slurm_drained", 0) == dict(zip(names, (0, 0, 1, 1, 1, 0), strict=True))
 
 
 def test_how_many_gpus_two_jobs_hold_is_unknown_if_one_does_not_tell() -> None:

@@ -1,0 +1,159 @@
+"""One tick over a large fleet: windows filled, then samples, rules, peers and forest, each by itself.
+
+    python -m benchmarks.tick [--nodes 10000] [--signals 30] [--ticks 12]
+
+8 GPUs per node, jobs of 16 nodes on half of the fleet, values with noise and no fault. CPU milliseconds of
+this process, the median of all ticks and the worst; memory of the windows, and the largest of the process.
+The forest is fitted to random rows: its time depends on its shape alone.
+"""
+
+import argparse
+import resource
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+from healer.detection.features import NAMES, NodeFeatures
+from healer.detection.language import parse
+from healer.detection.measured import RuleEngine
+from healer.model import (
+    Column,
+    Part,
+    Ruleset,
+    Scope,
+    SignalKind,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Topology,
+)
+from healer.model.samples import Report
+from healer.observations.groups import peer_median, peer_spread
+from healer.observations.telemetry import Telemetry
+from healer.ruleset import load
+from healer.sim.columns import MemoryColumns
+
+CLUSTER, START, GPUS, JOB_NODES = "bench", datetime(2026, 11, 20, 3, 0, tzinfo=UTC), 8, 16
+EVERY = timedelta(seconds=5)
+RULES = Path(__file__).parents[1] / "rules"
+
+
+class Watch:
+    """CPU time by part."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.ms[part].append((time.process_time() - began) * 1e3)
+
+    def print(self) -> None:
+        for part, ms in self.ms.items():
+            print(f"{part:34} {statistics.median(ms):9.1f} ms   worst {max(ms):9.1f} ms")
+
+
+def measured(rules: Ruleset, many: int) -> list[str]:
+    """GPU signals: those that rules look at first, then others of the catalogue."""
+    signals = rules.catalogue.signals
+    used = dict.fromkeys(
+        name for rule in rules.detection for name in parse.condition(rule.when, signals, rule.scope).signals
+    )
+    gpu = [name for name, one in signals.items() if one.scope is Scope.gpu and not one.derived]
+    return [*(name for name in gpu if name in used), *(name for name in gpu if name not in used)][:many]
+
+
+class Fleet:
+    """What the nodes send: around a level of each signal; counters that stand still but for a few."""
+
+    def __init__(self, nodes: int, rules: Ruleset, signals: list[str], book: MemoryColumns) -> None:
+        self.names = [f"gpu{number:05d}" for number in range(nodes)]
+        columns = [Column(name, Part(gpu=gpu)) for name in signals for gpu in range(GPUS)]
+        self.ids = np.array(book.ids(columns), np.int32)
+        self.counter = np.repeat(
+            [rules.catalogue.signals[name].kind is SignalKind.counter for name in signals], GPUS
+        )
+        self.chance = np.random.default_rng(1)
+
+    def picture(self) -> SlurmSnapshot:
+        nodes = {
+            name: SlurmNode(name=name, state=("ALLOCATED",), gpus=GPUS, gpu_model="h100", switch=name[:6])
+            for name in self.names
+        }
+        jobs = [
+            SlurmJob(id=str(first), state="RUNNING", nodes=tuple(self.names[first : first + JOB_NODES]))
+            for first in range(0, len(self.names) // 2, JOB_NODES)
+        ]
+        return SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=nodes, jobs={job.id: job for job in jobs})
+
+    def reports(self, at: datetime) -> list[Report]:
+        noise = self.chance.normal(50, 0.5, (len(self.names), len(self.ids)))
+        values = np.where(self.counter, 1000.0, noise)
+        return [
+            Report(CLUSTER, name, at, at, self.ids, row) for name, row in zip(self.names, values, strict=True)
+        ]
+
+
+def forest() -> object:
+    from sklearn.ensemble import IsolationForest
+
+    matrix = np.random.default_rng(2).normal(size=(2000, len(NAMES))).astype(np.float32)
+    return IsolationForest(n_estimators=100, max_samples=256, random_state=0, n_jobs=1).fit(matrix)
+
+
+def main() -> None:
+    told = argparse.ArgumentParser()
+    told.add_argument("--nodes", type=int, default=10_000)
+    told.add_argument("--signals", type=int, default=30)
+    told.add_argument("--ticks", type=int, default=12)
+    asked = told.parse_args()
+    rules, book, watch = load(RULES), MemoryColumns(), Watch()
+    signals = measured(rules, asked.signals)
+    fleet = Fleet(asked.nodes, rules, signals, book)
+    telemetry = Telemetry(CLUSTER, rules.catalogue, rules.gpu_models)
+    engine = RuleEngine(rules.detection, rules.catalogue)
+    features, fitted = NodeFeatures(), forest()
+    rows = np.random.default_rng(3).normal(size=(asked.nodes, len(NAMES))).astype(np.float32)
+    picture = fleet.picture()
+    now = START
+    with watch("Slurm's picture, all of it new"):
+        telemetry.show(picture, Topology())
+    telemetry.update(fleet.reports(now), book)  # makes room: once, when nodes and signals are first heard of
+    found = 0
+    for _ in range(asked.ticks):
+        now += EVERY
+        reports = fleet.reports(now)
+        before = sum(map(sum, watch.ms.values()))
+        with watch("samples into the windows"):
+            telemetry.update(reports, book)
+        with watch(f"{len(rules.detection)} rules"):
+            found += len(engine.tick(telemetry, now, ()).findings)
+        with watch("features of all nodes (each 30 s)"):
+            features.sample(telemetry, now)
+        with watch("a forest's scores (each 30 s)"):
+            fitted.score_samples(rows)  # type: ignore[attr-defined]
+        watch.ms["all of these"].append(sum(map(sum, watch.ms.values())) - before)
+        value, groups = telemetry.value(signals[0], now), telemetry.groups(Scope.gpu)
+        with watch("beside: median of peers, one signal"):
+            peer_median(value, groups)
+        with watch("beside: median and spread"):
+            peer_spread(value, groups)
+        with watch("beside: a window of 15 min, read"):
+            np.nansum(telemetry.window(signals[0], 900, now))
+    watch.print()
+    update_us = statistics.median(watch.ms["samples into the windows"]) * 1e3 / asked.nodes
+    print(f"{asked.nodes} nodes x {GPUS} GPUs x {len(signals)} signals: {update_us:.1f} us per report")
+    print(f"windows {telemetry.nbytes / 1e6:.0f} MB, findings {found}, {telemetry.counts}")
+    print(f"the process at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

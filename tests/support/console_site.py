@@ -212,7 +212,9 @@ class SampleReads:
     def job(self, cluster: str, job: str) -> JobHistory:
         return console_telemetry.job_history(job, list(self.sample.details.values()))
 
-    def node_signals(self, cluster: str, node: str, since: datetime) -> tuple[list[Report], dict[int, Column]]:
+    def node_signals(
+        self, cluster: str, node: str, since: datetime
+    ) -> tuple[list[Report], dict[int, Column]]:
         return console_telemetry.reports_of(node, since)
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:

@@ -1,0 +1,183 @@
+"""Charts, heat map, node and rules pages in a real Chromium against the sample site."""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.test_console import incident_of, open_page
+from tests.support.browser import chromium, served
+from tests.support.console_site import Site, make_sample
+from tests.support.console_telemetry import SLOW_NODE
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return Site(make_sample(80))
+
+
+@pytest.fixture(scope="module")
+def url(site: Site) -> Iterator[str]:
+    with served(site.app) as address:
+        yield address
+
+
+def drawn(page: Page, selector: str) -> int:
+    """How many colours the canvas shows: a blank one has one."""
+    return page.evaluate(
+        """(selector) => {
+            const canvas = document.querySelector(selector), pen = canvas.getContext("2d");
+            const { data } = pen.getImageData(0, 0, canvas.width, canvas.height), found = new Set();
+            for (let i = 0; i < data.length; i += 4) found.add([data[i], data[i + 1], data[i + 2]].join());
+            return found.size;
+        }""",
+        selector,
+    )
+
+
+def open_heat_map(page: Page, url: str) -> None:
+    page.goto(url + "/jobs/pod1/4711")
+    height = "document.getElementById('heat-map').style.height"
+    wait_until(lambda: page.evaluate(height), what="the heat map is drawn")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_pages_with_pictures_keep_their_policy_and_their_width(
+    browser: Browser, site: Site, url: str, width: int, scheme: str
+) -> None:
+    page = open_page(browser, url, width=width, scheme=scheme)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    paths = [
+        f"/incidents/{incident_of(site, 'straggler')}", f"/nodes/pod1/{SLOW_NODE}", "/nodes/pod1/gpu0003",
+        f"/nodes/pod1/{SLOW_NODE}?signal=ib_symbol_error_total", "/jobs/pod1/4711", "/jobs/pod1/4712",
+        "/jobs/pod1/4713", "/jobs/pod1/4714", "/rules", "/rules?q=nothing-fits", "/rules?show=unknown",
+    ]  # fmt: skip
+    for path in paths:
+        page.goto(url + path)
+        expect(page.locator("h1")).to_be_visible()
+        for box in page.locator("[data-chart]").all():
+            expect(box.locator("canvas")).to_be_visible()
+        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert over <= 0, f"{path} is {over} px wider than its window of {width} px"
+    assert said == []
+
+
+def test_an_incident_shows_its_charts_and_says_the_same_in_a_table(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    page.goto(f"{url}/incidents/{incident_of(site, 'straggler')}")
+    expect(page.locator(".plot canvas")).to_have_count(3)
+    assert drawn(page, "#chart-1-0 canvas") > 5
+    chart = page.locator("figure", has=page.locator("#chart-1-0"))
+    expect(page.locator("#chart-1-0")).to_have_attribute("role", "img")
+    for word in ("began", "found", "opened", "decided", "drained"):
+        expect(chart.locator(".moments")).to_contain_text(word)
+    chart.locator("summary").click()
+    expect(chart.locator("table.figs tbody tr").first).to_contain_text("1,755 MHz")
+    expect(page.locator(".why")).to_contain_text("sm_clock_worst")
+    # Samples that came after the finding continue its own line: the clock recovered.
+    expect(chart.locator("table.figs tbody tr").last).to_contain_text("unknown")
+
+
+def test_a_page_that_looks_again_keeps_its_charts(browser: Browser) -> None:
+    site = Site(make_sample(32))
+    with served(site.app) as address:
+        page = open_page(browser, address)
+        key = incident_of(site, "straggler")
+        page.goto(f"{address}/incidents/{key}")
+        expect(page.locator("#live")).to_have_text("live")
+        expect(page.locator(".plot canvas")).to_have_count(3)
+        page.evaluate("document.querySelector('.plot canvas').dataset.same = 'yes'")
+        detail = site.sample.details[key]
+        site.sample.details[key] = msgspec.structs.replace(
+            detail, incident=msgspec.structs.replace(detail.incident, acknowledged_by="mara")
+        )
+        site.say("incident", {"cluster": "pod1", "id": key})
+        expect(page.locator(".facts")).to_contain_text("Acknowledged")
+        expect(page.locator(".plot canvas")).to_have_count(3)
+        expect(page.locator(".plot canvas[data-same=yes]")).to_have_count(1)
+
+
+def test_the_heat_map_speaks_and_opens_a_node(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/jobs/pod1/4711")
+    wait_until(
+        lambda: page.evaluate("document.getElementById('heat-map').style.height"), what="heat is drawn"
+    )
+    assert drawn(page, "#heat-map") > 5
+    page.locator("#heat-map").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#say")).to_contain_text("rank 0, gpu0001 GPU 0 stage 0; step 12,519:")
+    for _ in range(8):
+        page.keyboard.press("ArrowDown")
+    expect(page.locator("#say")).to_contain_text("rank 8, gpu0002 GPU 0")
+    expect(page.locator("#say")).to_contain_text("s compute")
+    page.keyboard.press("Home")
+    expect(page.locator("#say")).to_contain_text("step 12,340")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("gpu0002")
+
+
+def test_a_pointer_reads_the_heat_map(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/jobs/pod1/4711")
+    wait_until(
+        lambda: page.evaluate("document.getElementById('heat-map').style.height"), what="heat is drawn"
+    )
+    page.locator("#heat-map").hover(position={"x": 600, "y": 60})
+    expect(page.locator(".plot-box .tip")).to_contain_text("rank")
+
+
+def test_a_job_that_tells_little_says_what_that_means(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/jobs/pod1/4712")
+    expect(page.locator("main")).to_contain_text("never which rank is")
+    page.goto(url + "/jobs/pod1/4713")
+    expect(page.locator("main")).to_contain_text("1,536 ranks: each row is a node")
+    page.goto(url + "/jobs/pod1/4714")
+    expect(page.locator("main")).to_contain_text("No step times came from this job in the last 30 min.")
+
+
+def test_another_signal_of_a_node_is_chosen_and_stays_in_the_address(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(f"{url}/nodes/pod1/{SLOW_NODE}")
+    expect(page.locator(".gpus tbody")).to_contain_text("pending")
+    expect(page.locator("main")).to_contain_text("NVLink 11")
+    page.select_option("#signal", "power_w")
+    page.wait_for_url("**signal=power_w")
+    expect(page.locator("#chart-signal")).to_have_attribute("aria-label", re.compile("W"))
+    page.goto(f"{url}/nodes/pod1/gpu0003")
+    expect(page.locator("main")).to_contain_text(
+        "No metrics of a GPU came from this node in the last 15 min."
+    )
+
+
+def test_rules_are_searched_by_keys_and_lead_to_their_incidents(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/")
+    page.keyboard.press("g")
+    page.keyboard.press("u")
+    expect(page.locator("h1")).to_have_text("Rules")
+    page.keyboard.press("/")
+    page.keyboard.type("gpu-lost")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=gpu-lost")
+    row = page.locator("tbody tr", has_text="xid-79")
+    expect(row).to_contain_text("set by mara")
+    row.locator(".c-time a").click()
+    expect(page.locator("h1")).to_have_text("GPU has fallen off the bus")

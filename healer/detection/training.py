@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -118,56 +118,72 @@ def _grown(data: NDArray[np.float32], params: Params) -> Any:
 Sick = Mapping[str, Sequence[tuple[datetime, datetime]]]
 
 
-def train(history: Sequence[FeatureRow], sick: Sick, now: datetime, params: Params | None = None) -> Trained:
-    """A model of one class from its history. `sick`: by node, from when to when it had incidents.
+def train(
+    history: Iterable[FeatureRow], moments: int, sick: Sick, now: datetime, params: Params | None = None
+) -> Trained:
+    """A model of one class from its history of so many moments, read once. `sick`: by node, from when to when
+    it had incidents.
 
     Raises TooLittle. The same history gives the same model, byte for byte.
     """
     params = params or Params()
-    first = history[0] if history else None
-    random = np.random.default_rng(params.seed)
-    names, parts, seen = _healthy(history, sick, random)
-    attested = sum(count for count, _ in parts)
-    if first is None or attested < ROWS_LEAST:
+    sampled = _healthy(history, moments, sick, np.random.default_rng(params.seed))
+    first, names, parts = sampled.first, sampled.nodes, sampled.parts
+    if first is None or sampled.attested < ROWS_LEAST:
         what = f"{first.hardware or 'all nodes'}, {first.load}" if first else "no class"
         raise TooLittle(
-            f"{what}: {attested} healthy samples of {seen}, and {ROWS_LEAST} are needed; "
+            f"{what}: {sampled.attested} healthy samples of {sampled.seen}, and {ROWS_LEAST} are needed; "
             f"a node gives one every 5 min, and every 30 s in the first 10 min"
         )
-    matrix = np.concatenate([part for _, part in parts])
+    matrix = np.concatenate(parts)[:ROWS_MAX]
+    owners = np.array(names)[:ROWS_MAX]
     known = np.isfinite(matrix)
     used = known.mean(axis=0) >= KNOWN_LEAST
     features = tuple(name for name, use in zip(NAMES, used, strict=True) if use)
     enough = known[:, used].mean(axis=1) >= KNOWN_LEAST if used.any() else np.zeros(len(matrix), bool)
     if not used.any() or int(enough.sum()) < ROWS_LEAST:
-        raise TooLittle(f"{first.hardware}, {first.load}: too many features are unknown in {seen} samples")
-    data, owners = np.nan_to_num(matrix[enough][:, used], nan=0.0), np.array(names)[enough]
+        raise TooLittle(
+            f"{first.hardware}, {first.load}: too many features are unknown in {sampled.seen} samples"
+        )
+    data, owners = np.nan_to_num(matrix[enough][:, used], nan=0.0), owners[enough]
     held = _held_out(owners, params)
     data = np.ascontiguousarray(np.concatenate([data[~held], data[held]]), np.float32)
     fitted = int((~held).sum())
-    return _model(first, features, params, data, fitted, now=now, attested=attested, seen=seen, owners=owners)
+    nodes = len(set(owners.tolist()))
+    return _model(sampled, features, params, data, fitted, nodes=nodes, now=now)
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """What was taken from a history: matrices with their nodes, and how many there were."""
+
+    first: FeatureRow | None = None
+    nodes: list[str] = field(default_factory=list)
+    parts: list[NDArray[np.float32]] = field(default_factory=list)
+    attested: int = 0
+    seen: int = 0
 
 
 def _healthy(
-    history: Sequence[FeatureRow], sick: Sick, random: np.random.Generator
-) -> tuple[list[str], list[tuple[int, NDArray]], int]:
-    """Names of the samples taken, (attested in the row, those taken) by row, how many there were at all."""
-    quota = max(1, ROWS_MAX // max(1, len(history)))
-    names: list[str] = []
-    parts: list[tuple[int, NDArray]] = []
-    seen = 0
+    history: Iterable[FeatureRow], moments: int, sick: Sick, random: np.random.Generator
+) -> _Sampled:
+    """The same number of nodes from each moment, drawn among those attested healthy."""
+    quota = max(1, ROWS_MAX // max(1, moments))
+    found = _Sampled()
     for row in history:
-        seen += len(row.nodes)
+        found.first = found.first or row
         well = [i for i, node in enumerate(row.nodes) if not _is_sick(sick.get(node, ()), row.at)]
+        found.seen += len(row.nodes)
+        found.attested += len(well)
         taken = np.array(well, int)
         if len(taken) > quota:
             taken = np.sort(random.choice(taken, quota, replace=False))
         whole = np.full((len(taken), len(NAMES)), np.nan, np.float32)
         known = [name for name in row.features if name in NAMES]
         whole[:, columns(known)] = row.matrix[taken][:, [row.features.index(name) for name in known]]
-        parts.append((len(well), whole))
-        names += [row.nodes[i] for i in taken]
-    return names, parts, seen
+        found.parts.append(whole)
+        found.nodes += [row.nodes[i] for i in taken.tolist()]
+    return found
 
 
 def _is_sick(times: Collection[tuple[datetime, datetime]], at: datetime) -> bool:
@@ -184,17 +200,17 @@ def _held_out(owners: NDArray, params: Params) -> NDArray[np.bool_]:
 
 
 def _model(
-    first: FeatureRow,
+    sampled: _Sampled,
     features: tuple[str, ...],
     params: Params,
     data: NDArray[np.float32],
     fitted: int,
     *,
+    nodes: int,
     now: datetime,
-    attested: int,
-    seen: int,
-    owners: NDArray,
 ) -> Trained:
+    first = sampled.first
+    assert first is not None
     data_hash = hashlib.sha256(data.tobytes()).hexdigest()
     made = definition(features)
     made_of = [first.cluster, first.hardware, first.load, features, made, data_hash, fitted]
@@ -215,8 +231,8 @@ def _model(
         trained_at=now,
         rows=len(data),
         fitted=fitted,
-        attested=attested,
-        seen=seen,
-        nodes=len(set(owners.tolist())),
+        attested=sampled.attested,
+        seen=sampled.seen,
+        nodes=nodes,
     )
     return Trained(model, data)

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres import samples
+from healer.adapters.postgres import features, samples
 from healer.adapters.postgres.tables import idempotency, inbox, sessions, unknown_series
 
 HEARTBEATS = timedelta(hours=1)
@@ -26,4 +26,5 @@ def tidy(engine: sa.Engine, now: datetime) -> None:
         conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEYS))
         conn.execute(sa.delete(sessions).where(sessions.c.expires_at < now - SESSIONS))
         conn.execute(sa.delete(unknown_series).where(unknown_series.c.last_seen < now - UNKNOWN_SERIES))
+        features.forget(conn, now)
     samples.forget(engine, now)

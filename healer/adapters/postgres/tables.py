@@ -399,3 +399,32 @@ audit_checkpoints = sa.Table(
     sa.Column("key", sa.Text, nullable=False),
     sa.Column("signature", BYTEA, nullable=False),
 )
+
+# What nodes of one class (GPU model, load) looked like at one moment: float16, (nodes, features), zlib.
+feature_rows = sa.Table(
+    "feature_rows",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("hardware", sa.Text, nullable=False),
+    sa.Column("load", sa.Text, nullable=False),
+    _moment("at"),
+    sa.Column("nodes", JSONB, nullable=False),
+    sa.Column("features", JSONB, nullable=False),
+    sa.Column("matrix", BYTEA, nullable=False),
+    sa.Index("feature_rows_class", "cluster", "hardware", "load", "at"),
+)
+
+# A model is its data and parameters, never a pickle: float32, (rows, features), zlib. The forest grows anew.
+forest_models = sa.Table(
+    "forest_models",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("hardware", sa.Text, nullable=False),
+    sa.Column("load", sa.Text, nullable=False),
+    _moment("trained_at"),
+    sa.Column("doc", JSONB, nullable=False),
+    sa.Column("data", BYTEA, nullable=False),
+    sa.Index("forest_models_class", "cluster", "hardware", "load", "trained_at"),
+)

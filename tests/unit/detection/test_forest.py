@@ -31,7 +31,7 @@ def healthy() -> list[FeatureRow]:
 
 @pytest.fixture(scope="module")
 def trained(healthy: list[FeatureRow]) -> Trained:
-    return train(healthy, {}, START)
+    return train(healthy, len(healthy), {}, START)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_model_says_what_it_was_made_from(trained: Trained, healthy: list[Feat
 def test_the_same_history_gives_the_same_model_and_scores(
     trained: Trained, healthy: list[FeatureRow]
 ) -> None:
-    again = train(healthy, {}, START)
+    again = train(healthy, len(healthy), {}, START)
     assert again.model == trained.model
     assert again.data.tobytes() == trained.data.tobytes()
     scores = Fitted(trained).score(trained.data)
@@ -68,7 +68,11 @@ def test_the_same_history_gives_the_same_model_and_scores(
 def test_other_data_or_parameters_are_another_model(
     what: str, trained: Trained, healthy: list[FeatureRow]
 ) -> None:
-    other = train(healthy[1:], {}, START) if what == "data" else train(healthy, {}, START, Params(seed=1))
+    other = (
+        train(healthy[1:], len(healthy[1:]), {}, START)
+        if what == "data"
+        else train(healthy, len(healthy), {}, START, Params(seed=1))
+    )
     assert other.model.id != trained.model.id
 
 
@@ -78,7 +82,7 @@ def test_what_lay_around_an_incident_is_not_attested(healthy: list[FeatureRow]) 
         "gpu0003": [(begun, begun)],
         "gpu0004": [(begun + timedelta(hours=3), begun + timedelta(hours=4))],
     }
-    model = train(healthy, sick, START).model
+    model = train(healthy, len(healthy), sick, START).model
     before = sum(row.at < begun - training.AROUND_INCIDENT for row in healthy)
     assert 0 < before < len(healthy)
     assert model.attested == model.seen - (len(healthy) - before)
@@ -86,9 +90,9 @@ def test_what_lay_around_an_incident_is_not_attested(healthy: list[FeatureRow]) 
 
 def test_too_little_history_is_refused_in_words(healthy: list[FeatureRow]) -> None:
     with pytest.raises(TooLittle, match=r"^h100, busy: 192 healthy samples of 192, and 200 are needed"):
-        train(healthy[:8], {}, START)
+        train(healthy[:8], len(healthy[:8]), {}, START)
     with pytest.raises(TooLittle, match=r"^no class: 0 healthy samples"):
-        train([], {}, START)
+        train([], 0, {}, START)
 
 
 def test_samples_of_which_most_is_unknown_do_not_count(healthy: list[FeatureRow]) -> None:
@@ -97,14 +101,14 @@ def test_samples_of_which_most_is_unknown_do_not_count(healthy: list[FeatureRow]
         for row in healthy
     ]
     with pytest.raises(TooLittle, match="too many features are unknown"):
-        train(gaps, {}, START)
+        train(gaps, len(gaps), {}, START)
 
 
 def test_a_model_is_bounded_and_takes_from_all_moments(
     healthy: list[FeatureRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "ROWS_MAX", 240)
-    model = train(healthy, {}, START).model
+    model = train(healthy, len(healthy), {}, START).model
     assert 200 <= model.rows <= 240
     assert model.attested == model.seen
     assert model.nodes == 24
@@ -117,7 +121,9 @@ def test_history_of_an_older_version_lacks_features_and_is_used_all_the_same(
         FeatureRow(CLUSTER, "h100", "busy", row.at, row.nodes, NAMES[:10], row.matrix[:, :10])
         for row in healthy
     ]
-    assert set(train(short, {}, START).model.features) == set(trained.model.features) & set(NAMES[:10])
+    assert set(train(short, len(short), {}, START).model.features) == set(trained.model.features) & set(
+        NAMES[:10]
+    )
 
 
 def test_a_model_survives_its_way_through_the_database(trained: Trained) -> None:
@@ -198,7 +204,7 @@ def test_without_a_model_of_its_class_no_node_is_unusual(fleet: Fleet) -> None:
 
 def test_a_node_of_which_most_is_unknown_is_not_scored(fleet: Fleet) -> None:
     few = list(fleet.models[0].model.features[:2])
-    scorer = Fitted(train([_only(row, few) for row in _rows(fleet)], {}, START))
+    scorer = Fitted(train(_only_of(fleet, few), 20, {}, START))
     other = Fleet(seed=3)
     other.models = [scorer]
     other.odd["gpu0001"] = HOT
@@ -210,9 +216,9 @@ def test_a_node_of_which_most_is_unknown_is_not_scored(fleet: Fleet) -> None:
     assert np.isnan(other.forest._history[-1][1]).all()
 
 
-def _rows(fleet: Fleet) -> list[FeatureRow]:
+def _only_of(fleet: Fleet, names: list[str]) -> list[FeatureRow]:
     fleet.run(10)
-    return fleet.rows
+    return [_only(row, names) for row in fleet.rows]
 
 
 def _only(row: FeatureRow, names: list[str]) -> FeatureRow:

@@ -45,6 +45,9 @@ OTHER_FAULTS = (
     "fleet-silent",
     "person-drain",
     "healer-drain",
+    "straggler",
+    "job-slow",
+    "unusual-node",
 )
 #: Faults with an open tail: the kind of drain that Slurm set.
 OPEN_FAULTS = ("slurm-drain:",)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -193,7 +193,7 @@ def need(role: Role) -> Any:
     return Depends(Need(role))
 
 
-async def refuse(request: HTTPConnection, caller: Caller, why: str) -> None:
+async def refuse(request: HTTPConnection, caller: Caller, why: str) -> NoReturn:
     """403, and a record of it. Always raises."""
     access: Access = request.app.state.access
     what = f"{request.scope.get('method', 'GET')} {request.scope['path'][:200]}"

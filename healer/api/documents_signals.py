@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 
 from healer.signals import wire
+from healer.signals.checkpoints import JobCheckpointBody
+from healer.signals.step_times import StepSample
 
 
 class KernelLog(msgspec.Struct, kw_only=True):
@@ -33,47 +35,17 @@ class Metrics(msgspec.Struct, kw_only=True):
     links: dict[str, list[list[float | None]]] = {}
 
 
-class StepSample(msgspec.Struct, kw_only=True):
-    """One step of one rank. Seconds; `compute_s` is the work before the collective."""
-
-    step: int
-    rank: int
-    step_s: float
-    time: str | None = None
-    node: str | None = None
-    gpu: int | None = None
-    stage: int | None = None
-    compute_s: float | None = None
-    comm_s: float | None = None
-    data_s: float | None = None
-    work: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-
-
 class StepTimes(msgspec.Struct, kw_only=True):
     """Step times of one life of a job."""
 
-    job: str
+    job: str | int
     samples: list[StepSample]
     restart: int = 0
     cluster: str | None = None
 
 
-class Checkpoint(msgspec.Struct, kw_only=True):
-    """What a requeue can go back to."""
-
-    job: str
-    step: int
-    path: str = ""
-    restart: int = 0
-    durable: bool = False
-    time: str | None = None
-    cluster: str | None = None
-
-
 #: In the order that `signal_paths` expects.
-TYPES = (KernelLog, wire.Heartbeat, Metrics, StepTimes, Checkpoint)
+TYPES = (KernelLog, wire.Heartbeat, Metrics, StepTimes, JobCheckpointBody)
 
 _TEXT = {"schema": {"type": "string"}}
 

@@ -6,7 +6,7 @@ They bypass FastAPI's dependencies for speed, and declare their role as an attri
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,6 +64,10 @@ class Entry:
 
         return caller, known
 
+    async def clusters(self) -> frozenset[str]:
+        """The clusters there are: of those alone anything is stored."""
+        return frozenset(await self._fleet.current())
+
 
 def foreign(caller: Caller, named: set[tuple[str, str]]) -> str | None:
     """Why a bound token may not speak of these (cluster, node): one foreign word refuses the whole."""
@@ -78,6 +82,14 @@ async def confine(request: Request, caller: Caller, named: set[tuple[str, str]])
     why = foreign(caller, named)
     if why is not None:
         await refuse(request, caller, why)
+
+
+def strange(named: Iterable[str], clusters: frozenset[str]) -> str | None:
+    """Why what names these clusters cannot be stored: nobody would ever read it."""
+    for cluster in named:
+        if cluster not in clusters:
+            return f"cluster: Slurm's picture has no cluster {cluster}"
+    return None
 
 
 async def no_job(request: Request, caller: Caller) -> None:

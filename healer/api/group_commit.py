@@ -48,7 +48,8 @@ class GroupCommit(Generic[T, R]):
     `store` writes items in one commit and gives one result for each; it is called from one thread. It raises
     Unavailable when the database is away: then nothing is stored, and the same items come again. `queue` and
     `batch` bound the sum of what `weigh` gives (1 for each item without it). While a queue of `before` is
-    over half full, nothing is taken here: what is in it matters more.
+    over half full, nothing is taken here: what is in it matters more. `gather_s`: the first of a batch waits
+    so long for others, where a commit costs more than what is in it.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class GroupCommit(Generic[T, R]):
         batch: int = BATCH,
         weigh: Callable[[T], int] | None = None,
         before: "Sequence[GroupCommit[Any, Any]]" = (),
+        gather_s: float = 0.0,
     ) -> None:
         self._store = store
         self._wait_s = wait_s
         self._queue, self._batch, self._weigh = queue, batch, weigh
-        self._before = before
+        self._before, self._gather_s = before, gather_s
         self._waiting: deque[_Waiter[T, R]] = deque()
         self._depth = 0
         self._wake = asyncio.Event()
@@ -122,6 +124,8 @@ class GroupCommit(Generic[T, R]):
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
+                if self._gather_s and self._depth < self._batch:
+                    await asyncio.sleep(self._gather_s)
                 batch = self._take()
                 if batch and not await self._write(batch):
                     await asyncio.sleep(_RETRY_S)

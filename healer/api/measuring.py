@@ -4,7 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -24,6 +24,7 @@ from healer.api.entry import (
     raw_body,
     read_body,
     shed,
+    strange,
 )
 from healer.api.group_commit import Busy, GroupCommit
 from healer.api.intake import Body, Intake, Refused, Tally, Translators
@@ -34,16 +35,16 @@ from healer.api.views import Accepted, Rejected
 from healer.model import Observation, Role
 from healer.signals import wire
 from healer.signals.measured import Measured
+from healer.signals.step_times import Steps, step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import BadBody, Known
 
-if TYPE_CHECKING:
-    from healer.signals.step_times import Steps
-
-R = TypeVar("R", Measured, "Steps")
+R = TypeVar("R", Measured, Steps)
 
 #: Bytes of bodies that may wait, and that are written in one commit.
 METRICS_QUEUE, METRICS_BATCH = 64 * 1024 * 1024, 2 * 1024 * 1024
+#: Metrics wait for no disk, so nothing makes them gather while another commit is under way.
+GATHER_S = 0.002
 STEPS_QUEUE, STEPS_BATCH = 16 * 1024 * 1024, 2 * 1024 * 1024
 #: What a node's exporters say of its GPUs is stored again every 10 minutes; so many are known as stored.
 _INVENTORIES = 20_000
@@ -82,7 +83,7 @@ class MeasuringRoutes:
         )  # fmt: skip
         self.metrics = GroupCommit(
             Intake(self._put_metrics).store, name="metrics", queue=METRICS_QUEUE, batch=METRICS_BATCH,
-            weigh=_size, before=(events, self.steps),
+            weigh=_size, before=(events, self.steps), gather_s=GATHER_S,
         )  # fmt: skip
         self._inventories: OrderedDict[str, None] = OrderedDict()
 
@@ -166,13 +167,13 @@ class MeasuringRoutes:
         known_query(request, set())
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
-        cluster = self._services.cluster
+        cluster, clusters = self._services.cluster, await self._entry.clusters()
 
-        def read() -> "Steps":
-            from healer.signals.step_times import step_batches
-
+        def read() -> Steps:
             steps = step_batches(raw, known, now, cluster=cluster)
             _confine_steps(caller, steps)
+            if why := strange((batch.cluster for batch in steps.batches), clusters):
+                raise BadBody(why)
             return steps
 
         steps = await self._stored(self.steps, "step-times", request, caller, Body(len(raw), read))
@@ -264,7 +265,7 @@ class MeasuringRoutes:
                 now = now or self._services.clock.now()
                 self._tally.add(measured.unknown.items(), now)
 
-    def _put_steps(self, told: "list[Steps]") -> None:
+    def _put_steps(self, told: list[Steps]) -> None:
         batches = [batch for steps in told for batch in steps.batches]
         if batches:
             self._services.samples.put_steps(batches)
@@ -274,7 +275,7 @@ def _size(body: Body) -> int:
     return body.size
 
 
-def _confine_steps(caller: Caller, steps: "Steps") -> None:
+def _confine_steps(caller: Caller, steps: Steps) -> None:
     """A token bound to a node tells of ranks on that node alone; one bound to a job of that job alone."""
     for batch in steps.batches:
         if caller.job and batch.job != caller.job:

@@ -8,7 +8,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from healer.api.access import refuse
-from healer.api.entry import JSON, Entry, confine, decoded, known_query, media_type, no_job, read_body, shed
+from healer.api.entry import (
+    JSON,
+    Entry,
+    confine,
+    decoded,
+    known_query,
+    media_type,
+    no_job,
+    read_body,
+    shed,
+    strange,
+)
 from healer.api.group_commit import Busy, GroupCommit
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import field_error
@@ -16,6 +27,7 @@ from healer.api.services import Arrival, Services
 from healer.api.views import Accepted, Rejected
 from healer.model import Role
 from healer.signals import wire
+from healer.signals.checkpoints import checkpoint_observations
 
 #: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored.
 HEARTBEAT_EVERY_S = 1.0
@@ -88,8 +100,6 @@ class SignalRoutes:
 
     async def checkpoints(self, request: Request) -> Response:
         """What a job can go back to. Events too: a requeue may wait for one."""
-        from healer.signals.checkpoints import checkpoint_observations
-
         caller, _ = await self._entry.enter(request)
         media_type(request, JSON, "application/json")
         known_query(request, set())
@@ -102,6 +112,8 @@ class SignalRoutes:
         await confine(request, caller, {(one.cluster, "") for one in told})
         if caller.job and any(one.job != caller.job for one in told):
             await refuse(request, caller, f"this token is bound to the job {caller.job}")
+        if why := strange((one.cluster for one in told), await self._entry.clusters()):
+            raise wire.BadBody(why)
         return await self._store("checkpoints", parsed)
 
     async def _store(self, route: str, parsed: wire.Accepted, *, heartbeat: bool = False) -> Response:

@@ -474,8 +474,9 @@ def _would(intent: Sleep | Ask) -> str | None:
 
 
 def _says_the_same(last: LogEntry | None, result: Again, intent: Do) -> bool:
-    said = last is not None and last.event is StepEvent.waiting
-    return said and (last.text, last.attempt) == (result.text, intent.attempt)
+    if last is None or last.event is not StepEvent.waiting:
+        return False
+    return (last.text, last.attempt) == (result.text, intent.attempt)
 
 
 def _no_more(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> str | None:

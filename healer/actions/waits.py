@@ -29,7 +29,8 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
     """The moment at which taking the node costs its jobs least: each ended, or has just saved its work.
 
     A checkpoint helps only a job whose owner agreed to be requeued (law 8): the others are waited for. It
-    must be durable, of the job's present life, and newer than this wait by both clocks, its own and ours.
+    must be durable, of the job's present life (or tell none), and newer than this wait by both clocks, the
+    job's and ours.
     """
     if over := cleared(ctx):
         return over
@@ -55,7 +56,11 @@ def _not_yet(ctx: Context, job: SlurmJob) -> str | None:
     if not (job.batch and job.requeue and OPT_IN in job.comment.split()):
         return f"job {job.id} has not agreed to be requeued: its end"
     told = ctx.checkpoints.newest_durable(job.id) if ctx.checkpoints is not None else None
-    fresh = told is not None and min(told.at, told.arrived_at) > ctx.began_at and told.restart == job.restarts
+    fresh = (
+        told is not None
+        and min(told.at, told.arrived_at) > ctx.began_at
+        and told.restart in {0, job.restarts}  # 0 is also what a job tells that counts no lives
+    )
     return None if fresh else f"job {job.id}: its next durable checkpoint, or its end"
 
 

@@ -16,8 +16,10 @@ from healer.model import Observation, Ruleset, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
 from healer.signals import wire
+from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
+from healer.sim.nodes import SimNodes
 from healer.sim.recording import BadRecording, Entry
 from healer.sim.replay_slurm import ReplaySlurm
 from healer.sim.report import report
@@ -48,8 +50,14 @@ class Replay:
         self.slurm = ReplaySlurm(cluster, self.clock)
         self.ledger = MemoryLedger(cluster, self.clock)
         self.picture = Picture(cluster, watching_since=start)
+        self.checkpoints = MemoryCheckpoints()
         self.driver = Driver(
-            ledger=self.ledger, scheduler=self.slurm, rules=lambda: self.rules, clock=self.clock
+            ledger=self.ledger,
+            scheduler=self.slurm,
+            rules=lambda: self.rules,
+            clock=self.clock,
+            nodes=SimNodes(self.clock, diagnosis_s=0),  # every action succeeds at once
+            checkpoints=self.checkpoints,
         )
         #: None until the recording brings a sample: without any, no tick is due and numpy is not loaded.
         self.samples: RecordedSamples | None = None
@@ -172,6 +180,7 @@ class Replay:
         """Walks and drives until nothing more is due at this moment."""
         now = self.walked_at = self.clock.now()
         batch, self.beats = [*self.beats, *seen], []
+        self.checkpoints.hear(batch)
         self._look()
         sensed = self._sense(now)
         while True:
@@ -180,13 +189,17 @@ class Replay:
             walk(self.ledger, self.rules, self.picture, told, now, sensed)
             sensed = None
             due = self.ledger.due_runs(now)
-            if due:
-                self.quiet_since = now
+            written = self._log_lines()
             for run in sorted(due):
                 self.driver.drive(run)
+            if self._log_lines() != written:  # a run that only looks again whether it may go on is no news
+                self.quiet_since = now
             batch = []
             if not due and not self.ledger.tables.commands:
                 return
+
+    def _log_lines(self) -> int:
+        return sum(len(entries) for entries in self.ledger.tables.log.values())
 
     def _sense(self, now: datetime) -> Sensed | None:
         if self.samples is None:

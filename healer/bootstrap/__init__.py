@@ -212,6 +212,7 @@ def run_api(settings: Settings) -> None:
 
 def run_detector(settings: Settings) -> None:
     """Waits to lead, then walks until stopped. A broken database connection ends it: it starts anew."""
+    from healer.bootstrap.models import forest
     from healer.bootstrap.senses import senses_loop
 
     stopped = _until_stopped()
@@ -240,10 +241,12 @@ def run_detector(settings: Settings) -> None:
         cleared=cleared,
         recorder=recorder,
     )
-    senses = senses_loop(db, cluster, rules, detector.picture, recorder.note_samples if recorder else None)
-    detector.heard = senses.heard
-    threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
-    detector.run(stopped.is_set)
+    note = recorder.note_samples if recorder else None
+    with forest(settings, db, cluster) as trees:
+        senses = senses_loop(db, cluster, rules, detector.picture, trees, note)
+        detector.heard = senses.heard
+        threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
+        detector.run(stopped.is_set)
 
 
 def _recorder(settings: Settings, db: sa.Engine) -> Recorder | None:

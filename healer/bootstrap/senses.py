@@ -5,6 +5,7 @@ import sqlalchemy as sa
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.samples import PostgresSamples
+from healer.detection.forest import Forest
 from healer.detection.tick import Senses
 from healer.model import Ruleset
 from healer.observations import Picture
@@ -14,7 +15,12 @@ from healer.processes.senses import Note, SensesLoop
 
 
 def senses_loop(
-    db: sa.Engine, cluster: str, rules: Rulebook, picture: Picture, note: Note | None
+    db: sa.Engine,
+    cluster: str,
+    rules: Rulebook,
+    picture: Picture,
+    forest: Forest,
+    note: Note | None,
 ) -> SensesLoop:
     """Fresh senses read the store anew: what a failure left half taken in is not kept."""
     book = PostgresColumns(db)
@@ -24,6 +30,6 @@ def senses_loop(
         while reader:
             reader.pop().close()
         reader.append(PostgresSamples(db, cluster))
-        return Senses(cluster, now_in_force, book), reader[0]
+        return Senses(cluster, now_in_force, book, forest), reader[0]
 
     return SensesLoop(rules=rules, make=make, picture=picture, clock=SystemClock(), note=note)

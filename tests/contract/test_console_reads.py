@@ -1,0 +1,163 @@
+"""What pages read of rules, jobs and signals, on a real PostgreSQL."""
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.clock import SystemClock
+from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.console_reads import PostgresConsoleReads
+from healer.adapters.postgres.history import PostgresSignalReads
+from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.job_history import gpu_hours_lost
+from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import findings, requeues, rule_modes
+from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
+from healer.console.reads import CheckpointSeen, Requeue
+from healer.model import (
+    Component,
+    Finding,
+    IncidentState,
+    Mode,
+    Observation,
+    ObservationKind,
+    Review,
+    Ruleset,
+)
+from tests.support.api import CLUSTER, RULES, incident, save_incident, snapshot
+from tests.support.console_telemetry import steps_of
+
+NOW = datetime.now(UTC)
+
+
+def reads_of(engine: sa.Engine, rules: Ruleset = RULES) -> PostgresConsoleReads:
+    return PostgresConsoleReads(
+        engine,
+        snapshots=PostgresSnapshots(engine),
+        clock=SystemClock(),
+        rules=lambda: rules,
+        signals=PostgresSignalReads(engine, PostgresColumns(engine)),
+        unknown=PostgresUnknownSeries(engine),
+        cases=lambda: {"gpu-lost": 3},
+    )
+
+
+def found_at(conn: sa.Connection, owner: str, at: datetime) -> None:
+    place = Component(cluster=CLUSTER, node="gpu0001")
+    finding = Finding(
+        rule="gpu-lost", fault="xid-79", fault_class=incident(1).fault_class, component=place, at=at,
+        arrived_at=at, text="", confidence=1, evidence=(),
+    )  # fmt: skip
+    conn.execute(sa.insert(findings).values(incident=owner, at=at, doc=msgspec.to_builtins(finding)))
+
+
+def checkpoint(number: int, at: datetime, *, durable: bool = True, restart: int = 0) -> Observation:
+    return Observation(
+        digest=f"{number:064x}",
+        kind=ObservationKind.checkpoint,
+        component=Component(cluster=CLUSTER, job="4711"),
+        event_at=at,
+        arrived_at=at,
+        data={"restart": restart, "step": number, "path": f"/c/{number}", "durable": durable},
+    )
+
+
+def test_a_rule_tells_when_it_fired_and_in_which_mode(fresh_database: sa.Engine) -> None:
+    old = incident(60 * 24 * 30, state=IncidentState.resolved, review=Review.false_alarm)
+    now_open = incident(5)
+    with fresh_database.begin() as conn:
+        save_incident(conn, old)
+        save_incident(conn, now_open)
+        save_incident(conn, msgspec.structs.replace(incident(7), cluster="pod2"))
+        found_at(conn, old.id, old.opened)
+        found_at(conn, now_open.id, now_open.opened)
+        found_at(conn, now_open.id, now_open.opened + timedelta(minutes=2))
+        conn.execute(
+            sa.insert(rule_modes).values(rule="gpu-lost", mode="approve", by="mara", reason="new", at=NOW)
+        )
+    book = reads_of(fresh_database).rule_book(CLUSTER)
+    record = book.records["gpu-lost"]
+    assert (record.mode, record.mode_by) == (Mode.approve, "mara")
+    assert (record.open, record.fired, record.false_alarms, record.true_faults) == (1, 2, 1, 0)
+    assert record.last_at == now_open.opened + timedelta(minutes=2)
+    assert record.last_incident == now_open.id
+    assert book.cases == {"gpu-lost": 3}
+
+
+def test_a_quiet_cluster_has_no_record(fresh_database: sa.Engine) -> None:
+    assert reads_of(fresh_database).rule_book(CLUSTER).records == {}
+
+
+def test_a_job_tells_what_hit_it_and_what_it_can_go_back_to(fresh_database: sa.Engine) -> None:
+    PostgresSnapshots(fresh_database).put(snapshot())
+    PostgresInbox(fresh_database, CLUSTER).add(
+        [
+            checkpoint(100, NOW - timedelta(minutes=90)),
+            checkpoint(200, NOW - timedelta(minutes=60)),
+            checkpoint(250, NOW - timedelta(minutes=40), durable=False),
+        ]
+    )
+    with fresh_database.begin() as conn:
+        save_incident(conn, incident(1))
+        conn.execute(
+            sa.insert(requeues).values(
+                cluster=CLUSTER, job="4711", restarts=0, incident=incident(1).id, run="run-1",
+                at=NOW - timedelta(minutes=30),
+            )
+        )  # fmt: skip
+    known = reads_of(fresh_database).job(CLUSTER, "4711")
+    assert [one.id for one in known.incidents] == [incident(1).id]
+    assert [(one.step, one.durable) for one in known.checkpoints] == [(100, True), (200, True), (250, False)]
+    assert [one.run for one in known.requeues] == ["run-1"]
+    # 16 GPUs, half an hour of work since the last durable checkpoint.
+    assert known.gpu_hours_lost == 8.0
+    assert reads_of(fresh_database).job(CLUSTER, "1").empty
+    assert reads_of(fresh_database).job("pod2", "4711").empty
+
+
+def test_steps_of_a_job_come_back(fresh_database: sa.Engine) -> None:
+    samples = PostgresSamples(fresh_database, CLUSTER)
+    batches = [
+        dataclasses.replace(one, arrived_at=NOW)
+        for one in steps_of("4711", ("gpu0001", "gpu0002"), ranks_per_node=2, steps=4)
+    ]
+    samples.put_steps(batches)
+    samples.close()
+    found = reads_of(fresh_database).job_steps(CLUSTER, "4711", NOW - timedelta(minutes=30))
+    assert [one.step[0] for one in found] == [one.step[0] for one in batches]
+    assert found[0].compute_s.tolist() == pytest.approx(batches[0].compute_s.tolist())
+
+
+SAVED = CheckpointSeen(at=NOW - timedelta(hours=2), step=10)
+AGAIN = Requeue(at=NOW - timedelta(hours=1), restarts=0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "again", "seen", "hit", "lost"),
+    [
+        (8, [], [], False, 0.0),
+        (8, [], [], True, None),
+        (8, [AGAIN], [SAVED], True, 8.0),
+        (0, [AGAIN], [SAVED], True, None),
+        (8, [AGAIN], [], True, None),
+        (8, [AGAIN], [msgspec.structs.replace(SAVED, durable=False)], True, None),
+        (8, [AGAIN], [msgspec.structs.replace(SAVED, restart=1)], True, None),
+        (8, [AGAIN], [msgspec.structs.replace(SAVED, at=NOW)], True, None),
+        (8, [AGAIN, msgspec.structs.replace(AGAIN, restarts=1, at=NOW)], [SAVED], True, None),
+        (
+            8,
+            [AGAIN, msgspec.structs.replace(AGAIN, restarts=1, at=NOW)],
+            [SAVED, msgspec.structs.replace(SAVED, restart=1, at=NOW - timedelta(minutes=15))],
+            True,
+            10.0,
+        ),
+    ],
+)
+def test_lost_hours_are_told_only_when_they_are_known(
+    gpus: int, again: list[Requeue], seen: list[CheckpointSeen], hit: bool, lost: float | None
+) -> None:
+    assert gpu_hours_lost(gpus, again, seen, hit=hit) == lost

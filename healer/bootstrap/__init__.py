@@ -15,8 +15,8 @@ from healer.adapters.clock import SystemClock
 from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres import snapshots as postgres_snapshots
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.checkpoints import PostgresCheckpoints
+from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.leader import returned_nodes, try_lead

@@ -23,6 +23,7 @@ COMMANDS = (
     "incidents",
     "runs",
     "rules",
+    "model",
     "replay",
     "simulate",
     "audit",

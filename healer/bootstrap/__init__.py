@@ -242,7 +242,7 @@ def run_detector(settings: Settings) -> None:
         recorder=recorder,
     )
     note = recorder.note_samples if recorder else None
-    with forest(settings, db, cluster) as trees:
+    with forest(db, cluster) as trees:
         senses = senses_loop(db, cluster, rules, detector.picture, trees, note)
         detector.heard = senses.heard
         threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()

@@ -64,6 +64,13 @@ class Forest:
 
     def __init__(self, models: Callable[[], Sequence[Scorer]], keep: Callable[[FeatureRow], None]) -> None:
         self._models, self._keep = models, keep
+        self._kept: dict[tuple[str, str], tuple[int, datetime]] = {}
+        self._of: Telemetry | None = None
+        self._begin(None)
+
+    def _begin(self, telemetry: Telemetry | None) -> None:
+        """Nothing is known yet: rows of another telemetry are other nodes."""
+        self._of = telemetry
         self._features = NodeFeatures()
         self._sampled_at: datetime | None = None
         self._history: deque[tuple[datetime, NDArray[np.float64]]] = deque(maxlen=CHART_SAMPLES)
@@ -71,10 +78,11 @@ class Forest:
         self._above = np.zeros(0)
         self._below = np.zeros(0)
         self._told: dict[Component, datetime] = {}
-        self._kept: dict[tuple[str, str], tuple[int, datetime]] = {}
 
     def tick(self, telemetry: Telemetry, now: datetime, watched: Collection[Pair] = ()) -> Sensed:
         """New findings of `unusual-node`, and since when those told or `watched` are known to be usual."""
+        if self._of is not telemetry:
+            self._begin(telemetry)
         findings: list[Finding] = []
         if self._sampled_at is None or (now - self._sampled_at).total_seconds() >= SAMPLE_S:
             self._sampled_at = now

@@ -259,3 +259,12 @@ def test_the_same_samples_give_the_same_findings(trained: Trained) -> None:
         fleet.odd["gpu0002"] = HOT
         told.append(msgspec.json.encode(fleet.run(10)))
     assert told[0] == told[1] != b"[]"
+
+
+def test_other_windows_are_other_nodes(fleet: Fleet) -> None:
+    fleet.odd["gpu0007"] = HOT
+    fleet.run(5)
+    other = Fleet(seed=9)
+    other.names.reverse()
+    other.at_s, other.forest = fleet.at_s, fleet.forest
+    assert other.run(10) == []

@@ -1,0 +1,211 @@
+"""The isolation forest's models: kept ready for the detector, trained and shown for `healer model`."""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from healer import bootstrap
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.features import PostgresFeatures
+from healer.adapters.postgres.models import PostgresModels
+from healer.adapters.postgres.rows import cluster_names
+from healer.detection.features import NAMES, columns, definition
+from healer.detection.forest import Forest
+from healer.detection.training import KNOWN_LEAST, FeatureRow, Fitted, Model, TooLittle, Trained, train
+from healer.settings import Settings
+
+log = structlog.get_logger()
+
+LOOK_S = 30.0
+#: Feature rows that wait for the database; beyond, the oldest fall: there is more history than these.
+WAITING_MAX = 64
+#: `show`: how far back "now" and "lately" reach, and how many moments of that are scored.
+NOW = timedelta(minutes=15)
+LATELY = timedelta(hours=24)
+MOMENTS = 24
+#: So many times the share expected above the 90 % quantile: the class is not what it was.
+DRIFT = 2.5
+
+
+class ModelKeeper:
+    """Reads, fits and writes on a thread of its own, so that neither the walk nor the tick waits for it."""
+
+    def __init__(self, db: sa.Engine, cluster: str) -> None:
+        self._models, self._features = PostgresModels(db, cluster), PostgresFeatures(db, cluster)
+        self._fitted: tuple[Fitted, ...] = ()
+        self._rows: queue.Queue[FeatureRow] = queue.Queue(WAITING_MAX)
+
+    def forest(self) -> Forest:
+        """A forest without any memory of its own yet."""
+        return Forest(lambda: self._fitted, self._keep)
+
+    def run(self, stopped: threading.Event) -> None:
+        """Until stopped. A database that is away is asked again."""
+        while True:
+            try:
+                self._store()
+                self._look()
+            except SQLAlchemyError as error:
+                log.warning("models of the isolation forest cannot be read", error=str(error))
+            if stopped.wait(LOOK_S):
+                return
+
+    def _keep(self, row: FeatureRow) -> None:
+        if self._rows.full():
+            self._rows.get_nowait()
+        self._rows.put_nowait(row)
+
+    def _store(self) -> None:
+        while not self._rows.empty():
+            self._features.put(self._rows.get_nowait())
+
+    def _look(self) -> None:
+        known = {one.model.id: one for one in self._fitted}
+        fitted: list[Fitted] = []
+        for model in self._models.newest():
+            if not usable(model):
+                log.warning("a model of another version is not used: train again", model=model.id[:12])
+                continue
+            if model.id not in known:
+                log.info("model", id=model.id[:12], hardware=model.hardware, load=model.load)
+            fitted.append(known.get(model.id) or Fitted(self._models.trained(model)))
+        self._fitted = tuple(fitted)
+
+
+@contextmanager
+def forest(db: sa.Engine, cluster: str) -> Iterator[Forest]:
+    """The detector's forest, with its thread until the end of the block."""
+    keeper, stopped = ModelKeeper(db, cluster), threading.Event()
+    thread = threading.Thread(target=keeper.run, args=(stopped,), name="models", daemon=True)
+    thread.start()
+    try:
+        yield keeper.forest()
+    finally:
+        stopped.set()
+
+
+def usable(model: Model) -> bool:
+    """Whether this version makes the model's features as they were made for it."""
+    return all(name in NAMES for name in model.features) and definition(model.features) == model.definition
+
+
+# --- healer model ---
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in force, and its class now: of `scored` nodes `above` are above the threshold; `drift` is the
+    share of the last day's scores above the 90 % quantile over the 10 % expected (None: nothing to score)."""
+
+    model: Model
+    usable: bool
+    age_s: float
+    scored: int
+    above: int
+    drift: float | None
+    hint: str
+
+
+class ModelDesk:
+    """What people do with models of one cluster."""
+
+    def __init__(self, db: sa.Engine, cluster: str) -> None:
+        self.cluster = cluster
+        self._models, self._features = PostgresModels(db, cluster), PostgresFeatures(db, cluster)
+
+    def train(self, since: datetime, now: datetime) -> list[Trained | TooLittle]:
+        """A model of each class that was seen since then, or why there is none."""
+        sick = self._features.sick(since, now)
+        made: list[Trained | TooLittle] = []
+        for hardware, load, moments in self._features.classes(since):
+            try:
+                made.append(train(self._features.read(hardware, load, since), moments, sick, now))
+            except TooLittle as error:
+                made.append(error)
+        return made
+
+    def save(self, trained: Trained, *, by: str, at: datetime) -> bool:
+        """False when this very model is in force already."""
+        return self._models.save(trained, by=by, at=at)
+
+    def find(self, start: str) -> list[Model]:
+        return self._models.find(start)
+
+    def newest(self) -> list[Model]:
+        return self._models.newest()
+
+    def shown(self, models: Sequence[Model], now: datetime) -> list[Shown]:
+        return [self._shown(model, now) for model in models]
+
+    def _shown(self, model: Model, now: datetime) -> Shown:
+        scored = above = 0
+        drift = None
+        fits = usable(model)
+        if fits:
+            rows = self._features.newest(model.hardware, model.load, now - LATELY, MOMENTS)
+            scorer = Fitted(self._models.trained(model)) if rows else None
+            scores = [_scores(scorer, row) for row in rows] if scorer else []
+            if scores and now - rows[0].at <= NOW:
+                scored, above = len(scores[0]), int((scores[0] > model.threshold).sum())
+            lately = np.concatenate(scores) if scores else np.zeros(0)
+            if len(lately):
+                drift = float((lately > model.quantiles["0.9"]).mean() / 0.1)
+        return Shown(
+            model=model,
+            usable=fits,
+            age_s=(now - model.trained_at).total_seconds(),
+            scored=scored,
+            above=above,
+            drift=drift,
+            hint=_hint(fits, drift),
+        )
+
+
+def _scores(scorer: Fitted, row: FeatureRow) -> np.ndarray:
+    known = [name for name in scorer.model.features if name in row.features]
+    whole = np.full((len(row.nodes), len(NAMES)), np.nan, np.float32)
+    whole[:, columns(known)] = row.matrix[:, [row.features.index(name) for name in known]]
+    own = whole[:, columns(scorer.model.features)]
+    own = own[np.isfinite(own).mean(axis=1) >= KNOWN_LEAST]
+    return scorer.score(np.nan_to_num(own, nan=0.0)) if len(own) else np.zeros(0)
+
+
+def _hint(fits: bool, drift: float | None) -> str:
+    if not fits:
+        return "made by a version with other features: train again"
+    if drift is not None and drift > DRIFT:
+        return (
+            f"{drift:.1f} times as many nodes as expected are far from usual: the class changed, train again"
+        )
+    return ""
+
+
+class NoCluster(Exception):
+    """Which cluster is meant is not known. The text is one sentence for people."""
+
+
+@contextmanager
+def desk(settings: Settings, cluster: str | None) -> Iterator[ModelDesk]:
+    """Raises NoCluster, and healer.api.services.Unavailable when the database does not answer."""
+    db = bootstrap.engine(settings, name="healer model", pool_size=2)
+    try:
+        with translated():
+            yield ModelDesk(db, cluster or settings.cluster or _only_cluster(db))
+    finally:
+        db.dispose()
+
+
+def _only_cluster(db: sa.Engine) -> str:
+    with db.connect() as conn:
+        names = list(cluster_names(conn))
+    if len(names) != 1:
+        told = f"there are {', '.join(names)}" if names else "Slurm has shown none yet"
+        raise NoCluster(f"--cluster says which cluster is meant: {told}")
+    return names[0]

@@ -2,6 +2,7 @@
 
 import json
 
+import cramjam
 import httpx
 import hypothesis.errors
 import pytest
@@ -12,6 +13,12 @@ from hypothesis import strategies as st
 from tests.support.api import Api, incident, save_incident
 
 Served = tuple[Api, httpx.Client]
+
+
+@schemathesis.serializer("application/x-protobuf")
+def _as_it_is(_context: object, value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
+
 
 FEW = settings(
     max_examples=4,
@@ -124,6 +131,69 @@ def test_odd_kernel_lines(served: Served, line: str, node: str, more: dict) -> N
         told = answer.json()
         heaps = told["accepted"] + told["duplicates"] + told["unrecognised"] + len(told["rejected"])
         assert heaps == 1
+
+
+_NAMES = st.sampled_from(["DCGM_FI_DEV_GPU_TEMP", "node_load1", "", "\x00", "x" * 300, "ü"])
+_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.lists(st.floats(), max_size=3)
+)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    body=st.dictionaries(
+        st.sampled_from(["node", "cluster", "time", "gpu", "host", "ports", "links", "nosuch"]),
+        st.sampled_from(["gpu0001", "pod1"]) | _VALUES | st.dictionaries(_NAMES, _VALUES, max_size=3),
+    )
+)
+def test_odd_metrics(served: Served, body: dict) -> None:
+    api, client = served
+    headers = {**api.headers("signals"), "Content-Type": "application/json"}
+    for sent in (body, [body, {"node": "gpu0001", "host": {"node_load1": 1}}]):
+        text = json.dumps(sent)
+        answer = client.post("/api/v1/signals/metrics", content=text, headers=headers)
+        check(answer, text)
+        if answer.status_code == 202 and isinstance(sent, list):
+            assert answer.json()["accepted"] >= 1, "one bad entry never loses the good ones"
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(raw=st.binary(max_size=300), line=st.text(max_size=100))
+def test_odd_bodies_of_samples(served: Served, raw: bytes, line: str) -> None:
+    """Bytes and text of any kind, and near misses, on the routes that are not JSON."""
+    api, client = served
+    headers = api.headers("signals")
+    text = line.encode("utf-8", "replace")
+    snappy = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}
+    tries: list[tuple[str, bytes, dict[str, str]]] = [
+        ("prometheus/write", raw, snappy),
+        ("prometheus/write", bytes(cramjam.snappy.compress_raw(raw)), snappy),
+        (
+            "prometheus/write",
+            bytes(cramjam.snappy.compress_raw(b"\x0a" + bytes([len(raw) % 128]) + raw)),
+            snappy,
+        ),
+    ]
+    for name, kind in (("openmetrics", "text/plain"), ("nvidia-smi", "text/xml")):
+        tries += [
+            (f"{name}?node=gpu0001", raw, {"Content-Type": kind}),
+            (f"{name}?node=gpu0001", raw, {"Content-Type": kind, "Content-Encoding": "gzip"}),
+            (f"{name}?node=gpu0001", b'node_load1{a="' + text + b'"} 1\n', {"Content-Type": kind}),
+            (
+                f"{name}?node=gpu0001",
+                b"<nvidia_smi_log>" + text + b"</nvidia_smi_log>",
+                {"Content-Type": kind},
+            ),
+        ]
+    for path, content, kind in tries:
+        check(
+            client.post(f"/api/v1/signals/{path}", content=content, headers=headers | kind), (path, content)
+        )
 
 
 def test_large_and_foreign_bodies(served: Served) -> None:

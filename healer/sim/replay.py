@@ -49,6 +49,7 @@ class Replay:
         self.clock = SimClock(start)
         self.slurm = ReplaySlurm(cluster, self.clock)
         self.ledger = MemoryLedger(cluster, self.clock)
+        self.checkpoints = MemoryCheckpoints()
         self.picture = Picture(cluster, watching_since=start)
         self.checkpoints = MemoryCheckpoints()
         self.driver = Driver(
@@ -151,7 +152,9 @@ class Replay:
             from healer.sim.replay_samples import RecordedSamples
 
             self.samples = RecordedSamples(self.cluster, self.rules, self._is_known, entry.at)
-        return self.samples.take(entry)
+        told = self.samples.take(entry)
+        self.checkpoints.hear(told)
+        return told
 
     def _parsed(self, entry: Entry) -> wire.Accepted | None:
         cluster = entry.query.get("cluster") or self.cluster

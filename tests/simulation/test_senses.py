@@ -1,0 +1,166 @@
+"""Faults planted one by one in what a fleet measures: the right rule names the right node and GPU, and
+something is done only where the facts say so, and for a slow node only where two senses agree."""
+
+import pytest
+
+from healer.model import Incident, RunState, Sense, Severity
+from healer.sim.fleet_steps import Pace
+from tests.support.fleet import Fleet
+from tests.support.loop import name
+
+#: Checkpoints each twenty steps: what waits for one need not wait ten minutes.
+OFTEN = Pace(checkpoint_every=20)
+#: So long a fleet runs well before anything is planted: a job's warm-up, and what is learned of each rank.
+WELL_S = 300.0
+
+
+def fleet(**options: object) -> Fleet:
+    one = Fleet(16, jobs=(8,), pace=OFTEN, each_s=5.0, **options)
+    one.run(WELL_S)
+    assert one.open_incidents == [], [incident.title for incident in one.open_incidents]
+    return one
+
+
+def of(fleet: Fleet, node: int) -> list[Incident]:
+    return [one for one in fleet.open_incidents if one.root.node == name(node)]
+
+
+def others(fleet: Fleet, node: int) -> set[str | None]:
+    """Whoever else was spoken of."""
+    return {one.component.node for one in fleet.found} - {name(node), None}
+
+
+# --- one sense is not enough --------------------------------------------------------------------------------
+
+
+def test_step_times_alone_name_the_node_and_touch_nothing() -> None:
+    one = fleet()
+    one.sensors.plant("slow-gpu", name(3), 5)
+    one.run_until(lambda: bool(of(one, 3)), 120)
+    one.run(600)
+    (incident,) = of(one, 3)
+    assert (incident.rule, incident.root.gpu) == ("straggler", 5)
+    assert {evidence.sense for evidence in incident.evidence} == {Sense.step_times}
+    assert others(one, 3) == set()
+    assert (one.drained, one.pages) == ([], [])
+
+
+def test_metrics_alone_name_the_gpu_and_touch_nothing() -> None:
+    one = Fleet(16, jobs=(8,), pace=Pace(reports=lambda _: False), each_s=5.0)
+    one.run(WELL_S)
+    one.sensors.plant("thermal-throttle", name(3), 5)
+    one.run(600)
+    told = {finding.component.gpu for finding in one.found if finding.component.node == name(3)}
+    assert told == {5}
+    assert others(one, 3) == set()
+    assert (one.drained, one.pages) == ([], [])
+
+
+def test_a_gpu_throttled_by_heat_is_taken_out_at_the_next_checkpoint() -> None:
+    """Metrics and step times agree; the run waits for the durable checkpoint, then drains and requeues."""
+    one = fleet()
+    (job,) = one.jobs
+    one.sensors.plant("thermal-throttle", name(3), 5)
+    one.run_until(lambda: bool(one.drained), 900)
+    assert one.drained == [name(3)]
+    (incident,) = of(one, 3)
+    assert {Sense.metrics, Sense.step_times} <= {evidence.sense for evidence in incident.evidence}
+    one.run(30)
+    life = one.slurm.job(job)
+    assert life is not None
+    assert life.restarts == 1
+    assert name(3) not in life.nodes
+    assert others(one, 3) == set()
+
+
+# --- hard faults --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "gpu"),
+    [("ecc-uncorrectable", 2), ("remap-failed", 2), ("gpu-missing", 7)],
+)
+def test_a_fault_that_is_certain_takes_its_node_out(fault: str, gpu: int) -> None:
+    one = fleet()
+    one.sensors.plant(fault, name(12), gpu)
+    one.run_until(lambda: bool(one.drained), 300)
+    assert one.drained == [name(12)]
+    assert others(one, 12) == set()
+
+
+def test_a_dead_fabric_manager_is_restarted_and_its_node_is_back_without_a_person() -> None:
+    one = fleet()
+    one.nodes.plant(name(12), "fabric-manager")
+    one.sensors.plant("fabric-manager-down", name(12))
+    one.run_until(lambda: "fabric-manager" not in one.nodes.faults(name(12)), 300)
+    one.sensors.mend(name(12))
+    one.run(600)
+    assert one.drained == [name(12)]
+    assert one.slurm.node(name(12)).in_service
+    assert [run.state for run in one.runs] == [RunState.done]
+    assert one.pages == []
+    assert one.open_incidents == []
+
+
+# --- what is told, and no more ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "node", "gpu"),
+    [
+        ("clock-low", 3, 5),
+        ("remap-pending", 3, 5),
+        ("pcie-width", 3, 5),
+        ("pcie-replays", 3, 5),
+        ("nvlink-crc", 3, 5),
+    ],
+)
+def test_a_failing_part_is_named(fault: str, node: int, gpu: int) -> None:
+    one = fleet()
+    one.sensors.plant(fault, name(node), gpu)
+    one.run(600)
+    spoken = {
+        finding.component.gpu
+        for finding in one.found
+        if finding.component.node == name(node) and finding.evidence[0].sense is Sense.metrics
+    }
+    assert spoken == {gpu}
+    assert others(one, node) == set()
+
+
+def test_a_bad_cable_is_named_by_its_port() -> None:
+    one = fleet()
+    one.sensors.plant("ib-errors", name(3))
+    one.run(600)
+    assert {finding.component.nic for finding in one.found} == {"mlx5_0/1"}
+    assert others(one, 3) == set()
+    assert one.drained == []
+
+
+# --- what is nobody's fault ---------------------------------------------------------------------------------
+
+
+def test_a_sensor_that_falls_silent_is_no_fault_of_its_node() -> None:
+    one = fleet()
+    one.sensors.plant("sensor-gone", name(3))
+    one.run(900)
+    assert one.drained == []
+    assert one.pages == []
+    assert [incident.rule for incident in one.incidents if incident.severity < Severity.P3] == []
+
+
+def test_a_warm_hall_drains_nobody() -> None:
+    one = fleet()
+    one.sensors.plant("fleet-warm")
+    one.run(900)
+    assert one.drained == []
+    assert [incident.rule for incident in one.incidents if incident.severity < Severity.P3] == []
+
+
+def test_an_exporter_that_restarts_and_a_node_that_boots_are_no_fault() -> None:
+    one = fleet()
+    one.sensors.restart_exporter(name(3))
+    one.sensors.reboot(name(12))
+    one.run(600)
+    assert one.found == []
+    assert one.drained == []

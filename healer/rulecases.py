@@ -1,8 +1,8 @@
-"""The cases beside the rules: given these lines, expect this rule. `healer rules test` runs them.
+"""The cases beside the rules: given these lines or series, expect this rule. `healer rules test` runs them.
 
 A case has a `name` and either `lines` of one node's kernel log, or a `fault` with its `class` as another
 detector tells it. `expect` names the findings in order; a field it leaves out may be anything. An empty list:
-no finding at all.
+no finding at all. Cases of detection rules: `healer.detectioncases`.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ import msgspec
 
 from healer.detection import rule_for
 from healer.detection.kernel import findings
+from healer.detectioncases import DETECTION_CASES, run_detection_cases
 from healer.model import FaultClass, Finding, Ruleset
-from healer.rulefiles import Problem, Source
-from healer.ruleset import RulesInvalid, load
+from healer.rulefiles import Problem
+from healer.ruleset import RulesInvalid, case_sources, load
 from healer.signals.wire import kernel_text_observations
 
 _AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
@@ -59,11 +60,14 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_cases(rules_dir: Path) -> list[CaseResult]:
     """Runs `cases/*.yaml` of the folder. Raises RulesInvalid when the rules or a case file are wrong."""
-    rules = load(rules_dir)
+    rules = load(rules_dir, prove=False)
     problems: list[Problem] = []
     results: list[CaseResult] = []
-    for path in sorted((rules_dir / "cases").glob("*.yaml")):
-        source = Source(path, f"cases/{path.name}", problems)
+    measured = case_sources(rules_dir, problems, DETECTION_CASES)
+    names = {source.name for source in measured}
+    for source in case_sources(rules_dir, problems, "*.yaml"):
+        if source.name in names:
+            continue
         for index, item in enumerate(source.items("cases")):
             case = source.convert((index,), item, Case)
             if case is None:
@@ -73,6 +77,10 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
                 continue
             why = _why_not(rules, case)
             results.append(CaseResult(file=source.name, line=source.line((index,)), name=case.name, why=why))
+    by_name = {rule.name: rule for rule in rules.detection}
+    for one in run_detection_cases(measured, by_name, rules.catalogue, rules.gpu_models):
+        line = one.source.line((one.index,))
+        results.append(CaseResult(file=one.source.name, line=line, name=one.case.name, why=one.why))
     if problems:
         raise RulesInvalid(problems)
     return results

@@ -7,8 +7,9 @@ Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to b
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +17,14 @@ import msgspec
 
 from healer.catalogue import read_catalogue
 from healer.detection.tables import bit_pattern
+from healer.detectioncases import DETECTION_CASES, run_detection_cases
+from healer.detectioncases import prove as prove_rules
+from healer.detectionrules import Placed, as_policy, read_models, read_rules
 from healer.model import (
+    Catalogue,
     CatalogueEntry,
     DriverAsk,
+    GpuModel,
     GuardSettings,
     Mode,
     NvlinkRow,
@@ -68,9 +74,11 @@ def load(
     default_mode: Mode = Mode.shadow,
     settle_s: float = 2.0,
     overrides: Mapping[str, Any] | None = None,
+    prove: bool = True,
 ) -> Ruleset:
     """Reads the folder. `overrides` are guard settings from outside; they stand above the top of guards.yaml,
-    while what that file says of one cluster or partition still binds there. Raises RulesInvalid."""
+    while what that file says of one cluster or partition still binds there. `prove`: detection rules have to
+    do on their cases what the cases say. Raises RulesInvalid."""
     problems: list[Problem] = []
     folder = _Folder(rules_dir, problems)
     xids = folder.by_code("xid.yaml", CatalogueEntry, lambda entry: entry.code)
@@ -85,13 +93,18 @@ def load(
     source = folder.source("topology.yaml", required=False)
     topology = read_topology(source)
     catalogue = read_catalogue(folder.source("signals.yaml", required=False))
+    models = read_models(folder.source("gpu_models.yaml", required=False))
+    placed = _detection(folder, catalogue, models, rules, playbooks)
+    detection = tuple(one.rule for one in placed)
+    if prove and placed and not problems:
+        _prove(folder, placed, catalogue, models)
     if problems:
         raise RulesInvalid(sorted(problems, key=lambda one: (one.file, one.line)))
     return Ruleset(
         version=folder.version(),
         xids=xids,
         sxids=sxids,
-        rules=rules,
+        rules=(*rules, *map(as_policy, detection)),
         guards=guards,
         playbooks=playbooks,
         topology=topology,
@@ -103,6 +116,8 @@ def load(
         cluster_guards=clusters,
         partition_guards=partitions,
         catalogue=catalogue,
+        detection=detection,
+        gpu_models=models,
     )
 
 
@@ -154,11 +169,16 @@ class _Folder:
 
     def version(self) -> str:
         """SHA-256 over names and bytes of the files: the same files, the same version."""
-        hasher = hashlib.sha256()
-        for name, raw in sorted(self.read.items()):
-            hasher.update(f"{name}\0{len(raw)}\0".encode())
-            hasher.update(raw)
-        return hasher.hexdigest()
+        return sha256_of(part for name, raw in sorted(self.read.items()) for part in (name.encode(), raw))
+
+
+def sha256_of(parts: Iterable[bytes]) -> str:
+    """Of all parts together; where one ends and the next begins is part of it."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(f"{len(part)}\0".encode())
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
 def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
@@ -222,6 +242,44 @@ def _rules(folder: _Folder, known: Sequence[str], playbooks: Mapping[str, Playbo
             _check_playbook_of(folder, source, index, rule.playbook, playbooks)
         rules[rule.name] = rule
     return tuple(rules.values())
+
+
+def _detection(
+    folder: _Folder,
+    catalogue: Catalogue,
+    models: Sequence[GpuModel],
+    rules: Sequence[Rule],
+    playbooks: Mapping[str, Playbook],
+) -> list[Placed]:
+    paths = sorted((folder.path / "detection").glob("*.yaml"))
+    sources = [source for path in paths if (source := folder.source(f"detection/{path.name}"))]
+    if not catalogue.signals and folder.problems:
+        return []  # each name would be a problem of its own
+    check = partial(_check_playbook_of, folder, playbooks=playbooks)
+    return read_rules(sources, catalogue.signals, models, rules, check)
+
+
+def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list[Source]:
+    """The case files whose names fit."""
+    paths = sorted((rules_dir / "cases").glob(pattern))
+    return [Source(path, f"cases/{path.name}", problems) for path in paths]
+
+
+#: What was proven in this process: versions of rules together with their cases.
+_proven: set[str] = set()
+
+
+def _prove(
+    folder: _Folder, placed: Sequence[Placed], catalogue: Catalogue, models: Sequence[GpuModel]
+) -> None:
+    sources = case_sources(folder.path, folder.problems, DETECTION_CASES)
+    seen = sha256_of((folder.version().encode(), *(source.raw for source in sources)))
+    if seen in _proven:
+        return
+    rules = {one.rule.name: one.rule for one in placed}
+    prove_rules(run_detection_cases(sources, rules, catalogue, models), placed)
+    if not folder.problems:
+        _proven.add(seen)
 
 
 def _check_playbook_of(

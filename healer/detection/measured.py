@@ -79,6 +79,11 @@ class RuleEngine:
         self._program = Program(roots, before._program if before else None)
         self._catalogue = catalogue
 
+    @property
+    def signals(self) -> frozenset[str]:
+        """All that the conditions and thresholds name."""
+        return self._program.signals
+
     def prime(self, telemetry: Telemetry, now: datetime) -> None:
         """A tick of the past, while windows are rebuilt: remembers and tells nothing."""
         moment = self._program.tick(telemetry, now)

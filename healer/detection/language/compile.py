@@ -55,6 +55,10 @@ class Program:
             self.pasts[key] = kept or self.pasts.get(key) or Past(expr.seconds)
         return node
 
+    @property
+    def signals(self) -> frozenset[str]:
+        return frozenset(name for expr in self._nodes for name in expr.signals)
+
     def tick(self, telemetry: "Telemetry", now: datetime) -> "Moment":
         """The values of this moment. Call it once per tick: it also writes the past."""
         moment = Moment(self, telemetry, now)
@@ -238,6 +242,15 @@ class Moment:
         assert unknown is not None
         return of(~unknown, None)
 
+    def _first(self, node: _Node) -> Any:
+        found = self._get(node.args[0])
+        for arg in node.args[1:]:
+            unknown = found == UNKNOWN if node.expr.truth else np.isnan(found)
+            if not unknown.any():
+                break
+            found = np.where(unknown, self._get(arg), found)
+        return found
+
     def _and(self, node: _Node) -> Truth:
         found = self._get(node.args[0])
         for arg in node.args[1:]:
@@ -361,7 +374,7 @@ _OPS: dict[str, Callable[[Moment, _Node], Any]] = {
     "/": Moment._divide,
     "min": _numbers(np.minimum),
     "max": _numbers(np.maximum),
-    "first": _numbers(lambda one, other: np.where(np.isnan(one), other, one)),
+    "first": Moment._first,
     "<": _compare(np.less),
     "<=": _compare(np.less_equal),
     ">": _compare(np.greater),

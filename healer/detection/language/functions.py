@@ -34,7 +34,7 @@ FUNCTIONS: dict[str, Function] = {
     "has": Function(("signal", "word"), "whether a bit of a bit mask is set"),
     "known": Function(("any",), "whether there is a value; never unknown itself"),
     "age": Function(("signal",), "seconds since the last value"),
-    "first": Function(("number", "number"), "the first that is known", more=True),
+    "first": Function(("any", "any"), "the first that is known: of numbers, or of conditions", more=True),
     "abs": Function(("number",), "without its sign"),
     "min": Function(("number", "number"), "the smaller one; unknown if one is", more=True),
     "max": Function(("number", "number"), "the larger one; unknown if one is", more=True),

@@ -16,8 +16,8 @@ LONGEST_TEXT = 2000
 _DEEPEST = 40
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-#: Strings are matched first so that nothing inside them is taken for a duration.
-_DURATION = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![\w.])(\d+(?:\.\d+)?)(ms|s|m|h)\b")
+#: Strings are matched first so that nothing inside them is taken for a duration or a share.
+_MEASURE = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![\w.])(\d+(?:\.\d+)?)(?:(ms|s|m|h)\b|(%))")
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _GAUGES_ONLY = frozenset({"avg_over", "min_over", "max_over", "median_over"})
@@ -29,8 +29,8 @@ _WORDS_FOR_AXES = {
 
 def duration_s(text: str) -> float:
     """`2m` -> 120. Raises ValueError with a sentence."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None or found[1] is None:
+    found = _MEASURE.fullmatch(text.strip())
+    if found is None or found[2] is None:
         raise ValueError(f"{text!r} is no duration such as 30s, 5m or 1h")
     return float(found[1]) * _SECONDS[found[2]]
 
@@ -68,9 +68,10 @@ class _Reader:
         self.depth = 0
         if len(text) > LONGEST_TEXT:
             raise ExpressionError(1, f"an expression has at most {LONGEST_TEXT} characters")
-        # A duration becomes a number of the same length, so that every column stays where it was.
+        # `5m` and `80%` become numbers of the same length, so that every column stays where it was.
         self.durations: dict[int, float] = {}
-        plain = _DURATION.sub(self._remember, re.sub(r"[\n\t]", " ", text))
+        self.percents: set[int] = set()
+        plain = _MEASURE.sub(self._remember, re.sub(r"[\n\t]", " ", text))
         self.text = plain
         try:
             self.tree = ast.parse(plain.strip(), mode="eval").body
@@ -88,8 +89,11 @@ class _Reader:
     def _remember(self, match: re.Match[str]) -> str:
         if match[1] is None:
             return match[0]
-        self.durations[match.start()] = float(match[1]) * _SECONDS[match[2]]
-        return match[1] + " " * len(match[2])
+        if match[3]:
+            self.percents.add(match.start())
+        else:
+            self.durations[match.start()] = float(match[1]) * _SECONDS[match[2]]
+        return match[1] + " " * len(match[2] or match[3])
 
     def _column(self, node: ast.AST) -> int:
         """0-based, in characters: the tree counts bytes."""
@@ -186,6 +190,8 @@ class _Reader:
             number = math.inf
         if not math.isfinite(number):
             raise self.wrong(node, "the number is too large")
+        if self._column(node) in self.percents:
+            return Expr("number", number=number, unit=units.WORDS["%"])
         return _constant(number)
 
     def _signal(self, node: ast.AST) -> Expr:
@@ -329,7 +335,7 @@ class _Reader:
         made: Callable[[ast.Call, str], Expr] = {
             "spec": self._spec, "has": self._has, "known": self._known, "age": self._age,
             "peers": self._peers, "peer_z": self._peers, "abs": self._plain, "min": self._plain,
-            "max": self._plain, "first": self._plain, "count_over": self._ticks, "share": self._ticks,
+            "max": self._plain, "first": self._first, "count_over": self._ticks, "share": self._ticks,
         }.get(name, self._over_time)  # fmt: skip
         return made(node, name)
 
@@ -406,6 +412,12 @@ class _Reader:
         if arg.scope not in (Scope.link, Scope.gpu, Scope.node):
             raise self.wrong(node.args[0], "only links, GPUs and nodes have peers")
         return Expr(name, (arg,), arg.scope, unit=arg.unit if name == "peers" else units.RATIO)
+
+    def _first(self, node: ast.Call, name: str) -> Expr:
+        """Of numbers, or of conditions."""
+        if not self.any(node.args[0]).truth:
+            return self._plain(node, name)
+        return self._unified(name, [self.truth(arg) for arg in node.args], truth=True)
 
     def _plain(self, node: ast.Call, name: str) -> Expr:
         args = [self._countable(arg) for arg in node.args]

@@ -75,7 +75,7 @@ def hint(one: Unit, other: Unit) -> str:
     """How to bring two units together that do not fit; empty when nothing is known."""
     pair = {str(one), str(other)}
     if pair == {"%", "ratio"}:
-        return "one counts to 100, the other to 1: multiply the ratio by 100"
+        return "one counts to 100, the other to 1: multiply the ratio by 100%"
     if pair == {"s", "ns"}:
         return "divide the ns by 1e9"
     return "a plain number fits every unit"

@@ -78,11 +78,10 @@ class PostgresFeatures:
     def sick(self, since: datetime, now: datetime) -> dict[str, list[tuple[datetime, datetime]]]:
         """By node, from when to when it had incidents. Those that a person called false alarms are none."""
         table = incidents.c
-        nodes = sa.func.jsonb_object_keys(table.doc["nodes"])
         over = sa.or_(table.closed.is_(None), table.closed >= since - timedelta(days=1))
         real = sa.func.coalesce(table.doc["review"].astext, "") != "false_alarm"
-        query = sa.select(table.node, sa.func.array(sa.select(nodes).scalar_subquery()), table.opened)
-        query = query.add_columns(table.closed).where(table.cluster == self.cluster, over, real)
+        query = sa.select(table.node, table.doc["nodes"], table.opened, table.closed)
+        query = query.where(table.cluster == self.cluster, over, real)
         found: dict[str, list[tuple[datetime, datetime]]] = {}
         with self._engine.connect() as conn:
             for node, named, opened, closed in conn.execute(query):

@@ -64,14 +64,13 @@ class PostgresModels:
     def newest(self) -> list[Model]:
         """The model in force of each class, without its data."""
         table = forest_models.c
-        query = (
-            sa.select(table.doc)
-            .distinct(table.hardware, table.load)
-            .where(table.cluster == self.cluster)
-            .order_by(table.hardware, table.load, table.trained_at.desc())
-        )
+        query = sa.select(table.doc).where(table.cluster == self.cluster).order_by(table.trained_at.desc())
+        found: dict[tuple[str, str], Model] = {}
         with self._engine.connect() as conn:
-            return [msgspec.convert(doc, Model) for doc in conn.scalars(query)]
+            for doc in conn.scalars(query):
+                model = msgspec.convert(doc, Model)
+                found.setdefault((model.hardware, model.load), model)
+        return [found[name] for name in sorted(found)]
 
     def find(self, start: str) -> list[Model]:
         """Models whose id begins so; at most ten."""

@@ -56,7 +56,7 @@ def _row(rule: Rule, measured: DetectionRule | None, book: RuleBook, record: Rul
         mode=mode,
         mode_from=mode_from,
         kind="measured" if measured else "told",
-        scope=measured.scope.value if measured else ", ".join(one.value for one in rule.classes),
+        scope=measured.scope.value.replace("gpu", "GPU") if measured else ", ".join(one.value for one in rule.classes),
         watches=measured.when if measured else ", ".join(rule.faults),
         held_for=words.span(measured.for_s) if measured and measured.for_s else "",
         models=", ".join(measured.models) if measured else "",

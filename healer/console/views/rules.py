@@ -7,7 +7,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.reads import RuleBook, RuleRecord
-from healer.model import Mode, Rule, Severity
+from healer.model import Mode, Rule, Scope, Severity
 from healer.model.detection import DetectionRule
 
 
@@ -56,7 +56,7 @@ def _row(rule: Rule, measured: DetectionRule | None, book: RuleBook, record: Rul
         mode=mode,
         mode_from=mode_from,
         kind="measured" if measured else "told",
-        scope=measured.scope.value.replace("gpu", "GPU") if measured else ", ".join(one.value for one in rule.classes),
+        scope=_scope(rule, measured),
         watches=measured.when if measured else ", ".join(rule.faults),
         held_for=words.span(measured.for_s) if measured and measured.for_s else "",
         models=", ".join(measured.models) if measured else "",
@@ -72,6 +72,12 @@ def _row(rule: Rule, measured: DetectionRule | None, book: RuleBook, record: Rul
         last_incident=record.last_incident,
         precision=f"{record.true_faults} of {reviewed} true" if reviewed else "",
     )
+
+
+def _scope(rule: Rule, measured: DetectionRule | None) -> str:
+    if measured is None:
+        return ", ".join(one.value for one in rule.classes)
+    return "GPU" if measured.scope is Scope.gpu else measured.scope.value
 
 
 def _mode(rule: Rule, book: RuleBook, record: RuleRecord) -> tuple[Mode, str]:

@@ -1,24 +1,24 @@
 """`POST /signals/openmetrics`: the text that exporters print, Prometheus' and OpenMetrics' alike.
 
-A line is a series and its value. What a series means is worked out once; after that its text up to the
-closing brace is looked up, so a line costs one split, one look-up and one `float`. Lines with exemplars,
-odd spaces or escapes take the careful way every time.
+A line is a series and its value. What a series means is worked out once; after that its text up to the last
+space is looked up, so a line costs one split, one look-up and one `float`. Lines with time stamps,
+exemplars or odd spaces take the careful way every time.
 """
 
 import math
 import re
 from datetime import datetime
+from typing import NamedTuple
 
-from healer.model import Combine
-from healer.signals.gather import Group, at_ms, combined, report, still_known, too_old
+import msgspec
+import numpy as np
+
 from healer.signals.gpu_names import Where
 from healer.signals.measured import REJECTED_TOLD, Measured
-from healer.signals.series import NO_NODE, NOT_KNOWN, Placer, Series, check_labels, example
-from healer.signals.values import is_blank
+from healer.signals.series import NOT_KNOWN, Placer
+from healer.signals.slots import NOT_TOLD, Samples, Slots
 from healer.signals.wire import BadBody, Known, Rejected, wrong_node
 
-#: Series remembered by one process, then forgotten all at once.
-SERIES_MAX = 500_000
 LINE_LIMIT = 16_384
 
 _NAME = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]{0,199})(?=[\s{])\s*")
@@ -27,19 +27,20 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _VALUE = re.compile(r"\s*(\S+)(?:\s+([-+0-9.eE]+))?\s*(?:#.*)?")
 
 
+_json_numbers = msgspec.json.Decoder(list[float])
+
+
 class _BadLine(ValueError):
     """Not a sample; the text says why."""
 
 
 class Exposition:
-    """Text -> reports. Remembers series, bounded."""
+    """Text -> reports. Remembers series, bounded: of requests that name their node, and of the others."""
 
     def __init__(self, placer: Placer, cluster: str) -> None:
-        self._placer, self._cluster = placer, cluster
-        self._generation = placer.gpus.generation
-        #: By the text up to the closing brace: of requests that name their node, and of the others.
-        self._of_node: dict[str, Series] = {}
-        self._of_labels: dict[str, Series] = {}
+        self._cluster = cluster
+        self._of_node: Slots[str] = Slots(placer, whole=True)
+        self._of_labels: Slots[str] = Slots(placer, whole=True)
 
     def take(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
         """Raises BadBody when it is not text. An index is a line's number, from 0."""
@@ -50,123 +51,100 @@ class Exposition:
         where = (self._cluster, node) if node else None
         if where is not None and (wrong := wrong_node(*where, known)):
             return Measured(rejected=(Rejected(0, wrong),))
-        self._forget()
-        return _Reading(self, self._placer, known, now, where).read(text)
+        slots = self._of_labels if where is None else self._of_node
+        slots.forget(now)
+        return _Reading(slots, known, now, where).read(text)
 
-    def cache(self, where: Where | None) -> dict[str, Series]:
-        return self._of_labels if where is None else self._of_node
 
-    def _forget(self) -> None:
-        if self._generation != self._placer.gpus.generation:
-            self._of_node.clear()
-            self._of_labels.clear()
-            self._generation = self._placer.gpus.generation
-        for cache in (self._of_node, self._of_labels):
-            if len(cache) >= SERIES_MAX // 2:
-                cache.clear()
+class _Careful(NamedTuple):
+    """A sample whose line is not known as it stands."""
+
+    slot: int
+    value: float
+    time: int
+    line: int
 
 
 class _Reading:
     """One request."""
 
-    def __init__(
-        self, owner: Exposition, placer: Placer, known: Known, now: datetime, where: Where | None
-    ) -> None:
-        self.placer, self.known, self.now, self.where = placer, known, now, where
-        self.cache = owner.cache(where)
+    def __init__(self, slots: Slots[str], known: Known, now: datetime, where: Where | None) -> None:
+        self.slots, self.known, self.now, self.where = slots, known, now, where
         self.out = Measured()
         self.rejected: list[Rejected] = []
-        #: Columns and values by node and time; series of which several make one number, apart.
-        self.groups: dict[Group, tuple[list[int], list[float]]] = {}
-        self.first_line: dict[Group, int] = {}
-        self.several: dict[tuple[Group, int], float] = {}
 
     def read(self, text: str) -> Measured:
-        find, where, last = self.cache.get, self.where, Combine.last
-        group: Group | None = None
-        columns: list[int] = []
-        values: list[float] = []
+        find = self.slots.known.get
+        found: list[int] = []
+        words: list[str] = []
+        careful: list[_Careful] = []
+        add_slot, add_word = found.append, words.append
         for number, line in enumerate(text.split("\n")):
-            key, brace, rest = line.rpartition("} ")
-            if not brace:
-                key, _, rest = line.partition(" ")
-            series = find(key)
-            if series is None or not (series.portable or where is None or series.where == where):
-                found = self._first_time(number, line)
-                if found is None:
-                    continue
-                series, rest = found
-            stamp = None
-            try:
-                value = float(rest)
-            except ValueError:
-                try:
-                    value, stamp = _value(rest)
-                except _BadLine as error:
-                    self._reject(number, str(error))
-                    continue
-            if series.scale != 1.0:
-                value = math.nan if is_blank(value) else value * series.scale
-            place = (where or series.where, stamp)
-            if place != group:
-                group = place
-                columns, values = self.groups.setdefault(place, ([], []))
-                self.first_line.setdefault(place, number)
-            if series.combine is last:
-                columns.append(series.column)
-                values.append(value)
-            else:
-                which = (place, series.column)
-                value = math.nan if is_blank(value) else value
-                self.several[which] = combined(series.combine, self.several.get(which), value)
-        return self._done()
+            series, _, word = line.rpartition(" ")
+            slot = find(series)
+            if slot is not None:
+                add_slot(slot)
+                add_word(word)
+            elif not line.startswith("#") and (one := self._careful(number, line)) is not None:
+                careful.append(one)
+        samples = Samples(
+            np.array(found + [one.slot for one in careful], np.int32),
+            np.array(self._numbers(text, words) + [one.value for one in careful], np.float64),
+            np.array([NOT_TOLD] * len(found) + [one.time for one in careful], np.int64),
+        )
+        self.out.rejected = tuple(self.rejected)
+        lines = {len(found) + place: one.line for place, one in enumerate(careful)}
+        self.slots.report(samples, self.known, self.now, self.out, where=self.where, lines=lines)
+        nodes = {(one.cluster, one.node) for one in self.out.reports}
+        self.out.inventory = self.slots.placer.gpus.inventory(nodes, self.now)
+        return self.out
 
-    def _first_time(self, number: int, line: str) -> tuple[Series, str] | None:
-        """A line whose series is not known yet: the series and the text after it; None when it has none."""
+    def _numbers(self, text: str, words: list[str]) -> list[float]:
+        """The values; NaN where a word is no number, and its line is told."""
+        try:
+            # JSON's numbers are most of those that exporters print, and are read at a fifth of the cost.
+            values = _json_numbers.decode(f"[{','.join(words)}]")
+            if len(values) == len(words):
+                return values
+        except msgspec.DecodeError:
+            pass
+        values = [_float(word) for word in words]
+        wrong = {word for word, value in zip(words, values, strict=True) if value is None}
+        for number, line in enumerate(text.split("\n") if wrong else ()):
+            series, _, word = line.rpartition(" ")
+            if word in wrong and series in self.slots.known:
+                self._reject(number, f"{word[:40]!r} is not a number")
+        return [math.nan if value is None else value for value in values]
+
+    def _careful(self, number: int, line: str) -> _Careful | None:
+        """The sample of a line that is not known as it stands; None when it is none."""
         # Most lines that come here are of names that nobody wants: they are told by the name alone.
         name = line.partition("{")[0].partition(" ")[0]
-        if not name or line[0] == "#" or line.isspace():
+        if not name or line.isspace():
             return None
-        if name not in self.placer.names and _NAME.fullmatch(name + " "):
+        if name not in self.slots.placer.names and _NAME.fullmatch(name + " "):
             self.out.unplaced(name, NOT_KNOWN)
             return None
         try:
             name, labels, end = _series(line)
+            value, stamp = _value(line[end:])
         except _BadLine as error:
             self._reject(number, str(error))
             return None
-        found = check_labels(labels) or self.placer.place(name, labels, self.known, self.where)
-        if isinstance(found, str):
-            self.out.unplaced(name, found, example=example(labels))
-            return None
-        if line[end - 1] == "}":
-            self.cache[line[: end - 1]] = found
-        elif not labels:
-            self.cache[name] = found
-        return found, line[end:]
+        key = line[:end]
+        slot = self.slots.known.get(key)
+        if slot is None and self.where is not None:
+            # A GPU that only this node's learned names tell: known by node and series.
+            slot = self.slots.known.get(f"{self.where[1]}\n{key}")
+        if slot is None:
+            slot, portable = self.slots.add(key, name, labels, self.known, self.where)
+            if not portable and self.where is not None:
+                self.slots.known[f"{self.where[1]}\n{key}"] = slot
+        return _Careful(slot, value, stamp, number)
 
     def _reject(self, number: int, reason: str) -> None:
         if len(self.rejected) < REJECTED_TOLD:
             self.rejected.append(Rejected(number, reason))
-
-    def _done(self) -> Measured:
-        for (group, column), value in self.several.items():
-            columns, values = self.groups[group]
-            columns.append(column)
-            values.append(value)
-        seen: dict[Where, bool] = {}
-        for group, (columns, values) in self.groups.items():
-            where, stamp = group
-            at = self.now if stamp is None else at_ms(stamp, self.now)
-            if at is None:
-                too_old(self.rejected, self.first_line[group], where)
-            elif not still_known(where, self.known, seen):
-                self.out.unplaced("", NO_NODE, len(columns), {"node": where[1]})
-            else:
-                report(where, at, self.now, columns, values, self.out)
-        self.out.rejected = tuple(sorted(self.rejected, key=lambda one: one.index))
-        self.out.inventory = self.placer.gpus.inventory({where for where, _ in self.groups}, self.now)
-        return self.out
 
 
 def _series(line: str) -> tuple[str, dict[str, str], int]:
@@ -181,10 +159,7 @@ def _series(line: str) -> tuple[str, dict[str, str], int]:
         return name, {}, match.end(1)
     place += 1
     labels: dict[str, str] = {}
-    while True:
-        match = _LABEL.match(line, place)
-        if match is None:
-            break
+    while (match := _LABEL.match(line, place)) is not None:
         value = match[2]
         labels[match[1]] = _ESCAPE.sub(_unescaped, value) if "\\" in value else value
         place = match.end()
@@ -198,7 +173,14 @@ def _unescaped(match: re.Match[str]) -> str:
     return {"n": "\n", '"': '"', "\\": "\\"}.get(match[1], match[0])
 
 
-def _value(text: str) -> tuple[float, int | None]:
+def _float(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _value(text: str) -> tuple[float, int]:
     """(value, time in ms since 1970). OpenMetrics tells seconds, Prometheus' own text milliseconds."""
     match = _VALUE.fullmatch(text)
     if match is None:
@@ -209,7 +191,7 @@ def _value(text: str) -> tuple[float, int | None]:
     except ValueError:
         raise _BadLine(f"{match[0].strip()[:40]!r} is not a number") from None
     if stamp is None:
-        return value, None
+        return value, NOT_TOLD
     if math.isnan(stamp) or abs(stamp) > 1e15:
         raise _BadLine("the time stamp is not a time")
     return value, int(stamp if abs(stamp) > 1e11 else stamp * 1000)

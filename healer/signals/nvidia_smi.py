@@ -4,17 +4,20 @@ Paths below <gpu> are aliases of the catalogue (`nvidia-smi:temperature/gpu_temp
 place in the output, which is the order of PCI addresses, as long as every GPU answers.
 """
 
+import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from xml.parsers import expat
 
+import numpy as np
+
 from healer.model import Catalogue, Column, Part, Scope, Signal
-from healer.signals.gather import report
+from healer.model.samples import Report
 from healer.signals.gpu_names import GpuNames
 from healer.signals.kernel_log import normal_pci
 from healer.signals.measured import Measured
 from healer.signals.names import Numbers
-from healer.signals.values import number
+from healer.signals.values import clean, number
 from healer.signals.wire import BadBody, Known, Rejected, wrong_node
 
 #: Real output is about 12 kB per GPU.
@@ -94,12 +97,11 @@ class NvidiaSmi:
         values: list[float],
         out: Measured,
     ) -> None:
-        told = [
-            (given, value)
-            for given, value in zip(self._numbers.of(columns), values, strict=True)
-            if given >= 0
-        ]
-        report(where, now, now, [given for given, _ in told], [value for _, value in told], out)
+        ids, told = np.array(self._numbers.of(columns), np.int32), np.array(values)
+        kept = (ids >= 0) & ~np.isnan(clean(told))
+        if kept.any():
+            out.samples = int(kept.sum())
+            out.reports.append(Report(*where, now, now, ids[kept], told[kept]))
 
     def _values(self, gpu: _Gpu) -> list[tuple[Signal, float]]:
         """What this GPU tells, each signal once: the first of its paths that says something."""
@@ -113,7 +115,7 @@ class NvidiaSmi:
                 value = number(signal, gpu.values[path]) * scale
             else:
                 continue
-            if value is not None and value == value:  # noqa: PLR0124 - not NaN
+            if value is not None and not math.isnan(value):
                 found[signal.name] = signal, value
         return list(found.values())
 

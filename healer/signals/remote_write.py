@@ -11,15 +11,18 @@ Exemplars, histograms and metadata are passed over.
 """
 
 from collections.abc import Callable
+from datetime import datetime
 from struct import unpack_from
-from typing import NamedTuple
 
 import cramjam
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib.stride_tricks import sliding_window_view
 
+from healer.signals.measured import Measured
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
-from healer.signals.wire import BadBody
+from healer.signals.series import NOT_KNOWN, Placer
+from healer.signals.slots import Samples, Slots
+from healer.signals.wire import BadBody, Known
 
 #: A body after snappy.
 BODY_LIMIT_BYTES = 64 * 2**20
@@ -27,19 +30,38 @@ BODY_LIMIT_BYTES = 64 * 2**20
 _FULL, _ZERO = 18, 9
 _NAME_FIRST = b"\x0a\x08__name__\x12"
 
-#: A label block that is not known -> its slot, or None when the series is not to be kept.
-Resolve = Callable[[bytes, dict[str, str]], "int | None"]
+#: A label block that is not known, and its labels -> its slot; None when the series is not to be kept.
+Resolve = Callable[[bytes, dict[str, str]], int | None]
 #: A series whose first label is its name: whether nobody wants that name. Counts it.
 Unwanted = Callable[[str], bool]
 
 
-class Samples(NamedTuple):
-    """slots: (n,) int32; values: (n,) float64; times: (n,) int64, ms since 1970. In the request's order, but
-    samples of the walker come after those of the fast way."""
+class RemoteWrite:
+    """Bodies of remote_write -> reports. Remembers series, bounded."""
 
-    slots: NDArray[np.int32]
-    values: NDArray[np.float64]
-    times: NDArray[np.int64]
+    def __init__(self, placer: Placer) -> None:
+        self._slots: Slots[bytes] = Slots(placer, whole=False)
+
+    def take(self, raw: bytes, known: Known, now: datetime) -> Measured:
+        """Raises BadBody."""
+        data = unpacked(raw)
+        slots, names = self._slots, self._slots.placer.names
+        slots.forget(now)
+        out = Measured()
+
+        def resolve(block: bytes, labels: dict[str, str]) -> int:
+            return slots.add(block, labels.pop("__name__", ""), labels, known)[0]
+
+        def unwanted(name: str) -> bool:
+            if name in names:
+                return False
+            out.unplaced(name, NOT_KNOWN)
+            return True
+
+        slots.report(read(data, slots.known, resolve, unwanted), known, now, out)
+        nodes = {(one.cluster, one.node) for one in out.reports}
+        out.inventory = slots.placer.gpus.inventory(nodes, now)
+        return out
 
 
 def unpacked(raw: bytes) -> bytes:
@@ -54,7 +76,10 @@ def unpacked(raw: bytes) -> bytes:
 
 
 def read(data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwanted) -> Samples:
-    """All samples of a message. `known`: slots by label block; `resolve` adds to it. Raises BadBody."""
+    """All samples of a message, not in its order. `known`: slots by label block; `resolve` adds to it.
+
+    Raises BadBody.
+    """
     try:
         return _read(data, known, resolve, unwanted)
     except Torn as error:
@@ -75,38 +100,43 @@ def walk(data: bytes, known: dict[bytes, int], resolve: Resolve) -> Samples:
 
 def _read(data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwanted) -> Samples:
     walker = _Walker(data, known, resolve)
-    full: list[int] = []  # ends of series that look like a known block and one sample
-    full_slots: list[int] = []
-    zero: list[int] = []
-    zero_slots: list[int] = []
-    starts: dict[int, int] = {}
-    find = known.get
-    place, size = 0, len(data)
+    full, zero = _Guesses(_FULL), _Guesses(_ZERO)
+    find, size, place = known.get, len(data), 0
+    # Plain names here and below: this loop runs once per series.
+    full_slot, full_end = full.slots.append, full.ends.append
+    zero_slot, zero_end = zero.slots.append, zero.ends.append
     while place < size:
-        if data[place] != 0x0A:
-            place = _passed_over(data, place, size)
+        if data[place] != 0x0A or size - place < 4:
+            place = _passed_over(data, place, size, walker)
             continue
-        length, start = varint(data, place + 1, size) if size - place < 4 else _short(data, place + 1, size)
+        # The length of a series: one or two bytes, as nearly all are.
+        length, start = data[place + 1], place + 2
+        if length >= 0x80:
+            second = data[start]
+            if second < 0x80:
+                length, start = length & 0x7F | second << 7, start + 1
+            else:
+                length, start = varint(data, place + 1, size)
         end = start + length
         if end > size:
             raise Torn("a series that is longer than the message")
-        slot = find(data[start : end - _FULL])
-        if slot is not None and length > _FULL:
-            full.append(end)
-            full_slots.append(slot)
-            starts[end] = start
-        elif (slot := find(data[start : end - _ZERO])) is not None and length > _ZERO:
-            zero.append(end)
-            zero_slots.append(slot)
-            starts[end] = start
-        elif not (data.startswith(_NAME_FIRST, start + 2) and _is_unwanted(data, start, end, unwanted)):
+        if length > _FULL and data[end - _FULL] == 0x12:
+            slot = find(data[start : end - _FULL])
+            if slot is not None:
+                full_slot(slot)
+                full_end(end)
+        else:
+            slot = find(data[start : end - _ZERO]) if length > _ZERO else None
+            if slot is not None:
+                zero_slot(slot)
+                zero_end(end)
+        if slot is None and not (
+            data.startswith(_NAME_FIRST, start + 2) and _is_unwanted(data, start, end, unwanted)
+        ):
             walker.series(start, end)
         place = end
-    one, wrong = _tails(data, full, full_slots, _FULL)
-    two, wrong_zero = _tails(data, zero, zero_slots, _ZERO)
-    for end in (*wrong, *wrong_zero):
-        walker.series(starts[end], end)
-    parts = (one, two, walker.samples())
+    parts = [guess.samples(data, walker) for guess in (full, zero) if guess.ends]
+    parts.append(walker.samples())
     return Samples(
         np.concatenate([part.slots for part in parts]),
         np.concatenate([part.values for part in parts]),
@@ -114,20 +144,11 @@ def _read(data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwa
     )
 
 
-def _short(data: bytes, place: int, size: int) -> tuple[int, int]:
-    """A length of one or two bytes, as nearly all are."""
-    first = data[place]
-    if first < 0x80:
-        return first, place + 1
-    second = data[place + 1]
-    if second < 0x80:
-        return first & 0x7F | second << 7, place + 2
-    return varint(data, place, size)
-
-
-def _passed_over(data: bytes, place: int, size: int) -> int:
-    """The place after a field that is no series in its shortest form."""
-    _, _, _, _, stop = next(fields(data, place, size))
+def _passed_over(data: bytes, place: int, size: int, walker: "_Walker") -> int:
+    """Reads one field that is no series in its shortest form; the place after it."""
+    field, kind, _, start, stop = next(fields(data, place, size))
+    if field == 1 and kind == LENGTH:
+        walker.series(start, stop)
     return stop
 
 
@@ -145,29 +166,53 @@ def _is_unwanted(data: bytes, start: int, end: int, unwanted: Unwanted) -> bool:
     return name.isascii() and unwanted(name.decode("ascii"))
 
 
-def _tails(data: bytes, ends: list[int], slots: list[int], width: int) -> tuple[Samples, list[int]]:
-    """(samples of those that end in one sample of this width, ends of those that do not)."""
-    if not ends:
-        return _NOTHING, []
-    raw = np.frombuffer(data, np.uint8)
-    stops = np.array(ends, np.int64)
-    tail = raw[stops[:, None] + np.arange(-width, 0)]
-    good = (tail[:, 0] == 0x12) & (tail[:, 1] == width - 2)
-    if width == _FULL:
-        good &= tail[:, 2] == 0x09
-    good &= (tail[:, -7] == 0x10) & (tail[:, -6:-1] >= 0x80).all(axis=1) & (tail[:, -1] < 0x80)
-    ids = np.array(slots, np.int32)
-    wrong: list[int] = []
-    if not good.all():
-        wrong = stops[~good].tolist()
-        tail, ids = tail[good], ids[good]
-    stamp = tail[:, -6:] & np.uint8(0x7F)
-    times = (stamp.astype(np.int64) << np.arange(0, 42, 7)).sum(axis=1)
-    if width == _FULL:
-        values = np.ascontiguousarray(tail[:, 3:11]).view("<f8").reshape(-1)
-    else:
-        values = np.zeros(len(ids))
-    return Samples(ids, values, times), wrong
+#: The end of a sample: tag of the value (where it is told), the value, tag of the time, its six bytes.
+_FORMS = {
+    _FULL: np.dtype(
+        {
+            "names": ["head", "value", "tail"],
+            "formats": ["<u4", "<f8", "<u8"],
+            "offsets": [0, 3, 10],
+            "itemsize": _FULL,
+        }
+    ),
+    _ZERO: np.dtype(
+        {"names": ["head", "tail"], "formats": ["<u4", "<u8"], "offsets": [0, 1], "itemsize": _ZERO}
+    ),
+}
+#: What `head` has to be, under a mask: tag and length of the sample, tag of the value or the time.
+_HEADS = {_FULL: 0x091012, _ZERO: 0x100712}
+
+
+class _Guesses:
+    """Series that are taken for a known block and one sample of `width` bytes."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.slots: list[int] = []
+        self.ends: list[int] = []
+
+    def samples(self, data: bytes, walker: "_Walker") -> Samples:
+        """Those that are; the walker gets the others."""
+        raw = np.frombuffer(data, np.uint8)
+        ends = np.array(self.ends)
+        slots = np.array(self.slots, np.int32)
+        rows = sliding_window_view(raw, self.width)[ends - self.width].reshape(-1).view(_FORMS[self.width])
+        tail = rows["tail"]
+        good = (rows["head"] & 0xFFFFFF) == _HEADS[self.width]
+        # Five bytes that say "more follows", one that says "the last", and the tag of the time before them.
+        good &= (tail & 0x8080_8080_8080_FF00) == 0x0080_8080_8080_1000
+        if not good.all():
+            wrong = set(ends[~good].tolist())
+            for _, _, _, start, end in fields(data, 0, len(data)):
+                if end in wrong:
+                    walker.series(start, end)
+            rows, tail, slots = rows[good], tail[good], slots[good]
+        times = np.zeros(len(slots), np.uint64)
+        for byte in range(6):
+            times |= (tail >> np.uint64(16 + 8 * byte) & np.uint64(0x7F)) << np.uint64(7 * byte)
+        values = rows["value"].astype(np.float64) if self.width == _FULL else np.zeros(len(slots))
+        return Samples(slots, values, times.view(np.int64))
 
 
 class _Walker:
@@ -223,6 +268,3 @@ def _sample(data: bytes, start: int, end: int) -> tuple[float, int]:
             time, _ = varint(data, begin, stop)
             time -= (time >> 63) << 64  # int64 in two's complement
     return value, time
-
-
-_NOTHING = Samples(np.empty(0, np.int32), np.empty(0, np.float64), np.empty(0, np.int64))

@@ -62,10 +62,10 @@ class Steps(msgspec.Struct, kw_only=True):
 
 
 class _Told(NamedTuple):
-    """One body: how many samples it has, and those of the right form with their index in it."""
+    """One body: how many samples it told, and those of the right form with their index in it."""
 
     body: _Body
-    count: int
+    told: int
     samples: list[tuple[int, StepSample]]
 
 
@@ -87,7 +87,7 @@ def step_batches(raw: bytes, known: Known, now: datetime, *, cluster: str) -> St
     rejected: list[Rejected] = []
     out = Steps()
     index = 0
-    for body, count, samples in _bodies(raw, rejected):
+    for body, told, samples in _bodies(raw, rejected):
         rows: list[tuple[StepSample, datetime]] = []
         nodes: dict[str, int] = {}
         wrong: dict[str, str | None] = {}
@@ -100,7 +100,7 @@ def step_batches(raw: bytes, known: Known, now: datetime, *, cluster: str) -> St
                 continue
             if sample.node is not None:
                 nodes.setdefault(sample.node, len(nodes))
-        index += count
+        index += told
         if rows:
             out.batches.append(_batch(body, where, rows, nodes, now))
             out.accepted += len(rows)

@@ -10,7 +10,7 @@ from healer.signals.gpu_names import GpuNames
 from healer.signals.measured import Measured
 from healer.signals.names import Names, Numbers
 from healer.signals.nvidia_smi import NvidiaSmi
-from healer.signals.pushed import Pushed
+from healer.signals.remote_write import RemoteWrite
 from healer.signals.series import Placer
 from healer.signals.wire import Known
 
@@ -28,7 +28,7 @@ class Translator:
         placer = Placer(names, numbers, gpus, cluster)
         self._columnar = Columnar(names, numbers, cluster)
         self._exposition = Exposition(placer, cluster)
-        self._pushed = Pushed(placer)
+        self._remote_write = RemoteWrite(placer)
         self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, cluster)
 
     def columnar(self, raw: bytes, known: Known, now: datetime) -> Measured:
@@ -41,7 +41,7 @@ class Translator:
 
     def remote_write(self, raw: bytes, known: Known, now: datetime) -> Measured:
         """`POST /signals/prometheus/write`: snappy over protobuf, 1.0."""
-        return self._pushed.take(raw, known, now)
+        return self._remote_write.take(raw, known, now)
 
     def nvidia_smi(self, raw: bytes, known: Known, now: datetime, *, node: str) -> Measured:
         """`POST /signals/nvidia-smi`: the XML of `nvidia-smi -q -x`."""

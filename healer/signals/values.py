@@ -46,16 +46,6 @@ def clean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values
 
 
-def is_blank(value: float) -> bool:
-    """The same of one value."""
-    size = abs(value)
-    return size >= _BLANK_INT32 and (
-        size >= _BLANK_INT64
-        or _BLANK_INT32 <= value < _BLANK_INT32 + 4
-        or _BLANK_FLOAT <= value < _BLANK_FLOAT + 4
-    )
-
-
 def moment(at: datetime, now: datetime) -> datetime | None:
     """The time that counts for a sample told at `at`; None when it is too old to matter."""
     if at > now + FUTURE_LIMIT:

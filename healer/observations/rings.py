@@ -130,38 +130,37 @@ class Rings:
 
     def window(self, number: int, n: int, slots: int, end: int) -> NDArray[np.float32]:
         """(slots, n), oldest first, up to slot `end`; NaN where nothing came. A view where it can be one."""
-        values = self._slice(self._ring, number, n, slots, end)
+        parts = self._parts(slots, end)
+        pieces = [self._ring[number, part, :n] for part in parts]
         if self.counters:
-            span = self._slice(self._span, number, n, slots, end)
-            return np.where(span > 0, values, np.float32(np.nan))
-        return values
+            spans = [self._span[number, part, :n] for part in parts]
+            nothing = np.float32(np.nan)
+            pieces = [np.where(span > 0, piece, nothing) for piece, span in zip(pieces, spans, strict=True)]
+        missing = slots - sum(map(len, pieces))
+        if missing:
+            pieces.insert(0, np.full((missing, n), np.nan, np.float32))
+        found = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        found.flags.writeable = False
+        return found
 
     def growth(self, number: int, n: int, slots: int, end: int) -> tuple[NDArray, NDArray]:
         """(n,) growth in the window and seconds observed; growth is NaN where that is none."""
-        span = self._slice(self._span, number, n, slots, end).sum(axis=0, dtype=np.int64)
-        grew = self._slice(self._ring, number, n, slots, end).sum(axis=0, dtype=np.float64)
-        return np.where(span > 0, grew, np.nan), span / SPAN_UNITS
+        grew, span = np.zeros(n), np.zeros(n, np.int64)
+        for part in self._parts(slots, end):
+            grew += self._ring[number, part, :n].sum(axis=0, dtype=np.float64)
+            span += self._span[number, part, :n].sum(axis=0, dtype=np.uint32)
+        grew[span == 0] = np.nan
+        return grew, span / SPAN_UNITS
 
-    def _slice(self, ring: NDArray, number: int, n: int, slots: int, end: int) -> NDArray:
+    def _parts(self, slots: int, end: int) -> list[slice]:
+        """Where the slots up to `end` lie in the ring, oldest first; what is before the ring lies nowhere."""
         self.advance(end)
-        head = self.head or 0
-        first = end - slots + 1
-        empty = max(0, min(slots, head - SLOTS + 1 - first))  # of a time before the ring, if `end` is past
-        begin, stop = (first + empty) % SLOTS, end % SLOTS + 1
-        if empty == slots:
-            pieces = []
-        elif begin < stop:
-            pieces = [ring[number, begin:stop, :n]]
-        else:
-            pieces = [ring[number, begin:, :n], ring[number, :stop, :n]]
-        if empty:
-            fill = np.nan if ring is self._ring and not self.counters else 0
-            pieces.insert(0, np.full((empty, n), fill, ring.dtype))
-        if len(pieces) > 1:
-            return np.concatenate(pieces)
-        view = pieces[0]
-        view.flags.writeable = False
-        return view
+        oldest = (end if self.head is None else self.head) - SLOTS + 1
+        first = max(end - slots + 1, oldest)
+        if first > end:
+            return []
+        begin, stop = first % SLOTS, end % SLOTS + 1
+        return [slice(begin, stop)] if begin < stop else [slice(begin, SLOTS), slice(0, stop)]
 
 
 def _larger(array: NDArray, shape: tuple[int, ...], fill: float) -> NDArray:

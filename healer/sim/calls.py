@@ -92,7 +92,7 @@ class CallClient:
         with self._lock:
             self._close()
 
-    def call(self, name: str, answer: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, name: str, answer: Any, /, *args: Any, **kwargs: Any) -> Any:
         """The answer as a value of the type `answer`; None: nothing is answered. Raises Gone, CallFailed."""
         line = msgspec.json.encode(_Request(name, list(args), kwargs)) + b"\n"
         with self._lock:

@@ -1,9 +1,11 @@
 """Faults planted one by one in what a fleet measures: the right rule names the right node and GPU, and
 something is done only where the facts say so, and for a slow node only where two senses agree."""
 
+from datetime import datetime, timedelta
+
 import pytest
 
-from healer.model import Incident, RunState, Sense, Severity
+from healer.model import Incident, RunState, Sense, Severity, Ticket
 from healer.sim.fleet_steps import Pace
 from tests.support.fleet import Fleet
 from tests.support.loop import name
@@ -14,8 +16,8 @@ OFTEN = Pace(checkpoint_every=20)
 WELL_S = 300.0
 
 
-def fleet(**options: object) -> Fleet:
-    one = Fleet(16, jobs=(8,), pace=OFTEN, each_s=5.0, **options)
+def fleet(pace: Pace = OFTEN) -> Fleet:
+    one = Fleet(16, jobs=(8,), pace=pace, each_s=5.0)
     one.run(WELL_S)
     assert one.open_incidents == [], [incident.title for incident in one.open_incidents]
     return one
@@ -60,8 +62,12 @@ def test_a_gpu_throttled_by_heat_is_taken_out_at_the_next_checkpoint() -> None:
     """Metrics and step times agree; the run waits for the durable checkpoint, then drains and requeues."""
     one = fleet()
     (job,) = one.jobs
+    saved: list[datetime] = []
+    one.on_sent = lambda at, sent: saved.extend(at for _ in sent.checkpoints)
+    one.nodes.plant(name(3), "GPU 5 throttles by heat")
     one.sensors.plant("thermal-throttle", name(3), 5)
     one.run_until(lambda: bool(one.drained), 900)
+    assert one.now - saved[-1] <= timedelta(seconds=10)
     assert one.drained == [name(3)]
     (incident,) = of(one, 3)
     assert {Sense.metrics, Sense.step_times} <= {evidence.sense for evidence in incident.evidence}
@@ -71,20 +77,30 @@ def test_a_gpu_throttled_by_heat_is_taken_out_at_the_next_checkpoint() -> None:
     assert life.restarts == 1
     assert name(3) not in life.nodes
     assert others(one, 3) == set()
+    one.run_until(lambda: [run.state for run in one.runs] == [RunState.waiting], 120)
+    tickets = [told for told in one.ledger.tables.messages.values() if isinstance(told, Ticket)]
+    assert [ticket.node for ticket in tickets] == [name(3)]
+    assert not one.slurm.node(name(3)).in_service
 
 
 # --- hard faults --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fault", "gpu"),
-    [("ecc-uncorrectable", 2), ("remap-failed", 2), ("gpu-missing", 7)],
+    ("fault", "rule", "gpu"),
+    [
+        ("ecc-uncorrectable", "gpu-ecc-uncorrectable", 2),
+        ("remap-failed", "gpu-row-remap-failed", 2),
+        ("gpu-missing", "gpu-count-low", None),
+    ],
 )
-def test_a_fault_that_is_certain_takes_its_node_out(fault: str, gpu: int) -> None:
+def test_a_fault_that_is_certain_takes_its_node_out(fault: str, rule: str, gpu: int | None) -> None:
     one = fleet()
-    one.sensors.plant(fault, name(12), gpu)
+    one.sensors.plant(fault, name(12), 2)
     one.run_until(lambda: bool(one.drained), 300)
     assert one.drained == [name(12)]
+    (incident,) = of(one, 12)
+    assert (incident.rule, incident.root.gpu) == (rule, gpu)
     assert others(one, 12) == set()
 
 
@@ -106,26 +122,23 @@ def test_a_dead_fabric_manager_is_restarted_and_its_node_is_back_without_a_perso
 
 
 @pytest.mark.parametrize(
-    ("fault", "node", "gpu"),
+    ("fault", "rules"),
     [
-        ("clock-low", 3, 5),
-        ("remap-pending", 3, 5),
-        ("pcie-width", 3, 5),
-        ("pcie-replays", 3, 5),
-        ("nvlink-crc", 3, 5),
+        ("clock-low", {"gpu-clock-low"}),
+        ("remap-pending", {"gpu-remap-pending"}),
+        ("pcie-width", {"gpu-pcie-narrow"}),
+        ("pcie-replays", {"gpu-pcie-replays"}),
+        ("nvlink-crc", {"nvlink-crc-storm", "nvlink-crc-errors", "nvlink-replays"}),
     ],
 )
-def test_a_failing_part_is_named(fault: str, node: int, gpu: int) -> None:
-    one = fleet()
-    one.sensors.plant(fault, name(node), gpu)
+def test_a_failing_part_is_named(fault: str, rules: set[str]) -> None:
+    one = fleet(Pace())
+    one.sensors.plant(fault, name(3), 5)
     one.run(600)
-    spoken = {
-        finding.component.gpu
-        for finding in one.found
-        if finding.component.node == name(node) and finding.evidence[0].sense is Sense.metrics
-    }
-    assert spoken == {gpu}
-    assert others(one, node) == set()
+    told = [finding for finding in one.found if finding.evidence[0].sense is Sense.metrics]
+    assert {finding.rule for finding in told} == rules
+    assert {(finding.component.node, finding.component.gpu) for finding in told} == {(name(3), 5)}
+    assert others(one, 3) == set()
 
 
 def test_a_bad_cable_is_named_by_its_port() -> None:

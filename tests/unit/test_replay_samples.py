@@ -68,7 +68,7 @@ def played(rows: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", [columnar, text, written])
 def test_metrics_of_each_form_find_the_same_fault(form: Any) -> None:
-    document = played(recorded("ecc-uncorrectable", 8, 2, form))
+    document = played(recorded("ecc-uncorrectable", 8, 2, form, seconds=420))
     (incident,) = document["incidents"]
     assert (incident["root"]["node"], incident["root"]["gpu"]) == (name(8), 2)
     assert [one["node"] for one in document["actions"] if one["action"] == "drain"] == [name(8)]

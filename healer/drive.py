@@ -65,6 +65,7 @@ from healer.runlog import (
     audit_of,
     began_at,
     effect_key,
+    has_removed,
     is_asked,
     is_started,
     last_of,
@@ -213,9 +214,12 @@ class Driver:
     def _give_way(
         self, claim: RunClaim, intent: Do, entries: list[LogEntry], ctx: Context
     ) -> LogEntry | None:
-        """Worse is told of the node: healer's own run leaves it to that, between two effects."""
+        """Worse is told of the node: healer's own run leaves it to that, between two effects.
+
+        One that has taken nothing yet goes on until the worse one may act: the walk ends it then.
+        """
         worse = ctx.incident.gives_way_to if ctx.incident is not None else None
-        if worse is None or claim.run.by != "healer" or claim.run.shadow:
+        if worse is None or claim.run.by != "healer" or not has_removed(entries):
             return None
         verb = intent.step.do
         if is_started(entries, intent.key):

@@ -69,6 +69,11 @@ def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now
     return None
 
 
+def has_removed(entries: Sequence[LogEntry]) -> bool:
+    """A removing step is done."""
+    return any(one.event is StepEvent.done and one.data.get("verb") in REMOVING_VERBS for one in entries)
+
+
 def would_have_removed(entries: Sequence[LogEntry]) -> bool:
     """A removing step of a shadow run is done, as if."""
     return any(one.event is StepEvent.done and one.data.get("would") in REMOVING_VERBS for one in entries)

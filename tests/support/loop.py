@@ -25,6 +25,7 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Sensed,
     SlurmNode,
     StepEvent,
 )
@@ -32,8 +33,10 @@ from healer.observations import Picture
 from healer.ruleset import load
 from healer.signals.identity import digest_of
 from healer.signals.wire import kernel_log_observations
+from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
+from healer.sim.nodes import SimNodes
 from healer.sim.slurm_core import SimScheduler, sim_nodes
 from healer.walk import walk
 
@@ -133,12 +136,16 @@ class Site:
         self.picture = Picture(CLUSTER, watching_since=START)
         self.checkpoints: list[str] = []
         self.on_checkpoint: Callable[[str], None] = self.checkpoints.append
+        self.nodes = SimNodes(self.clock)
+        self.saved = MemoryCheckpoints()
         self.driver = Driver(
             ledger=self.ledger,
             scheduler=self.scheduler,
             rules=lambda: self.rules,
             clock=self.clock,
             checkpoint=self._at_checkpoint,
+            nodes=self.nodes,
+            checkpoints=self.saved,
         )
 
     def _at_checkpoint(self, where: str) -> None:
@@ -156,10 +163,10 @@ class Site:
         self.picture.show(snapshot)
         self.ledger.snapshot = snapshot
 
-    def walk(self, *batch: Observation) -> list[str]:
+    def walk(self, *batch: Observation, sensed: Sensed | None = None) -> list[str]:
         self.look()
         told = self.ledger.take_commands()
-        return walk(self.ledger, self.rules, self.picture, [*batch, *told], self.now)
+        return walk(self.ledger, self.rules, self.picture, [*batch, *told], self.now, sensed)
 
     def drive(self) -> None:
         self.look()

@@ -1,0 +1,234 @@
+"""Incidents of what was measured: what joins what, what takes what in, and how they end."""
+
+from datetime import timedelta
+
+import msgspec
+
+from healer.incidents.senses import senses_of, spoken
+from healer.model import EVIDENCE_KEPT, Component, FaultClass, IncidentState, Mode, Sense, Sensed
+from tests.support.loop import CLUSTER, DEGRADED, LOST, name
+from tests.support.slow import SlowSite, found, slow_rules
+
+NODE = name(1)
+
+
+def open_rules(site: SlowSite) -> list[str]:
+    return sorted(one.rule for one in site.open_incidents)
+
+
+# --- joining ---
+
+
+def test_a_finding_about_a_node_that_is_known_to_be_bad_is_evidence() -> None:
+    site = SlowSite()
+    site.find("straggler", gpu=3)
+    site.find("gpu-hot", gpu=3)
+    assert open_rules(site) == ["straggler"]
+    assert senses_of(site.incident) == (Sense.metrics, Sense.step_times)
+    assert spoken(senses_of(site.incident)) == "metrics and step times"
+
+
+def test_a_rule_that_may_act_takes_in_one_that_never_does_with_its_evidence() -> None:
+    site = SlowSite()
+    site.find("gpu-clock-low", gpu=3)
+    site.pass_time(60)
+    site.find("straggler", gpu=3)
+    assert open_rules(site) == ["straggler"]
+    milder = next(one for one in site.incidents if one.rule == "gpu-clock-low")
+    assert milder.merged_into == site.incident.id
+    assert senses_of(site.incident) == (Sense.metrics, Sense.step_times)
+    assert site.incident.evidence[0].sense is Sense.step_times, "its own opening evidence stays the first"
+    assert site.incident.evidence_count == 2
+    site.pass_time(1)
+    assert site.run_of("slow-node").state == "running", "two senses agree"
+
+
+def test_a_kernel_fault_that_may_wait_is_taken_in_as_another_sense() -> None:
+    site = SlowSite()
+    site.walk(*site.say(1, DEGRADED))
+    site.find("straggler", gpu=3)
+    assert open_rules(site) == ["straggler"]
+    assert Sense.kernel in senses_of(site.incident)
+
+
+def test_where_nothing_acts_the_one_with_a_playbook_still_takes_the_other_in() -> None:
+    site = SlowSite(rules=slow_rules(Mode.shadow, straggler=Mode.shadow))
+    site.find("gpu-clock-low", gpu=3)
+    site.find("straggler", gpu=3)
+    assert open_rules(site) == ["straggler"]
+    site.pass_time(1)
+    assert site.run_of("slow-node").shadow
+
+
+def test_two_rules_that_never_act_are_one_incident() -> None:
+    site = SlowSite()
+    site.find("gpu-clock-low", gpu=3)
+    site.find("gpu-hot", gpu=3)
+    assert open_rules(site) == ["gpu-clock-low"]
+
+
+def test_a_mode_that_was_set_while_running_counts() -> None:
+    site = SlowSite()
+    site.ledger.tables.modes["fabric-manager-down"] = Mode.off
+    site.find("fabric-manager-down")
+    site.find("straggler", gpu=3)
+    assert open_rules(site) == ["straggler"]
+
+
+def test_an_incident_that_is_worked_on_is_not_taken_in() -> None:
+    site = SlowSite()
+    site.agreed(required=[NODE])
+    site.find("fabric-manager-down")
+    site.pass_time(5)
+    site.ledger.tables.modes["fabric-manager-down"] = Mode.off
+    site.find("straggler", gpu=3)
+    assert open_rules(site) == ["fabric-manager-down"]
+    assert site.incident.state is IncidentState.mitigating
+
+
+def test_worse_news_takes_the_milder_in_but_a_dead_gpu_gets_no_wider_by_it() -> None:
+    site = SlowSite()
+    site.find("gpu-clock-low", node=1, gpu=5)
+    site.walk(*site.say(1, LOST))
+    site.find("gpu-hot", node=1)  # of the node as a whole
+    assert open_rules(site) == ["gpu-lost"]
+    assert site.incident.jobs_hit == ()
+
+
+def test_a_fault_of_one_gpu_hits_only_its_job_also_when_the_node_is_hot() -> None:
+    site = SlowSite()
+    site.walk()
+    mine = site.slurm.submit(required=[NODE], gpus=4)
+    other = site.slurm.submit(required=[NODE], gpus=4)
+    site.look()
+    site.picture.node(NODE).gpus.inventory([{"index": 3, "pci": "0000:9b:00", "uuid": "GPU-1"}])
+    site.walk(*site.say(1, LOST))
+    site.find("gpu-hot", node=1)
+    site.pass_time(60)
+    first, second = site.slurm.job(mine), site.slurm.job(other)
+    assert first is not None and second is not None
+    assert (first.restarts, second.restarts) == (1, 0)
+
+
+# --- unusual nodes and slow jobs ---
+
+
+def test_an_unusual_node_alone_is_an_incident_of_its_own_and_nothing_is_done() -> None:
+    site = SlowSite()
+    site.find("unusual-node")
+    site.pass_time(60)
+    assert open_rules(site) == ["unusual-node"]
+    assert site.runs == []
+
+
+def test_an_unusual_node_that_is_known_to_be_bad_is_evidence() -> None:
+    site = SlowSite()
+    site.find("straggler", gpu=3)
+    site.find("unusual-node")
+    assert open_rules(site) == ["straggler"]
+    assert senses_of(site.incident) == (Sense.step_times, Sense.forest)
+
+
+def test_an_unusual_node_that_turns_out_slow_is_taken_in() -> None:
+    site = SlowSite()
+    site.find("unusual-node")
+    site.find("straggler", gpu=3)
+    assert open_rules(site) == ["straggler"]
+    assert senses_of(site.incident) == (Sense.step_times, Sense.forest)
+
+
+def test_a_slow_job_is_explained_by_its_slow_node_whichever_is_told_first() -> None:
+    for order in (("job-slow", "straggler"), ("straggler", "job-slow")):
+        site = SlowSite()
+        job = site.agreed(required=[NODE])
+        for fault in order:
+            site.find(fault, node=None if fault == "job-slow" else 1, job=job)
+        assert open_rules(site) == ["straggler"], order
+        assert senses_of(site.incident) == (Sense.step_times,), "the job's own word is of no node"
+
+
+def test_a_slow_job_keeps_no_other_incident_from_opening_and_none_from_acting() -> None:
+    site = SlowSite()
+    job = site.agreed(required=[NODE])
+    site.find("job-slow", node=None, job=job)
+    site.find("straggler", "gpu-hot", node=2, gpu=3)
+    site.pass_time(5)
+    assert open_rules(site) == ["job-slow", "straggler"]
+    assert site.node(2).drain
+
+
+# --- what is kept of a long story ---
+
+
+def test_the_one_word_of_a_second_sense_is_not_forgotten() -> None:
+    site = SlowSite()
+    for index in range(200):
+        site.clock.advance(1)
+        site.find("gpu-hot" if index == 60 else "straggler", gpu=3)
+    assert len(site.incident.evidence) <= EVIDENCE_KEPT + len(Sense)
+    assert site.incident.evidence_count == 200
+    assert senses_of(site.incident) == (Sense.metrics, Sense.step_times)
+
+
+# --- the end ---
+
+
+def test_it_ends_when_its_cause_is_known_to_be_gone_for_five_minutes() -> None:
+    site = SlowSite()
+    site.find("straggler", gpu=3)
+    site.pass_time(100_000, step_s=3600)
+    assert site.open_incidents, "its sense still speaks: a day without news does not end it"
+    site.clear("straggler", gpu=3)
+    site.pass_time(290)
+    assert site.incident.clear_since is not None
+    site.pass_time(20)
+    assert site.open_incidents == []
+
+
+def test_a_tick_that_came_long_ago_ends_nothing() -> None:
+    site = SlowSite()
+    site.find("straggler", gpu=3)
+    site.clear("straggler", gpu=3)
+    site.clock.advance(3600)
+    site.walk()
+    assert site.open_incidents
+
+
+def test_after_a_restart_the_first_walk_ends_nothing_and_knows_what_was_known() -> None:
+    site = SlowSite()
+    site.find("unusual-node")
+    site.clear("unusual-node")
+    since = site.incident.clear_since
+    site.clock.advance(1200)
+    site.picture.sensed, site.picture.watched = None, frozenset()
+    site.walk()
+    assert site.incident.clear_since == since
+    assert (site.incident.fault, site.incident.root) in site.picture.watched
+
+
+def test_it_opens_anew_when_it_comes_back() -> None:
+    site = SlowSite()
+    site.find("gpu-hot", gpu=3)
+    site.clear("gpu-hot", gpu=3)
+    site.pass_time(310, step_s=5)
+    site.clears = {}
+    site.find("gpu-hot", gpu=3)
+    assert len(site.incidents) == 2 and len(site.open_incidents) == 1
+
+
+def test_a_clear_word_about_another_part_says_nothing() -> None:
+    site = SlowSite()
+    site.find("straggler", gpu=3)
+    elsewhere = Component(cluster=CLUSTER, node=NODE, gpu=4)
+    site.walk(
+        sensed=Sensed(at=site.now, clear_since={("straggler", elsewhere): site.now - timedelta(hours=1)})
+    )
+    assert site.incident.clear_since is None
+
+
+def test_a_finding_that_names_no_node_is_no_evidence_of_one() -> None:
+    site = SlowSite()
+    site.find("straggler", gpu=3)
+    told = found("straggler", site.now + timedelta(seconds=1), node=None, job="7")
+    site.tick((msgspec.structs.replace(told, fault_class=FaultClass.degraded),))
+    assert len(site.open_incidents) == 2

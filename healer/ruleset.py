@@ -265,20 +265,25 @@ def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list
     return [Source(path, f"cases/{path.name}", problems) for path in paths]
 
 
-#: What was proven in this process: versions of rules together with their cases.
+#: What was proven in this process: hashes of all that a proof depends on.
 _proven: set[str] = set()
+MOST_PROVEN = 64
 
 
 def _prove(
     folder: _Folder, placed: Sequence[Placed], catalogue: Catalogue, models: Sequence[GpuModel]
 ) -> None:
     sources = case_sources(folder.path, folder.problems, DETECTION_CASES)
-    seen = sha256_of((folder.version().encode(), *(source.raw for source in sources)))
+    told = ("signals.yaml", "gpu_models.yaml", *sorted({one.source.name for one in placed}))
+    read = [folder.read.get(name, b"") for name in told]
+    seen = sha256_of([*read, *(source.raw for source in sources)])
     if seen in _proven:
         return
     rules = {one.rule.name: one.rule for one in placed}
     prove_rules(run_detection_cases(sources, rules, catalogue, models), placed)
     if not folder.problems:
+        if len(_proven) >= MOST_PROVEN:
+            _proven.clear()
         _proven.add(seen)
 
 

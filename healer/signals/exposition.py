@@ -15,13 +15,14 @@ import numpy as np
 
 from healer.signals.gpu_names import Where
 from healer.signals.measured import REJECTED_TOLD, Measured
-from healer.signals.series import NOT_KNOWN, Placer
+from healer.signals.series import Placer
 from healer.signals.slots import NOT_TOLD, Samples, Slots
 from healer.signals.wire import BadBody, Known, Rejected, wrong_node
 
 LINE_LIMIT = 16_384
 
 _NAME = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]{0,199})(?=[\s{])\s*")
+_PLAIN = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|(?=\}))')
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _VALUE = re.compile(r"\s*(\S+)(?:\s+([-+0-9.eE]+))?\s*(?:#.*)?")
@@ -122,8 +123,7 @@ class _Reading:
         name = line.partition("{")[0].partition(" ")[0]
         if not name or line.isspace():
             return None
-        if name not in self.slots.placer.names and _NAME.fullmatch(name + " "):
-            self.out.unplaced(name, NOT_KNOWN)
+        if _PLAIN.fullmatch(name) and self.slots.unwanted(name, lambda: _labels(line), self.out):
             return None
         try:
             name, labels, end = _series(line)
@@ -167,6 +167,14 @@ def _series(line: str) -> tuple[str, dict[str, str], int]:
     if end < 0 or line[place:end].strip():
         raise _BadLine(f"the labels of {name} cannot be read")
     return name, labels, end + 1
+
+
+def _labels(line: str) -> dict[str, str]:
+    """The labels of a line, none when they cannot be read."""
+    try:
+        return _series(line)[1]
+    except _BadLine:
+        return {}
 
 
 def _unescaped(match: re.Match[str]) -> str:

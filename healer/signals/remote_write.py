@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from healer.signals.measured import Measured
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
-from healer.signals.series import NOT_KNOWN, Placer
+from healer.signals.series import Placer
 from healer.signals.slots import Samples, Slots
 from healer.signals.wire import BadBody, Known
 
@@ -32,8 +32,9 @@ _NAME_FIRST = b"\x0a\x08__name__\x12"
 
 #: A label block that is not known, and its labels -> its slot; None when the series is not to be kept.
 Resolve = Callable[[bytes, dict[str, str]], int | None]
-#: A series whose first label is its name: whether nobody wants that name. Counts it.
-Unwanted = Callable[[str], bool]
+#: The name of a series whose first label it is, and the labels as they are read when asked for: whether
+#: nobody wants that name. Counts it.
+Unwanted = Callable[[str, Callable[[], dict[str, str]]], bool]
 
 
 class RemoteWrite:
@@ -45,18 +46,15 @@ class RemoteWrite:
     def take(self, raw: bytes, known: Known, now: datetime) -> Measured:
         """Raises BadBody."""
         data = unpacked(raw)
-        slots, names = self._slots, self._slots.placer.names
+        slots = self._slots
         slots.forget(now)
         out = Measured()
 
         def resolve(block: bytes, labels: dict[str, str]) -> int:
             return slots.add(block, labels.pop("__name__", ""), labels, known)[0]
 
-        def unwanted(name: str) -> bool:
-            if name in names:
-                return False
-            out.unplaced(name, NOT_KNOWN)
-            return True
+        def unwanted(name: str, labels: Callable[[], dict[str, str]]) -> bool:
+            return slots.unwanted(name, labels, out)
 
         slots.report(read(data, slots.known, resolve, unwanted), known, now, out)
         nodes = {(one.cluster, one.node) for one in out.reports}
@@ -163,7 +161,7 @@ def _is_unwanted(data: bytes, start: int, end: int, unwanted: Unwanted) -> bool:
     if data[at] >= 0x80 or stop > end or stop != start + 2 + data[start + 1]:
         return False
     name = data[at + 1 : stop]
-    return name.isascii() and unwanted(name.decode("ascii"))
+    return name.isascii() and unwanted(name.decode("ascii"), lambda: _labels(data, start, end))
 
 
 #: The end of a sample: tag of the value (where it is told), the value, tag of the time, its six bytes.
@@ -248,6 +246,19 @@ class _Walker:
             self._slots.append(slot)
             self._values.append(number)
             self._times.append(time)
+
+
+def _labels(data: bytes, start: int, end: int) -> dict[str, str]:
+    """The labels of a series but its name, as far as they can be read."""
+    labels: dict[str, str] = {}
+    try:
+        for field, kind, _, begin, stop in fields(data, start, end):
+            if field == 1 and kind == LENGTH:
+                labels.update([_label(data, begin, stop)])
+    except Torn:
+        pass
+    labels.pop("__name__", None)
+    return labels
 
 
 def _label(data: bytes, start: int, end: int) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """Series that one process knows, by slot; and samples of slots -> one report per node and moment."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Generic, NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ from healer.model import Combine
 from healer.model.samples import Report
 from healer.signals.gpu_names import Where
 from healer.signals.measured import REJECTED_TOLD, Measured
-from healer.signals.series import NO_NODE, Placer, check_labels, example
+from healer.signals.series import NO_NODE, NOT_KNOWN, Placer, check_labels, example
 from healer.signals.values import TOO_OLD, clean, moment
 from healer.signals.wire import Known, Rejected
 
@@ -25,6 +25,7 @@ NOT_TOLD = -(2**62)
 _LOOK_AGAIN = timedelta(minutes=1)
 #: Reasons of series that are not kept, told apart.
 _REASONS_MAX = 5_000
+_EXAMPLES_MAX = 5_000
 _SEVERAL = "several series make one number: send this exporter's text to /signals/openmetrics"
 _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
@@ -77,6 +78,8 @@ class Slots(Generic[K]):
         self._scale = np.empty(1024, np.float64)
         self._how = np.empty(1024, np.int8)
         self._nodes: dict[Where, int] = {}
+        #: Labels of one series of each name that nobody wants.
+        self._examples: dict[str, dict[str, str]] = {}
         #: (name, why) of what is not kept -> its one slot; and name, why and example by `_home`.
         self._refusals: dict[tuple[str, str], int] = {}
         self._reasons: list[tuple[str, str, dict[str, str]]] = []
@@ -110,6 +113,15 @@ class Slots(Generic[K]):
         if found.portable or where is None:
             self.known[key] = slot
         return slot, found.portable or where is None
+
+    def unwanted(self, name: str, labels: Callable[[], dict[str, str]], out: Measured) -> bool:
+        """Whether the catalogue lacks this name; counts the series then. `labels` is asked once per name."""
+        if name in self.placer.names:
+            return False
+        if name not in self._examples and len(self._examples) < _EXAMPLES_MAX:
+            self._examples[name] = example(labels())
+        out.unplaced(name, NOT_KNOWN, 1, self._examples.get(name))
+        return True
 
     def _refused(self, name: str, why: str, labels: dict[str, str]) -> int:
         key = (name, why) if len(self._reasons) < _REASONS_MAX else ("…", why)

@@ -1,0 +1,53 @@
+"""What tests of samples share: the shipped catalogue, a translator, and samples by name."""
+
+import functools
+import math
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from healer.catalogue import read_catalogue
+from healer.model import Catalogue, Column, Part
+from healer.model.samples import Report
+from healer.rulefiles import Problem, Source
+from healer.signals.translate import Translator
+from healer.sim.columns import MemoryColumns
+
+NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+SHIPPED = Path(__file__).parents[3] / "rules" / "signals.yaml"
+
+
+@functools.cache
+def shipped() -> Catalogue:
+    problems: list[Problem] = []
+    catalogue = read_catalogue(Source(SHIPPED, "signals.yaml", problems))
+    assert problems == []
+    return catalogue
+
+
+def known(cluster: str, node: str) -> bool:
+    return cluster == "pod1" and re.fullmatch(r"gpu\d{4}", node) is not None
+
+
+class Bench:
+    """A translator of the shipped catalogue, with its book."""
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self.book = MemoryColumns(limit)
+        self.translator = Translator(shipped(), self.book, "pod1")
+
+    def values(self, report: Report) -> dict[tuple[str, Part], float]:
+        """Known values of a report by signal and part."""
+        columns = self.book.columns(report.columns.tolist())
+        pairs = zip(report.columns.tolist(), report.values.tolist(), strict=True)
+        told = [(columns[number], value) for number, value in pairs if not math.isnan(value)]
+        assert len({column for column, _ in told}) == len(told), "a series stands twice in one report"
+        return {(column.signal, column.part): value for column, value in told}
+
+
+def gpu(index: int, link: int | None = None) -> Part:
+    return Part(gpu=index, link=link)
+
+
+def column(signal: str, part: Part | None = None) -> Column:
+    return Column(signal, part or Part())

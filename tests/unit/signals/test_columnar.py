@@ -1,0 +1,223 @@
+"""Columnar metrics: the contract's form, links and ports, and one bad entry that loses no good one."""
+
+import contextlib
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healer.model import Part
+from healer.signals.measured import Measured
+from healer.signals.wire import BadBody
+from tests.unit.signals.measuring import NOW, Bench, gpu, known
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def take(bench: Bench, *bodies: Any) -> Measured:
+    body = bodies[0] if len(bodies) == 1 else list(bodies)
+    return bench.translator.columnar(json.dumps(body).encode(), known, NOW)
+
+
+def test_the_form_of_the_contract(bench: Bench) -> None:
+    taken = take(
+        bench,
+        {
+            "cluster": "pod1",
+            "node": "gpu0017",
+            "time": "2026-11-20T02:59:58Z",
+            "gpu": {"DCGM_FI_DEV_GPU_TEMP": [61, None], "sm_clock_mhz": [1980, 1290.5]},
+            "host": {"node_load1": 3.1},
+        },
+    )
+    (report,) = taken.reports
+    assert (report.cluster, report.node, report.at) == ("pod1", "gpu0017", NOW - timedelta(seconds=2))
+    assert report.arrived_at == NOW
+    assert bench.values(report) == {
+        ("gpu_temp_c", gpu(0)): 61,
+        ("sm_clock_mhz", gpu(0)): 1980,
+        ("sm_clock_mhz", gpu(1)): 1290.5,
+        ("load1", Part()): 3.1,
+    }
+    assert (taken.samples, taken.unrecognised, taken.rejected) == (4, 0, ())
+
+
+def test_links_and_ports(bench: Bench) -> None:
+    taken = take(
+        bench,
+        {
+            "node": "gpu0001",
+            "links": {"nvlink_link_replay_total": [[1, 2], [3]]},
+            "ports": {"mlx5_0/1": {"symbol_error": 7}, "eth0": {"net_carrier": 1}},
+        },
+    )
+    assert bench.values(taken.reports[0]) == {
+        ("nvlink_link_replay_total", gpu(0, 0)): 1,
+        ("nvlink_link_replay_total", gpu(0, 1)): 2,
+        ("nvlink_link_replay_total", gpu(1, 0)): 3,
+        ("ib_symbol_error_total", Part(port="mlx5_0/1")): 7,
+        ("net_carrier", Part(port="eth0")): 1,
+    }
+
+
+def test_units_are_made_ours_and_both_names_of_dcgm_are_one_signal(bench: Bench) -> None:
+    old = take(
+        bench, {"node": "gpu0001", "gpu": {"DCGM_FI_DEV_POWER_VIOLATION": [2e9], "DCGM_FI_DEV_FB_USED": [3]}}
+    )
+    assert bench.values(old.reports[0]) == {
+        ("power_violation_s_total", gpu(0)): 2.0,
+        ("gpu_memory_used_bytes", gpu(0)): 3 * 2**20,
+    }
+    new = take(bench, {"node": "gpu0001", "gpu": {"DCGM_FI_DEV_BOARD_POWER_WATTS": [650]}})
+    assert bench.values(new.reports[0]) == {("power_w", gpu(0)): 650}
+
+
+@pytest.mark.parametrize(
+    "blank",
+    [2147483632, 2147483635, 9223372036854775792, 9223372036854775795, 140737488355328.0, 140737488355331.0],
+)
+def test_blanks_are_no_values(bench: Bench, blank: float) -> None:
+    taken = take(bench, {"node": "gpu0001", "gpu": {"DCGM_FI_DEV_FB_USED": [blank, 5]}})
+    assert bench.values(taken.reports[0]) == {("gpu_memory_used_bytes", gpu(1)): 5 * 2**20}
+    assert taken.samples == 1
+
+
+def test_large_counters_are_values(bench: Bench) -> None:
+    taken = take(bench, {"node": "gpu0001", "ports": {"mlx5_0/1": {"ib_rcv_bytes_total": 2**53}}})
+    assert bench.values(taken.reports[0]) == {("ib_rcv_bytes_total", Part(port="mlx5_0/1")): 2.0**53}
+
+
+def test_words_of_enums_and_flags(bench: Bench) -> None:
+    taken = take(
+        bench,
+        {
+            "node": "gpu0001",
+            "gpu": {
+                "fabric_state": ["Completed", "in progress", "N/A"],
+                "row_remap_pending": ["No", True, "[Not Supported]"],
+                "fabric_status": ["Success", "Insufficient Resources", None],
+            },
+        },
+    )
+    assert bench.values(taken.reports[0]) == {
+        ("fabric_state", gpu(0)): 3,
+        ("fabric_state", gpu(1)): 2,
+        ("row_remap_pending", gpu(0)): 0,
+        ("row_remap_pending", gpu(1)): 1,
+        ("fabric_status", gpu(0)): 0,
+        ("fabric_status", gpu(1)): 1,
+    }
+
+
+def test_what_has_no_place_is_counted_by_name(bench: Bench) -> None:
+    taken = take(
+        bench,
+        {
+            "node": "gpu0001",
+            "gpu": {"my_metric": [1, 2], "gpu_temp_c": [60]},
+            "host": {"gpu_temp_c": 4, "load1": 1},
+        },
+    )
+    assert (taken.samples, taken.unrecognised) == (2, 3)
+    assert (taken.unknown["my_metric"].count, taken.unknown["my_metric"].why) == (2, "not in the catalogue")
+    assert taken.unknown["gpu_temp_c"].why == "does not belong in `host`"
+
+
+def test_derived_signals_never_arrive(bench: Bench) -> None:
+    taken = take(bench, {"node": "gpu0001", "host": {"slurm_gpus": 8}})
+    assert (taken.reports, taken.unrecognised) == ([], 1)
+
+
+def test_a_signal_told_under_two_names_counts_once(bench: Bench) -> None:
+    taken = take(bench, {"node": "gpu0001", "gpu": {"gpu_temp_c": [60], "DCGM_FI_DEV_GPU_TEMP": [61]}})
+    assert bench.values(taken.reports[0]) == {("gpu_temp_c", gpu(0)): 60}
+    assert taken.unknown["DCGM_FI_DEV_GPU_TEMP"].why == "told twice"
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"node": "cpu1", "host": {"load1": 1}}, "node: cpu1 is not a node of cluster pod1"),
+        ({"node": "gpu 1", "host": {"load1": 1}}, "node: not a node name"),
+        ({"host": {"load1": 1}}, "missing required field `node`"),
+        ({"node": "gpu0001", "gpus": {"gpu_temp_c": [1]}}, "unknown field `gpus`"),
+        ({"node": "gpu0001", "gpu": {"gpu_temp_c": 61}}, "gpu[...]: Expected `array`"),
+        ({"node": "gpu0001", "host": {"load1": [1]}}, "host[...]"),
+        ({"node": "gpu0001", "time": "today", "host": {"load1": 1}}, "time: not an RFC 3339 time"),
+        ({"node": "gpu0001", "time": "2026-11-20T03:00:00", "host": {"load1": 1}}, "time: has no time zone"),
+        (
+            {"node": "gpu0001", "time": "2026-11-20T02:44:59Z", "host": {"load1": 1}},
+            "time: older than 15 min",
+        ),
+        ({"node": "gpu0001", "gpu": {"gpu_temp_c": [1] * 65}}, "gpu: gpu_temp_c has 65 GPUs"),
+        ({"node": "gpu0001", "ports": {"": {"net_up": 1}}}, "ports: '' is no name of a port"),
+        (7, "object"),
+    ],
+)
+def test_one_bad_entry_is_named_and_loses_no_other(bench: Bench, entry: Any, reason: str) -> None:
+    good = {"node": "gpu0002", "host": {"load1": 2}}
+    taken = take(bench, good, entry, good)
+    assert [one.node for one in taken.reports] == ["gpu0002", "gpu0002"]
+    ((index, why),) = [(one.index, one.reason) for one in taken.rejected]
+    assert index == 1
+    assert reason in why
+
+
+def test_a_clock_that_is_ahead_counts_as_arrival(bench: Bench) -> None:
+    ahead = {"node": "gpu0001", "time": "2026-11-20T03:00:06Z", "host": {"load1": 1}}
+    little = {"node": "gpu0001", "time": "2026-11-20T03:00:04Z", "host": {"load1": 1}}
+    assert [one.at for one in take(bench, ahead, little).reports] == [NOW, NOW + timedelta(seconds=4)]
+
+
+def test_the_same_shape_again_asks_the_book_nothing(bench: Bench) -> None:
+    first = take(bench, {"node": "gpu0001", "gpu": {"gpu_temp_c": [1, 2]}}).reports[0]
+    again = take(bench, {"node": "gpu0002", "gpu": {"gpu_temp_c": [3, 4]}}).reports[0]
+    assert again.columns is first.columns
+    assert again.values.tolist() == [3, 4]
+
+
+def test_a_full_book_still_serves_what_it_knows() -> None:
+    bench = Bench(limit=1)
+    take(bench, {"node": "gpu0001", "host": {"load1": 1}})
+    taken = take(bench, {"node": "gpu0001", "host": {"load1": 2, "load5": 3}})
+    assert bench.values(taken.reports[0]) == {("load1", Part()): 2}
+    assert taken.unknown["load5"].why == "no room for more series"
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"text"', b"7", b"[" * 5000])
+def test_a_body_that_is_none(bench: Bench, raw: bytes) -> None:
+    with pytest.raises(BadBody):
+        bench.translator.columnar(raw, known, NOW)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_bad_body_or_nothing(raw: bytes) -> None:
+    try:
+        taken = Bench().translator.columnar(raw, known, NOW)
+    except BadBody:
+        return
+    assert taken.reports == []
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["node", "gpu", "host", "links", "ports", "time", "load1"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(_json)
+def test_any_json_gets_an_answer(body: Any) -> None:
+    with contextlib.suppress(BadBody):
+        Bench().translator.columnar(json.dumps(body).encode(), known, NOW)

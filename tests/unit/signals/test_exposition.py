@@ -1,0 +1,256 @@
+# ruff: noqa: E501 - lines of exporters are long
+"""Text of exporters: both generations of dcgm-exporter, node_exporter, and whatever else a line may be."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healer.model import ObservationKind, Part
+from healer.signals.measured import Measured
+from healer.signals.wire import BadBody
+from tests.unit.signals.measuring import NOW, Bench, gpu, known
+
+OLD = """\
+# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).
+# TYPE DCGM_FI_DEV_GPU_TEMP gauge
+DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-aa",device="nvidia0",modelName="NVIDIA A100-SXM4-80GB",Hostname="gpu0001",DCGM_FI_DRIVER_VERSION="550.127.08"} 61
+DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-bb",device="nvidia1",modelName="NVIDIA A100-SXM4-80GB",Hostname="gpu0001",DCGM_FI_DRIVER_VERSION="550.127.08"} 2147483632
+DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-aa",device="nvidia0",modelName="NVIDIA A100-SXM4-80GB",Hostname="gpu0001",err_code="79",err_msg="GPU has fallen off the bus"} 79
+DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-aa",device="nvidia0",modelName="NVIDIA A100-SXM4-80GB",Hostname="gpu0001",GPU_I_PROFILE="1g.6gb",GPU_I_ID="3"} 100
+"""
+NEW = """\
+DCGM_FI_DEV_GPU_TEMP_CELSIUS{gpu="3",UUID="GPU-cc",pci_bus_id="00000000:9B:00.0",device="nvidia3",modelName="NVIDIA H100 80GB HBM3",hostname="gpu0002.cluster.local",hpc_job="1234"} 58
+DCGM_FI_DEV_NVLINK_RX_ERROR_TOTAL{nvlink="14",nvswitch="",gpu="3",gpu_uuid="GPU-cc",pci_bus_id="00000000:9B:00.0",device="nvidia3",model_name="NVIDIA H100 80GB HBM3",hostname="gpu0002"} 5
+DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL{gpu_uuid="GPU-cc",hostname="gpu0002"} 9
+DCGM_EXP_XID_ERRORS_COUNT{gpu="3",UUID="GPU-cc",hostname="gpu0002",window_size_in_ms="300000",xid="79"} 1
+DCGM_EXP_XID_ERRORS_COUNT{gpu="3",UUID="GPU-cc",hostname="gpu0002",window_size_in_ms="300000",xid="45"} 4
+# EOF
+"""
+NODE = """\
+node_load1 3.5
+node_infiniband_link_downed_total{device="mlx5_0",port="1"} 2
+node_infiniband_state_id{device="mlx5_0",port="1"} 4
+node_network_receive_errs_total{device="eth0"} 7
+node_network_receive_errs_total{device="veth12ab"} 8
+node_edac_uncorrectable_errors_total{controller="0"} 1
+node_edac_uncorrectable_errors_total{controller="1"} 2
+node_hwmon_temp_celsius{chip="a",sensor="temp1"} 41
+node_hwmon_temp_celsius{chip="a",sensor="temp2"} 55.5
+node_hwmon_fan_rpm{chip="a",sensor="fan1"} 9000
+node_hwmon_fan_rpm{chip="a",sensor="fan2"} 300
+node_filesystem_avail_bytes{device="/dev/sda1",fstype="ext4",mountpoint="/"} 1.5e+09
+node_filesystem_avail_bytes{device="/dev/sda2",fstype="ext4",mountpoint="/boot"} 7
+node_systemd_unit_state{name="nvidia-fabricmanager.service",state="active",type="simple"} 1
+node_systemd_unit_state{name="nvidia-fabricmanager.service",state="failed",type="simple"} 0
+node_systemd_unit_state{name="cron.service",state="active",type="simple"} 1
+go_goroutines 12
+http_request_duration_seconds_bucket{le="+Inf"} 5 # {trace_id="x} y"} 0.5
+"""
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def take(bench: Bench, text: str, node: str | None = None) -> Measured:
+    return bench.translator.exposition(text.encode(), known, NOW, node=node)
+
+
+def test_dcgm_exporter_before_4(bench: Bench) -> None:
+    taken = take(bench, OLD)
+    (report,) = taken.reports
+    assert (report.node, report.at) == ("gpu0001", NOW)
+    assert bench.values(report) == {("gpu_temp_c", gpu(0)): 61, ("xid_last", gpu(0)): 79}
+    assert taken.unknown["DCGM_FI_DEV_FB_USED"].why == "MIG instance"
+    assert (taken.samples, taken.unrecognised) == (2, 1)
+
+
+def test_dcgm_exporter_since_4_6(bench: Bench) -> None:
+    taken = take(bench, NEW)
+    assert {one.node for one in taken.reports} == {"gpu0002"}
+    assert bench.values(taken.reports[0]) == {
+        ("gpu_temp_c", gpu(3)): 58,
+        ("nvlink_link_rx_error_total", gpu(3, 14)): 5,
+        ("nvlink_crc_flit_total", gpu(3)): 9,  # its UUID was told with an index before
+        ("xid_window_count", gpu(3)): 5,
+    }
+
+
+def test_the_second_time_gives_the_same(bench: Bench) -> None:
+    for text in (OLD, NEW, NODE):
+        node = "gpu0001" if text is NODE else None
+        first, second = take(bench, text, node), take(bench, text, node)
+        assert bench.values(first.reports[0]) == bench.values(second.reports[0])
+        assert (first.samples, first.unrecognised) == (second.samples, second.unrecognised)
+        assert {name: one.count for name, one in first.unknown.items()} == {
+            name: one.count for name, one in second.unknown.items()
+        }
+
+
+def test_node_exporter(bench: Bench) -> None:
+    taken = take(bench, NODE, "gpu0001")
+    port, eth = Part(port="mlx5_0/1"), Part(port="eth0")
+    assert bench.values(taken.reports[0]) == {
+        ("load1", Part()): 3.5,
+        ("ib_link_downed_total", port): 2,
+        ("ib_state", port): 4,
+        ("net_rx_error_total", eth): 7,
+        ("edac_uncorrectable_total", Part()): 3,
+        ("host_temp_c", Part()): 55.5,
+        ("fan_rpm", Part()): 300,
+        ("root_available_bytes", Part()): 1.5e9,
+        ("fabric_manager_active", Part()): 1,
+    }
+    assert taken.unknown["node_network_receive_errs_total"].why == "virtual interface"
+    assert taken.unknown["node_systemd_unit_state"].count == 2
+    assert taken.unknown["node_systemd_unit_state"].example["type"] == "simple"
+    assert taken.unknown["go_goroutines"].count == 1
+    assert taken.unknown["http_request_duration_seconds_bucket"].example == {"le": "+Inf"}
+    assert taken.unknown["http_request_duration_seconds_bucket"].count == 1
+    assert taken.rejected == ()
+
+
+def test_a_node_in_the_address_stands_above_labels(bench: Bench) -> None:
+    taken = take(bench, OLD, "gpu0009")
+    assert [one.node for one in taken.reports] == ["gpu0009"]
+
+
+def test_gpus_by_address_alone_are_told_apart_by_node(bench: Bench) -> None:
+    def learn(node: str, index: int) -> str:
+        return f'DCGM_FI_DEV_SM_CLOCK{{gpu="{index}",UUID="GPU-{node}",pci_bus_id="00000000:18:00.0",hostname="{node}"}} 1\n'
+
+    by_address = 'DCGM_FI_DEV_GPU_TEMP{pci_bus_id="00000000:18:00.0"} 61\n'
+    take(bench, learn("gpu0001", 0) + learn("gpu0002", 5))
+    for _ in range(2):
+        assert bench.values(take(bench, by_address, "gpu0001").reports[0]) == {("gpu_temp_c", gpu(0)): 61}
+        assert bench.values(take(bench, by_address, "gpu0002").reports[0]) == {("gpu_temp_c", gpu(5)): 61}
+    unknown = take(bench, by_address, "gpu0003")
+    assert unknown.reports == []
+    assert unknown.unknown["DCGM_FI_DEV_GPU_TEMP"].why == "no GPU is known by these labels"
+
+
+def test_a_gpu_that_changed_its_index_is_followed(bench: Bench) -> None:
+    by_uuid = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-aa",hostname="gpu0001"} 61\n'
+
+    def learn(index: int) -> None:
+        take(bench, f'DCGM_FI_DEV_SM_CLOCK{{gpu="{index}",UUID="GPU-aa",hostname="gpu0001"}} 1\n')
+
+    for index in (2, 1):  # GPU 0 was lost, counting began anew
+        learn(index)
+        assert bench.values(take(bench, by_uuid).reports[0]) == {("gpu_temp_c", gpu(index)): 61}
+
+
+def test_what_names_no_node_of_ours(bench: Bench) -> None:
+    taken = take(bench, 'node_load1{instance="cpu7:9100"} 3\nnode_load1 4\n')
+    assert taken.reports == []
+    assert (taken.unknown["node_load1"].why, taken.unknown["node_load1"].count) == (
+        "no node of this cluster",
+        2,
+    )
+    wrong = take(bench, "node_load1 3\n", "cpu7")
+    assert wrong.rejected[0].reason == "node: cpu7 is not a node of cluster pod1"
+
+
+def test_a_new_node_is_heard_within_a_minute(bench: Bench) -> None:
+    text = b'node_load1{node="gpu0001"} 3\n'
+
+    def heard(after_s: float, there: bool) -> int:
+        now = NOW + timedelta(seconds=after_s)
+        return bench.translator.exposition(text, lambda *_: there, now, node=None).samples
+
+    assert [heard(0, False), heard(61, True), heard(62, False)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "at"),
+    [
+        ("1795143590000", NOW - timedelta(seconds=10)),  # Prometheus' own: ms
+        ("1795143590.5", NOW - timedelta(seconds=9.5)),  # OpenMetrics: s
+        ("1795143700000", NOW),  # ahead
+    ],
+)
+def test_time_stamps(bench: Bench, stamp: str, at: object) -> None:
+    for _ in range(2):
+        (report,) = take(bench, f'node_load1{{node="gpu0001"}} 3 {stamp}\n').reports
+        assert report.at == at
+
+
+def test_old_samples_are_named_by_their_line(bench: Bench) -> None:
+    taken = take(bench, 'node_load1{node="gpu0001"} 3\n\nnode_load5{node="gpu0001"} 3 1795140000000\n')
+    assert [(one.index, one.reason) for one in taken.rejected] == [
+        (2, "time: older than 15 min (node gpu0001)")
+    ]
+    assert taken.samples == 1
+
+
+def test_escapes_in_labels(bench: Bench) -> None:
+    line = r'node_filesystem_avail_bytes{device="a\"b\\",note="x} 1\n",mountpoint="/"} 12' + "\n"
+    for _ in range(2):
+        assert bench.values(take(bench, line, "gpu0001").reports[0]) == {("root_available_bytes", Part()): 12}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("<html>", "not a sample"),
+        ("node_load1", "not a sample"),
+        ('node_load1{node="gpu0001} 3', "the labels of node_load1 cannot be read"),
+        ('node_load1{node="gpu0001"} three', "'three' is not a number"),
+        ('node_load1{node="gpu0001"} 3 4e99', "the time stamp is not a time"),
+        ('node_load1{node="gpu0001"}', "no value"),
+        ("node_load1{" + "a" * 20_000, "a line of more than"),
+    ],
+)
+def test_a_bad_line_is_named_and_loses_no_other(bench: Bench, line: str, reason: str) -> None:
+    good = 'node_load1{node="gpu0001"} 3\n'
+    for _ in range(2):  # the second time the series are known
+        taken = take(bench, good + line + "\n" + good)
+        ((index, why),) = [(one.index, one.reason) for one in taken.rejected]
+        assert index == 1
+        assert reason in why
+        assert taken.samples == 1
+
+
+def test_no_number_is_no_sample(bench: Bench) -> None:
+    for word in ("NaN", "+Inf", "-Inf", "nan"):
+        assert take(bench, f'node_load1{{node="gpu0001"}} {word}\n').samples == 0
+    assert take(bench, 'node_load1{node="gpu0001"} 0x1p-2\n').rejected[0].index == 0
+
+
+def test_inventory_is_told_when_it_is_new_and_every_ten_minutes(bench: Bench) -> None:
+    def told(after_s: float) -> list[object]:
+        now = NOW + timedelta(seconds=after_s)
+        return [
+            one.data for one in bench.translator.exposition(NEW.encode(), known, now, node=None).inventory
+        ]
+
+    (first,) = bench.translator.exposition(NEW.encode(), known, NOW, node=None).inventory
+    assert (first.kind, first.component.node) == (ObservationKind.gpu_inventory, "gpu0002")
+    assert first.data == {"gpus": [{"index": 3, "pci": "0000:9b:00", "uuid": "GPU-cc"}]}
+    assert (told(5), told(610)) == ([], [first.data])
+
+
+def test_without_addresses_there_is_no_inventory(bench: Bench) -> None:
+    assert take(bench, OLD).inventory == []
+
+
+def test_a_body_that_is_no_text(bench: Bench) -> None:
+    with pytest.raises(BadBody, match="UTF-8"):
+        bench.translator.exposition(b"node_load1 \xff\n", known, NOW, node=None)
+
+
+_PIECES = 'node_load1|DCGM_FI_DEV_GPU_TEMP|{|}|"|\\|,|=| |\n|#|gpu|gpu="1"|node="gpu0001"|3|1e3|NaN|1795143590000|_|é|\t|\r'
+_pieces = st.sampled_from(_PIECES.split("|"))
+
+
+@given(st.lists(_pieces, max_size=40).map("".join))
+def test_any_text_gets_an_answer_and_the_same_one_twice(text: str) -> None:
+    bench = Bench()
+    for node in (None, "gpu0001"):
+        first, second = take(bench, text, node), take(bench, text, node)
+        assert [bench.values(one) for one in first.reports] == [bench.values(one) for one in second.reports]
+        assert [one.index for one in first.rejected] == [one.index for one in second.rejected]
+        assert first.unrecognised == second.unrecognised

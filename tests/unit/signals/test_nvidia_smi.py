@@ -1,0 +1,228 @@
+# ruff: noqa: E501 - XML as nvidia-smi prints it
+"""`nvidia-smi -q -x`: two generations of drivers, lost GPUs, and XML that is not to be trusted."""
+
+import pytest
+
+from healer.model import Part
+from healer.signals.measured import Measured
+from healer.signals.wire import BadBody
+from tests.unit.signals.measuring import NOW, Bench, gpu, known
+
+HEAD = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log>
+  <timestamp>Fri Nov 20 03:00:00 2026</timestamp>
+  <driver_version>550.127.08</driver_version>
+  <attached_gpus>8</attached_gpus>
+"""
+H100 = """
+  <gpu id="00000000:{bus}:00.0">
+    <product_name>NVIDIA H100 80GB HBM3</product_name>
+    <persistence_mode>Enabled</persistence_mode>
+    <mig_mode><current_mig>Disabled</current_mig></mig_mode>
+    <uuid>GPU-{bus}</uuid>
+    <minor_number>0</minor_number>
+    <gpu_recovery_action>{action}</gpu_recovery_action>
+    <pci>
+      <pci_bus_id>00000000:{bus}:00.0</pci_bus_id>
+      <pci_gpu_link_info>
+        <pcie_gen><max_link_gen>5</max_link_gen><current_link_gen>4</current_link_gen></pcie_gen>
+        <link_widths><max_link_width>16x</max_link_width><current_link_width>8x</current_link_width></link_widths>
+      </pci_gpu_link_info>
+      <replay_counter>3</replay_counter>
+      <tx_util>1050 KB/s</tx_util>
+    </pci>
+    <performance_state>P0</performance_state>
+    <clocks_event_reasons>
+      <clocks_event_reason_gpu_idle>Not Active</clocks_event_reason_gpu_idle>
+      <clocks_event_reason_hw_slowdown>Active</clocks_event_reason_hw_slowdown>
+      <clocks_event_reason_hw_thermal_slowdown>Active</clocks_event_reason_hw_thermal_slowdown>
+      <clocks_event_reason_sw_thermal_slowdown>Not Active</clocks_event_reason_sw_thermal_slowdown>
+    </clocks_event_reasons>
+    <clocks_event_reasons_counters>
+      <clocks_event_reasons_counters_hw_therm_slowdown>2500000 us</clocks_event_reasons_counters_hw_therm_slowdown>
+    </clocks_event_reasons_counters>
+    <fb_memory_usage><total>81559 MiB</total><reserved>N/A</reserved></fb_memory_usage>
+    <utilization><gpu_util>98 %</gpu_util></utilization>
+    <ecc_mode><current_ecc>Enabled</current_ecc></ecc_mode>
+    <ecc_errors>
+      <volatile><sram_correctable>0</sram_correctable><dram_uncorrectable>2</dram_uncorrectable></volatile>
+      <aggregate><dram_uncorrectable>5</dram_uncorrectable><sram_threshold_exceeded>No</sram_threshold_exceeded></aggregate>
+      <channel_repair_pending>No</channel_repair_pending>
+    </ecc_errors>
+    <remapped_rows>
+      <remapped_row_corr>0</remapped_row_corr><remapped_row_unc>1</remapped_row_unc>
+      <remapped_row_pending>Yes</remapped_row_pending><remapped_row_failure>No</remapped_row_failure>
+      <row_remapper_histogram><row_remapper_histogram_max>2559 bank(s)</row_remapper_histogram_max><row_remapper_histogram_none>0 bank(s)</row_remapper_histogram_none></row_remapper_histogram>
+    </remapped_rows>
+    <temperature>
+      <gpu_temp>61 C</gpu_temp><gpu_temp_tlimit>26 C</gpu_temp_tlimit>
+      <gpu_temp_max_threshold>92 C</gpu_temp_max_threshold><gpu_temp_slow_threshold>89 C</gpu_temp_slow_threshold>
+      <memory_temp>71 C</memory_temp>
+    </temperature>
+    <gpu_power_readings>
+      <power_state>P0</power_state><power_draw>350.12 W</power_draw><current_power_limit>700.00 W</current_power_limit>
+    </gpu_power_readings>
+    <clocks><sm_clock>1290 MHz</sm_clock></clocks>
+    <max_clocks><sm_clock>1980 MHz</sm_clock></max_clocks>
+    <fabric>
+      <state>Completed</state><status>Insufficient Resources</status>
+      <cliqueId>0</cliqueId><clusterUuid>00000000-0000-0000-0000-000000000000</clusterUuid>
+      <health><bandwidth>N/A</bandwidth><summary>Not Supported</summary></health>
+    </fabric>
+    <processes><process_info><pid>1</pid><used_memory>5 MiB</used_memory></process_info></processes>
+  </gpu>
+"""
+OLD = """
+  <gpu id="0000:18:00.0">
+    <uuid>GPU-old</uuid>
+    <pci><pci_bus_id>0000:18:00.0</pci_bus_id></pci>
+    <clocks_throttle_reasons>
+      <clocks_throttle_reason_sw_power_cap>Active</clocks_throttle_reason_sw_power_cap>
+    </clocks_throttle_reasons>
+    <retired_pages>
+      <double_bit_retirement><retired_count>4</retired_count></double_bit_retirement>
+      <pending_retirement>Yes</pending_retirement>
+    </retired_pages>
+    <power_readings><power_draw>66.50 W</power_draw></power_readings>
+    <temperature><gpu_temp>41 C</gpu_temp><memory_temp>N/A</memory_temp></temperature>
+    <fabric><state>N/A</state><status>N/A</status></fabric>
+  </gpu>
+"""
+LOST = """
+  <gpu id="00000000:3A:00.0">
+    <product_name>ERR!</product_name>
+    <uuid>GPU is lost</uuid>
+    <pci><pci_bus_id>00000000:3A:00.0</pci_bus_id></pci>
+    <temperature><gpu_temp>GPU is lost</gpu_temp></temperature>
+    <ecc_errors><volatile><dram_uncorrectable>0</dram_uncorrectable></volatile></ecc_errors>
+  </gpu>
+"""
+
+
+def h100(bus: str, action: str = "None") -> str:
+    return H100.format(bus=bus, action=action)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def take(bench: Bench, *gpus: str, node: str = "gpu0001") -> Measured:
+    raw = (HEAD + "".join(gpus) + "</nvidia_smi_log>").encode()
+    return bench.translator.nvidia_smi(raw, known, NOW, node=node)
+
+
+def test_a_driver_of_today(bench: Bench) -> None:
+    taken = take(bench, h100("18", "Drain and Reset"))
+    (report,) = taken.reports
+    values = bench.values(report)
+    assert values.pop(("gpu_count", Part())) == 1
+    assert {part for _, part in values} == {gpu(0)}
+    assert {signal: value for (signal, _), value in values.items()} == {
+        "gpu_temp_c": 61,
+        "gpu_temp_margin_c": 26,
+        "gpu_slowdown_temp_c": 89,
+        "gpu_shutdown_temp_c": 92,
+        "memory_temp_c": 71,
+        "power_w": 350.12,
+        "power_limit_enforced_w": 700,
+        "sm_clock_mhz": 1290,
+        "max_sm_clock_mhz": 1980,
+        "performance_state": 0,
+        "clock_event_reasons": 0x48,
+        "hw_thermal_slowdown_s_total": 2.5,
+        "gpu_util_percent": 98,
+        "pcie_tx_bytes_per_s": 1.05e6,
+        "gpu_memory_total_bytes": 81559 * 2**20,
+        "ecc_mode": 1,
+        "ecc_sram_correctable_total": 0,
+        "ecc_dram_uncorrectable_total": 2,
+        "ecc_dram_uncorrectable_life_total": 5,
+        "sram_threshold_exceeded": 0,
+        "channel_repair_pending": 0,
+        "row_remap_correctable_rows": 0,
+        "row_remap_uncorrectable_rows": 1,
+        "row_remap_pending": 1,
+        "row_remap_failed": 0,
+        "bank_remap_max_count": 2559,
+        "bank_remap_none_count": 0,
+        "gpu_recovery_action": 4,
+        "mig_mode": 0,
+        "persistence_mode": 1,
+        "pcie_replay_total": 3,
+        "pcie_link_gen": 4,
+        "pcie_link_width": 8,
+        "pcie_max_link_gen": 5,
+        "pcie_max_link_width": 16,
+        "fabric_state": 3,
+        "fabric_status": 1,
+        "fabric_clique_id": 0,
+        "fabric_cluster_known": 0,
+        "fabric_health_summary": 0,
+    }
+    assert taken.samples == len(values) + 1
+
+
+def test_an_old_driver(bench: Bench) -> None:
+    values = bench.values(take(bench, OLD).reports[0])
+    assert values == {
+        ("gpu_count", Part()): 1,
+        ("clock_event_reasons", gpu(0)): 4,
+        ("page_retired_dbe_total", gpu(0)): 4,
+        ("page_retired_pending", gpu(0)): 1,
+        ("power_w", gpu(0)): 66.5,
+        ("gpu_temp_c", gpu(0)): 41,
+    }
+
+
+def test_a_lost_gpu_is_unknown_and_not_counted(bench: Bench) -> None:
+    taken = take(bench, h100("18"), LOST, h100("5D"))
+    values = bench.values(taken.reports[0])
+    assert values["gpu_count", Part()] == 2
+    assert {part.gpu for _, part in values if part.gpu is not None} == {0, 2}
+    assert [one["index"] for one in taken.inventory[0].data["gpus"]] == [0, 2]
+
+
+def test_no_gpu_answers(bench: Bench) -> None:
+    assert bench.values(take(bench, LOST).reports[0]) == {("gpu_count", Part()): 0}
+    assert bench.values(take(bench).reports[0]) == {("gpu_count", Part()): 0}
+
+
+def test_series_by_address_are_placed_by_what_nvidia_smi_told(bench: Bench) -> None:
+    (inventory,) = take(bench, h100("18"), h100("3A")).inventory
+    assert inventory.data["gpus"][1] == {"index": 1, "pci": "0000:3a:00", "uuid": "GPU-3A"}
+    text = b'DCGM_FI_DEV_SM_CLOCK{pci_bus_id="00000000:3A:00.0"} 1500\n'
+    taken = bench.translator.exposition(text, known, NOW, node="gpu0001")
+    assert bench.values(taken.reports[0]) == {("sm_clock_mhz", gpu(1)): 1500}
+
+
+def test_a_node_that_is_not_ours(bench: Bench) -> None:
+    taken = take(bench, h100("18"), node="cpu1")
+    assert (taken.reports, taken.rejected[0].reason) == ([], "node: cpu1 is not a node of cluster pod1")
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "no element found"),
+        (b"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "syntax error"),
+        (b"<log></log>", "no <nvidia_smi_log>"),
+        (b"<nvidia_smi_log><gpu></nvidia_smi_log>", "mismatched tag"),
+        (b'<!DOCTYPE a [<!ENTITY b "c">]><nvidia_smi_log>&b;</nvidia_smi_log>', "it defines an entity"),
+        (
+            '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><nvidia_smi_log>&b;</nvidia_smi_log>'.encode(
+                "utf-16"
+            ),
+            "it defines an entity",
+        ),
+        (b"<nvidia_smi_log>" + b"<a>" * 50, "too deep"),
+        (b"<nvidia_smi_log>" + b"<gpu></gpu>" * 65 + b"</nvidia_smi_log>", "more than 64 GPUs"),
+        (b'<?xml version="1.0" encoding="klingon"?><nvidia_smi_log/>', "encoding"),
+        (b" " * (8 * 2**20 + 1), "at most"),
+    ],
+)
+def test_what_is_not_its_xml_is_a_bad_body(bench: Bench, raw: bytes, reason: str) -> None:
+    with pytest.raises(BadBody, match=reason):
+        bench.translator.nvidia_smi(raw, known, NOW, node="gpu0001")

@@ -1,0 +1,206 @@
+"""remote_write: the fast way and the walker give the same; what Prometheus sends becomes reports."""
+
+import math
+import struct
+from collections.abc import Mapping
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healer.model import Part
+from healer.signals.measured import Measured
+from healer.signals.remote_write import read, unpacked, walk
+from healer.signals.wire import BadBody
+from tests.unit.signals.measuring import NOW, Bench, gpu, known
+from tests.unit.signals.pushing import field, label, message, one, sample, snappy, varint
+
+MS = int(NOW.timestamp() * 1000)
+DCGM = {"UUID": "GPU-aa", "gpu": "2", "Hostname": "gpu0001", "instance": "10.0.0.7:9400", "job": "dcgm"}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def series(name: str, labels: Mapping[str, str], *samples: tuple[float, int]) -> tuple[dict[str, str], list]:
+    return {"__name__": name, **labels}, list(samples)
+
+
+def take(bench: Bench, *told: tuple[dict[str, str], list]) -> Measured:
+    return bench.translator.remote_write(snappy(message(told)), known, NOW)
+
+
+def test_samples_become_one_report_per_node_and_moment(bench: Bench) -> None:
+    other = {"node": "gpu0002", "device": "mlx5_0", "port": "1"}
+    told = (
+        series("DCGM_FI_DEV_GPU_TEMP", DCGM, (61, MS - 5000), (62, MS)),
+        series("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", DCGM, (0, MS)),
+        series("node_infiniband_symbol_error_total", other, (7, MS)),
+    )
+    for _ in range(2):  # the second time by the fast way
+        taken = take(bench, *told)
+        assert [(one.node, one.at, bench.values(one)) for one in taken.reports] == [
+            ("gpu0001", NOW - timedelta(seconds=5), {("gpu_temp_c", gpu(2)): 61}),
+            ("gpu0001", NOW, {("gpu_temp_c", gpu(2)): 62, ("pcie_replay_total", gpu(2)): 0}),
+            ("gpu0002", NOW, {("ib_symbol_error_total", Part(port="mlx5_0/1")): 7}),
+        ]
+        assert (taken.samples, taken.unrecognised, taken.rejected) == (4, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("labels", "node"),
+    [
+        ({"Hostname": "gpu0001", "instance": "gpu0002:9400"}, "gpu0001"),
+        ({"Hostname": "dcgm-exporter-x7k2p", "node": "gpu0003"}, "gpu0003"),
+        ({"hostname": "gpu0004.cluster.local"}, "gpu0004"),
+        ({"instance": "gpu0005.cluster.local:9100"}, "gpu0005"),
+        ({"instance": "gpu0006"}, "gpu0006"),
+        ({"instance": "[fd00::7]:9100", "nodename": "gpu0007"}, "gpu0007"),
+    ],
+)
+def test_the_node_is_the_first_label_that_names_one(bench: Bench, labels: dict[str, str], node: str) -> None:
+    assert [one.node for one in take(bench, series("node_load1", labels, (1, MS))).reports] == [node]
+
+
+def test_what_is_not_kept_is_counted_each_time(bench: Bench) -> None:
+    told = (
+        series("up", {"job": "x"}, (1, MS)),
+        series("node_load1", {"instance": "cpu1:9100"}, (1, MS)),
+        series("DCGM_FI_DEV_FB_USED", DCGM | {"GPU_I_ID": "3"}, (1, MS)),
+        series("Unwanted", {"A": "before the name"}, (1, MS)),
+    )
+    for _ in range(2):
+        taken = take(bench, *told)
+        assert taken.reports == []
+        assert taken.unrecognised == 4
+        assert {name: one.why for name, one in taken.unknown.items()} == {
+            "up": "not in the catalogue",
+            "node_load1": "no node of this cluster",
+            "DCGM_FI_DEV_FB_USED": "MIG instance",
+            "Unwanted": "not in the catalogue",
+        }
+        assert taken.unknown["up"].example == {"job": "x"}
+
+
+def test_parts_of_a_sum_are_not_taken_and_parts_of_a_maximum_are(bench: Bench) -> None:
+    node = {"node": "gpu0001"}
+    taken = take(
+        bench,
+        series("node_edac_uncorrectable_errors_total", node | {"controller": "0"}, (3, MS)),
+        series("node_hwmon_temp_celsius", node | {"sensor": "a"}, (50, MS)),
+        series("node_hwmon_temp_celsius", node | {"sensor": "b"}, (40, MS)),
+        series("node_hwmon_fan_rpm", node | {"sensor": "a"}, (9000, MS)),
+        series("node_hwmon_fan_rpm", node | {"sensor": "b"}, (0, MS)),
+    )
+    assert bench.values(taken.reports[0]) == {("host_temp_c", Part()): 50, ("fan_rpm", Part()): 0}
+    assert "several series" in taken.unknown["node_edac_uncorrectable_errors_total"].why
+
+
+def test_stale_markers_and_blanks_are_no_samples(bench: Bench) -> None:
+    (stale,) = struct.unpack("<d", bytes.fromhex("020000000000f07f"))
+    told = series("DCGM_FI_DEV_GPU_TEMP", DCGM, (stale, MS), (2147483632, MS + 1), (math.inf, MS + 2))
+    assert take(bench, told).samples == 0
+
+
+def test_old_samples_are_rejected_and_young_ones_taken(bench: Bench) -> None:
+    told = series("DCGM_FI_DEV_GPU_TEMP", DCGM, (60, MS - 901_000), (61, MS - 899_000), (62, MS + 60_000))
+    taken = take(bench, told)
+    assert [one.at for one in taken.reports] == [NOW - timedelta(seconds=899), NOW]
+    assert [one.reason for one in taken.rejected] == ["time: older than 15 min (node gpu0001)"]
+
+
+def test_a_node_that_slurm_no_longer_has_is_no_longer_taken(bench: Bench) -> None:
+    raw = snappy(message([series("node_load1", {"node": "gpu0001"}, (1, MS))]))
+    assert bench.translator.remote_write(raw, known, NOW).samples == 1
+    assert bench.translator.remote_write(raw, lambda *_: False, NOW).samples == 0
+
+
+def test_metadata_exemplars_and_histograms_are_passed_over(bench: Bench) -> None:
+    exemplar, histogram = field(3, sample(1, MS)), field(4, b"\x08\x01")
+    labels = {"__name__": "node_load1", "node": "gpu0001"}
+    for _ in range(2):
+        raw = (
+            one(labels, [(2, MS)], exemplar + histogram) + field(3, b"\x08\x01") + one(labels, [(3, MS + 1)])
+        )
+        taken = bench.translator.remote_write(snappy(raw), known, NOW)
+        assert [list(bench.values(report).values()) for report in taken.reports] == [[2], [3]]
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"plain text", b"\xff\xff\xff\xff\x7f", snappy(b"not protobuf"), snappy(b"\x0a\x7f")]
+)
+def test_what_is_no_remote_write_is_a_bad_body(bench: Bench, raw: bytes) -> None:
+    with pytest.raises(BadBody):
+        bench.translator.remote_write(raw, known, NOW)
+
+
+def test_a_body_that_unpacks_to_too_much(bench: Bench) -> None:
+    with pytest.raises(BadBody, match="at most"):
+        unpacked(varint(65 * 2**20) + b"\0")
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_a_bad_body_or_nothing(raw: bytes) -> None:
+    bench = Bench()
+    for body in (raw, snappy(raw)):
+        try:
+            assert bench.translator.remote_write(body, known, NOW).reports == []
+        except BadBody:
+            continue
+
+
+# --- the fast way against the walker ---
+
+_values = st.floats(width=64) | st.sampled_from([0.0, -0.0, 1.0])
+_times = st.sampled_from([MS, MS + 1, 0, 1, 2**41, 2**42, -1]) | st.integers(-(2**63), 2**63 - 1)
+
+
+def _as_sample(content: bytes) -> bytes:
+    return field(2, content)
+
+
+_label = st.builds(label, st.text(max_size=6), st.text(max_size=20) | st.just("\x12\x10\x09"))
+_series = st.builds(
+    lambda labels, samples, rest, mixed: field(
+        1, b"".join(sorted(labels + samples) if mixed else labels + samples) + rest
+    ),
+    st.lists(_label, max_size=4),
+    st.lists(st.builds(sample, _values, _times) | st.binary(max_size=18).map(_as_sample), max_size=2),
+    st.sampled_from([b"", b"", field(3, b""), field(4, b"\x12\x10")]),
+    st.booleans(),
+)
+_messages = st.lists(_series | st.builds(field, st.integers(2, 4), st.binary(max_size=4)), max_size=8)
+
+
+def _told(samples: object) -> list[tuple[int, bytes, int]]:
+    slots, values, times = samples  # type: ignore[misc]
+    rows = zip(slots.tolist(), values.tolist(), times.tolist(), strict=True)
+    return sorted((slot, struct.pack("<d", value), time) for slot, value, time in rows)
+
+
+@given(_messages)
+def test_the_fast_way_gives_what_the_walker_gives(parts: list[bytes]) -> None:
+    raw = b"".join(parts)
+    slots: dict[bytes, int] = {}
+
+    def resolve(block: bytes, labels: dict[str, str]) -> int:
+        return slots.setdefault(block, len(slots))
+
+    try:
+        slow = _told(walk(raw, slots, resolve))
+    except BadBody:
+        with pytest.raises(BadBody):
+            read(raw, slots, resolve, lambda *_: False)
+        return
+    assert _told(read(raw, slots, resolve, lambda *_: False)) == slow
+    # And with nothing known before.
+    known_now: dict[bytes, int] = {}
+
+    def anew(block: bytes, labels: dict[str, str]) -> int:
+        known_now[block] = slots[block]
+        return slots[block]
+
+    assert _told(read(raw, known_now, anew, lambda *_: False)) == slow

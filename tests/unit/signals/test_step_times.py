@@ -1,0 +1,197 @@
+"""Step times and checkpoints: the contract's forms, and one bad entry that loses no good one."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healer.model import ObservationKind, Topology
+from healer.observations.picture import Picture
+from healer.signals.checkpoints import checkpoint_observations, jobs_of_checkpoints
+from healer.signals.step_times import Steps, step_batches
+from healer.signals.wire import BadBody
+from tests.unit.signals.measuring import NOW, known
+
+FULL = {
+    "time": "2026-11-20T02:59:59Z",
+    "step": 120,
+    "rank": 3,
+    "node": "gpu0001",
+    "gpu": 3,
+    "step_s": 1.93,
+    "compute_s": 1.41,
+    "comm_s": 0.46,
+    "data_s": 0.06,
+    "work": 8192,
+    "stage": 0,
+    "loss": 2.31,
+}
+
+
+def take(body: Any) -> Steps:
+    return step_batches(json.dumps(body).encode(), known, NOW, cluster="pod1")
+
+
+def test_the_form_of_the_contract() -> None:
+    taken = take({"cluster": "pod1", "job": "4711", "restart": 2, "samples": [FULL, {"step_s": 2.0}]})
+    (batch,) = taken.batches
+    assert (taken.accepted, taken.rejected) == (2, ())
+    assert (batch.cluster, batch.job, batch.restart, batch.arrived_at) == ("pod1", "4711", 2, NOW)
+    assert batch.nodes == ("gpu0001",)
+    assert (batch.node.tolist(), batch.gpu.tolist(), batch.stage.tolist()) == ([0, -1], [3, -1], [0, -1])
+    assert batch.rank.tolist() == [3, 0]
+    second = int(NOW.timestamp())
+    assert (batch.step.tolist(), batch.at.tolist()) == ([120, second], [second - 1, second])
+    assert batch.step_s.tolist() == [1.93, 2.0]
+    for name, value in (
+        ("compute_s", 1.41),
+        ("comm_s", 0.46),
+        ("data_s", 0.06),
+        ("work", 8192),
+        ("loss", 2.31),
+    ):
+        told = getattr(batch, name)
+        assert told[0] == value
+        assert np.isnan(told[1])
+    assert np.isnan(batch.grad_norm).all()
+
+
+def test_a_list_of_bodies_is_a_batch_each() -> None:
+    taken = take(
+        [{"job": 1, "samples": [{"step_s": 1, "step": 5}]}, {"job": "2_3", "samples": [{"step_s": 1}]}]
+    )
+    assert [batch.job for batch in taken.batches] == ["1", "2_3"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        ({}, "step_s"),
+        ({"step_s": "1.9"}, "step_s: Expected `float`"),
+        ({"step_s": 0}, "step_s: has to be more than 0"),
+        ({"step_s": 1e9}, "step_s: has to be more than 0 s and at most a day"),
+        ({"step_s": 1, "compute_s": -1}, "compute_s: has to be between 0 s and a day"),
+        ({"step_s": 1, "work": 0}, "work: has to be more than 0"),
+        ({"step_s": 1, "node": "cpu1"}, "node: cpu1 is not a node of cluster pod1"),
+        ({"step_s": 1, "gpu": 64}, "gpu: "),
+        ({"step_s": 1, "rank": -1}, "rank: "),
+        ({"step_s": 1, "rnak": 1}, "rnak"),
+        ({"step_s": 1, "time": "2026-11-20T01:00:00Z"}, "time: older than 15 min"),
+        ({"step_s": 1, "time": "2026-11-20T03:00:00"}, "time: has no time zone"),
+        (5, "object"),
+    ],
+)
+def test_one_bad_sample_is_named_and_loses_no_other(sample: Any, reason: str) -> None:
+    good = {"step_s": 1, "rank": 7}
+    taken = take([{"job": 1, "samples": [good]}, {"job": 1, "samples": [good, sample, good]}])
+    assert [len(batch.rank) for batch in taken.batches] == [1, 2]
+    ((index, why),) = [(one.index, one.reason) for one in taken.rejected]
+    assert index == 2  # counted through all bodies
+    assert reason in why
+    assert taken.accepted == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (7, "expected an object"),
+        ({"samples": []}, "job"),
+        ({"job": "a b", "samples": []}, "job: 'a b' is no job id"),
+        ({"job": "1", "samples": {}}, "expected an object with `job` and `samples`"),
+        ({"job": "1", "restart": -1, "samples": []}, "restart"),
+        ([{"job": "1", "samples": []}, 5], r"\[1\]: expected an object"),
+    ],
+)
+def test_what_stands_around_the_samples_has_to_be_right(body: Any, reason: str) -> None:
+    with pytest.raises(BadBody, match=reason):
+        take(body)
+
+
+def test_a_body_that_is_no_json() -> None:
+    for raw in (b"", b"{", b"\xff", b"[" * 5000):
+        with pytest.raises(BadBody):
+            step_batches(raw, known, NOW, cluster="pod1")
+
+
+@given(
+    st.recursive(
+        st.none() | st.floats() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["job", "samples", "step_s", "rank", "node", "time"]), inner, max_size=4
+            )
+        ),
+        max_leaves=10,
+    )
+)
+def test_any_json_gets_an_answer(body: Any) -> None:
+    try:
+        taken = take(body)
+    except BadBody:
+        return
+    assert taken.accepted == sum(len(batch.rank) for batch in taken.batches)
+
+
+# --- checkpoints ---
+
+CHECKPOINT = {
+    "cluster": "pod1",
+    "job": "4711",
+    "restart": 1,
+    "step": 1000,
+    "path": "/ckpt/1000",
+    "durable": True,
+}
+
+
+def test_a_checkpoint_is_an_observation_of_its_job() -> None:
+    taken = checkpoint_observations(CHECKPOINT | {"time": "2026-11-20T02:50:00Z"}, NOW, cluster="other")
+    (seen,) = taken.observations
+    assert seen.kind is ObservationKind.checkpoint
+    assert (seen.component.cluster, seen.component.job, seen.component.node) == ("pod1", "4711", None)
+    assert seen.data == {"restart": 1, "step": 1000, "path": "/ckpt/1000", "durable": True}
+    assert (seen.event_at, seen.arrived_at) == (datetime(2026, 11, 20, 2, 50, tzinfo=UTC), NOW)
+
+
+def test_the_same_checkpoint_has_the_same_digest_and_becoming_durable_is_news() -> None:
+    later = NOW + timedelta(hours=1)
+    first = checkpoint_observations(CHECKPOINT, NOW, cluster="pod1").observations[0]
+    again = checkpoint_observations([CHECKPOINT | {"job": 4711}], later, cluster="pod1").observations[0]
+    assert again.digest == first.digest
+    for change in ({"durable": False}, {"step": 1001}, {"restart": 2}, {"path": "/b"}, {"cluster": "pod2"}):
+        other = checkpoint_observations(CHECKPOINT | change, NOW, cluster="pod1").observations[0]
+        assert other.digest != first.digest
+
+
+def test_a_bad_checkpoint_loses_no_other() -> None:
+    bad = [
+        {"job": "1"},
+        CHECKPOINT | {"durable": "yes"},
+        CHECKPOINT | {"path": ""},
+        CHECKPOINT | {"job": "a b"},
+        7,
+    ]
+    taken = checkpoint_observations([*bad, CHECKPOINT], NOW, cluster="pod1")
+    assert [one.index for one in taken.rejected] == [0, 1, 2, 3, 4]
+    assert len(taken.observations) == 1
+    with pytest.raises(BadBody):
+        checkpoint_observations("text", NOW, cluster="pod1")
+
+
+def test_the_jobs_of_a_body() -> None:
+    assert jobs_of_checkpoints([CHECKPOINT, {"job": 7}, 5], cluster="pod9") == {
+        ("pod1", "4711"),
+        ("pod9", "7"),
+    }
+
+
+def test_a_checkpoint_teaches_the_picture_of_nodes_nothing() -> None:
+    picture = Picture("pod1", watching_since=NOW)
+    seen = checkpoint_observations(CHECKPOINT, NOW, cluster="pod1").observations
+    assert picture.update(seen, Topology()) == []
+    assert picture.nodes == {}

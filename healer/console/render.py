@@ -84,6 +84,7 @@ class Renderer:
             span=words.span,
             clock_ms=words.clock_ms,
             number=words.number,
+            sentence=words.sentence,
             body=_body_attribute,
         )
         self._env.globals.update(asset=self.assets.url, plural=words.plural, when=self._when)

@@ -50,7 +50,7 @@
   }
   const HUES = ["h-own", "h-1", "h-2", "h-3", "h-4", "h-5", "h-6", "h-7", "h-8"];
   function look(line, index, many) {
-    if (line.r === "own") return { stroke: colour(many ? HUES[1 + index % 8] : "h-own"), width: many ? 1.5 : 2.25 };
+    if (line.r === "own") return { stroke: colour(many ? HUES[1 + index % 8] : "h-own"), width: line.b ? 3 : many ? 1.5 : 2.25 };
     if (line.r === "peers") return { stroke: colour("h-peers"), width: 1.5, dash: [2, 3] };
     if (line.r === "threshold") return { stroke: colour("bad"), width: 1.5, dash: [8, 4] };
     return { stroke: colour("h-edge"), width: 1 };

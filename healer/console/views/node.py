@@ -294,7 +294,11 @@ def _chart(
         signal=signal.name,
         node=node,
     )
-    return chart_view("chart-signal", chart)
+    view = chart_view("chart-signal", chart)
+    bad = {one.root.gpu for one in incidents if one.root.node == node and one.root.gpu is not None}
+    for line, part in zip(view.data["s"], drawn, strict=False):
+        line["b"] = part.gpu in bad
+    return view
 
 
 #: More lines than that are a carpet; the table of links names those that matter.

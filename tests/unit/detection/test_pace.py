@@ -1,0 +1,49 @@
+"""A job that is slower than itself before, from whole step times."""
+
+import math
+
+from healer.detection.pace import BEFORE, BEFORE_LEAST, STEPS, Pace
+from healer.detection.streams import WARM_UP
+
+
+def told(pace: Pace, seconds: list[float]) -> Pace:
+    for value in seconds:
+        pace.step(pace.told + 1, value)
+    return pace
+
+
+def test_nothing_is_known_before_enough_steps_came() -> None:
+    pace = told(Pace(), [2.0] * (WARM_UP + STEPS + BEFORE_LEAST - 1))
+    assert not pace.known
+    assert told(pace, [2.0]).known
+
+
+def test_five_medians_in_a_row_above_ten_percent_are_slow() -> None:
+    pace = told(Pace(), [2.0] * 60)
+    assert not told(pace, [2.4] * (STEPS + 1)).slow
+    assert told(pace, [2.4]).slow
+    assert (pace.since, pace.before_s, pace.now_s) == (61, 2.0, 2.4)
+
+
+def test_nine_percent_are_not_slow_and_nor_are_single_long_steps() -> None:
+    assert not told(Pace(), [2.0] * 60 + [2.18] * 40).slow
+    assert not told(Pace(), ([2.0] * 8 + [9.0, 9.0]) * 20).slow
+
+
+def test_before_stands_still_while_it_is_slow_and_half_way_back_is_not_back() -> None:
+    pace = told(Pace(), [2.0] * 60 + [3.0] * (2 * BEFORE))
+    assert pace.slow
+    assert pace.before_s == 2.0
+    assert told(pace, [2.15] * 10).slow
+    assert not told(pace, [2.05] * 10).slow
+
+
+def test_a_job_whose_steps_differ_a_lot_has_to_be_slower_by_more() -> None:
+    uneven = [2.0, 2.6] * 40
+    assert not told(Pace(), uneven + [2.6] * 20).slow
+    assert told(Pace(), uneven + [4.0] * 20).slow
+
+
+def test_times_that_cannot_be_are_passed_over() -> None:
+    pace = told(Pace(), [2.0] * 60 + [0.0, -1.0, math.nan] * 10)
+    assert pace.now_s == 2.0

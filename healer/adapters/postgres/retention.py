@@ -8,6 +8,8 @@ from healer.adapters.postgres import features, samples
 from healer.adapters.postgres.tables import idempotency, inbox, sessions, unknown_series
 
 HEARTBEATS = timedelta(hours=1)
+#: What senders say again and again.
+_SAID_AGAIN = ("heartbeat", "gpu_inventory")
 #: As long as an identity must be known: an old dmesg that is sent again within it is a duplicate.
 EVENTS = timedelta(days=90)
 KEYS = timedelta(hours=24)
@@ -20,7 +22,9 @@ def tidy(engine: sa.Engine, now: datetime) -> None:
     with engine.begin() as conn:
         walked = inbox.c.consumed_at.is_not(None)
         conn.execute(
-            sa.delete(inbox).where(walked, inbox.c.kind == "heartbeat", inbox.c.arrived_at < now - HEARTBEATS)
+            sa.delete(inbox).where(
+                walked, inbox.c.kind.in_(_SAID_AGAIN), inbox.c.arrived_at < now - HEARTBEATS
+            )
         )
         conn.execute(sa.delete(inbox).where(walked, inbox.c.arrived_at < now - EVENTS))
         conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEYS))

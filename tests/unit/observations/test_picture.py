@@ -349,3 +349,36 @@ def test_commands_and_what_names_no_node_are_passed_over() -> None:
     )
     assert heard(shown, nobody) == []
     assert shown.nodes == {}
+
+
+# --- what telemetry tells of GPUs -----------------------------------------------------------------------
+
+
+def inventory(*gpus: tuple[int, str], at: datetime = START) -> Observation:
+    told = [{"index": index, "pci": pci, "uuid": ""} for index, pci in gpus]
+    return Observation(
+        digest=f"{told}{at}",
+        kind=ObservationKind.gpu_inventory,
+        component=Component(cluster=CLUSTER, node=NODE),
+        event_at=at,
+        arrived_at=at,
+        data={"gpus": told},
+    )
+
+
+def test_an_inventory_names_the_gpu_and_is_no_beat() -> None:
+    shown = picture()
+    assert heard(shown, inventory((3, "0000:9b:00"))) == []
+    assert [seen.component.gpu for seen in heard(shown, line(at=later(1)))] == [3]
+    assert list(shown.senders()) == []
+
+
+def test_inventories_of_some_gpus_add_up_and_a_new_count_wins() -> None:
+    gpus = GpuMap()
+    gpus.heard([{"index": 0, "pci": "0000:18:00"}])
+    gpus.heard([{"index": 1, "pci": "0000:2a:00"}, {"index": 2, "pci": "0000:3a:00"}])
+    assert [gpus.index(pci, expected=8) for pci in ("0000:18:00", "0000:2a:00", "0000:3a:00")] == [0, 1, 2]
+    # The GPU at 2a was lost and the driver loaded again: it counts anew.
+    gpus.heard([{"index": 0, "pci": "0000:18:00"}, {"index": 1, "pci": "0000:3a:00"}])
+    assert gpus.index("0000:2a:00", expected=8) is None
+    assert gpus.index("0000:3a:00", expected=8) == 1

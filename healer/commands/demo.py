@@ -1,9 +1,12 @@
 """`healer demo`: the whole product beside a cluster that breaks."""
 
 import os
+import re
 import shutil
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,10 @@ from healer.settings import Settings, load
 if TYPE_CHECKING:
     from healer.embedded.running import Running
     from healer.embedded.slurm import RealSlurm
+
+
+#: A line of the story begins with the time of day.
+_STORY = re.compile(r"\d\d:\d\d:\d\d ")
 
 
 def register(app: typer.Typer) -> None:
@@ -101,7 +108,24 @@ def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
     parts.insert(0, Part("sim-nodes", (sys.executable, *simulated_nodes)))
     parts.append(Part("demo-cluster", (sys.executable, "-m", "healer.bootstrap.demo")))
     setproctitle("healer demo")
+    log = settings.data_dir / "log" / "demo-cluster.log"
+    threading.Thread(target=_tell_story, args=(log,), daemon=True).start()
     Tree(settings, os.environ, parts=parts, say=_say, on_ready=_ready).run()
+
+
+def _tell_story(log: Path) -> None:
+    """Prints what the cluster's part says of what it breaks; its errors stay in its log."""
+    told = 0
+    while True:
+        time.sleep(0.2)
+        if not log.is_file():
+            continue
+        with log.open(encoding="utf-8", errors="replace") as file:
+            file.seek(told)
+            while (line := file.readline()).endswith("\n"):
+                told = file.tell()
+                if _STORY.match(line):
+                    print(f"  {line.rstrip()}", flush=True)
 
 
 def _ready(running: "Running") -> None:

@@ -24,6 +24,8 @@ FIRST_FAULT_S = 5.0
 #: So long the technician takes; real ones take days.
 REPAIR_S = 15.0
 PACE_S = 60.0
+#: So long healer tests a slow node once it is empty; the technician lets it.
+TESTS_S = 25.0
 #: A slow node waits for its job's checkpoint: the technician is patient.
 PATIENCE_S = 900.0
 #: Steps of two seconds and a checkpoint each minute: real jobs are slower, and so would be the demo.
@@ -153,13 +155,13 @@ class Injector:
         self._broken.add(node)
         self._nodes.plant(node, f"GPU {gpu} throttles by heat")
         self._senders.plant("thermal-throttle", node, gpu)
-        self._call_technician(node, f"cold plate of GPU {gpu} mounted again")
+        self._call_technician(node, f"cold plate of GPU {gpu} mounted again", after_s=TESTS_S + REPAIR_S)
 
     def _fabric_manager(self) -> None:
         idle = self._idle()
         if not idle:
             return
-        node = idle[0]
+        node = idle[-1]  # jobs fill a cluster from its first node on: this one stays empty
         self._say(f"the fabric manager of {node} dies; healer may restart it, nobody else will")
         self._broken.add(node)
         self._nodes.plant(node, "fabric-manager")
@@ -199,14 +201,14 @@ class Injector:
 
     # --- who mends it ---
 
-    def _call_technician(self, node: str, done: str) -> None:
-        threading.Thread(target=self._repair, args=(node, done), daemon=True).start()
+    def _call_technician(self, node: str, done: str, after_s: float = REPAIR_S) -> None:
+        threading.Thread(target=self._repair, args=(node, done, after_s), daemon=True).start()
 
-    def _repair(self, node: str, done: str) -> None:
+    def _repair(self, node: str, done: str, after_s: float) -> None:
         """The technician: waits until healer has emptied the node and tested it, mends, boots, says so."""
         if not self._until(node, lambda shown: shown.drain and is_ours(shown.reason) and not shown.busy):
             return
-        time.sleep(REPAIR_S)
+        time.sleep(after_s)
         self._nodes.mend(node)
         self._senders.boot(node)
         body = {"cluster": self._cluster, "node": node, "reason": done}

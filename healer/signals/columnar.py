@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from healer.model import Column, Part, Scope, Signal
 from healer.model.samples import Report
+from healer.signals.gpu_names import GpuNames, Where
+from healer.signals.kernel_log import normal_pci
 from healer.signals.measured import REJECTED_TOLD, Measured
 from healer.signals.names import Names, Numbers, Way
 from healer.signals.values import TOO_OLD, clean, moment, number
-from healer.signals.wire import BadBody, Known, Rejected, sentence, wrong_node
+from healer.signals.wire import BadBody, Gpu, Known, Rejected, sentence, wrong_node
 
 #: GPUs of one node, NVLinks of one GPU, names of one body: far above what any machine has.
 GPUS_MAX = 64
@@ -42,6 +44,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     host: dict[_Name, _Number] = {}
     ports: dict[_Name, dict[_Name, _Number]] = {}
     links: dict[_Name, list[list[_Number]]] = {}
+    gpus: list[Gpu] = []
 
 
 class _Wordy(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,6 +57,7 @@ class _Wordy(msgspec.Struct, forbid_unknown_fields=True):
     host: dict[_Name, _Word] = {}
     ports: dict[_Name, dict[_Name, _Word]] = {}
     links: dict[_Name, list[list[_Word]]] = {}
+    gpus: list[Gpu] = []
 
 
 class _Layout(msgspec.Struct, frozen=True):
@@ -79,8 +83,8 @@ _any = msgspec.json.Decoder(Any)
 class Columnar:
     """Bodies of this form -> reports. Remembers layouts, bounded."""
 
-    def __init__(self, names: Names, numbers: Numbers, cluster: str) -> None:
-        self._names, self._numbers, self._cluster = names, numbers, cluster
+    def __init__(self, names: Names, numbers: Numbers, gpus: GpuNames, cluster: str) -> None:
+        self._names, self._numbers, self._gpus, self._cluster = names, numbers, gpus, cluster
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
 
     def take(self, raw: bytes, known: Known, now: datetime) -> Measured:
@@ -100,6 +104,8 @@ class Columnar:
         if wrong := wrong_node(cluster, body.node, known):
             raise _Bad(wrong)
         at = now if body.time is None else _time(body.time, now)
+        if body.gpus:
+            self._learn((cluster, body.node), body.gpus, now, out)
         layout = self._layout(body)
         flat: list[Any] = list(chain.from_iterable(body.gpu.values()))
         if body.links:
@@ -121,6 +127,14 @@ class Columnar:
         if samples:
             out.samples += samples
             out.reports.append(Report(cluster, body.node, at, now, layout.columns, values))
+
+    def _learn(self, where: Where, gpus: list[Gpu], now: datetime, out: Measured) -> None:
+        for gpu in gpus:
+            pci = normal_pci(gpu.pci)
+            if pci is None or gpu.index >= GPUS_MAX:
+                raise _Bad(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
+            self._gpus.learn(where, gpu.index, gpu.uuid[:64], pci)
+        out.inventory += self._gpus.inventory([where], now)
 
     def _layout(self, body: _Body | _Wordy) -> _Layout:
         key = (

@@ -26,7 +26,7 @@ class Translator:
         self.catalogue = catalogue
         names, numbers, gpus = Names(catalogue), Numbers(book), GpuNames()
         placer = Placer(names, numbers, gpus, cluster)
-        self._columnar = Columnar(names, numbers, cluster)
+        self._columnar = Columnar(names, numbers, gpus, cluster)
         self._exposition = Exposition(placer, cluster)
         self._remote_write = RemoteWrite(placer)
         self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, cluster)

@@ -146,7 +146,7 @@ def test_a_signal_told_under_two_names_counts_once(bench: Bench) -> None:
         ({"node": "cpu1", "host": {"load1": 1}}, "node: cpu1 is not a node of cluster pod1"),
         ({"node": "gpu 1", "host": {"load1": 1}}, "node: not a node name"),
         ({"host": {"load1": 1}}, "missing required field `node`"),
-        ({"node": "gpu0001", "gpus": {"gpu_temp_c": [1]}}, "unknown field `gpus`"),
+        ({"node": "gpu0001", "gpux": {"gpu_temp_c": [1]}}, "unknown field `gpux`"),
         ({"node": "gpu0001", "gpu": {"gpu_temp_c": 61}}, "gpu[...]: Expected `array`"),
         ({"node": "gpu0001", "host": {"load1": [1]}}, "host[...]"),
         ({"node": "gpu0001", "time": "today", "host": {"load1": 1}}, "time: not an RFC 3339 time"),
@@ -167,6 +167,18 @@ def test_one_bad_entry_is_named_and_loses_no_other(bench: Bench, entry: Any, rea
     ((index, why),) = [(one.index, one.reason) for one in taken.rejected]
     assert index == 1
     assert reason in why
+
+
+def test_a_body_may_tell_which_gpu_has_which_address(bench: Bench) -> None:
+    gpus = [{"index": 1, "pci": "00000000:9B:00.0", "uuid": "GPU-bb"}, {"index": 0, "pci": "0000:18:00"}]
+    (inventory,) = take(bench, {"node": "gpu0001", "gpus": gpus}).inventory
+    assert inventory.component.node == "gpu0001"
+    assert inventory.data["gpus"] == [
+        {"index": 0, "pci": "0000:18:00", "uuid": ""},
+        {"index": 1, "pci": "0000:9b:00", "uuid": "GPU-bb"},
+    ]
+    (wrong,) = take(bench, {"node": "gpu0001", "gpus": [{"index": 0, "pci": "18"}]}).rejected
+    assert wrong.reason == "gpus: '18' of GPU 0 is not a PCI address such as 0000:9b:00"
 
 
 def test_a_clock_that_is_ahead_counts_as_arrival(bench: Bench) -> None:

@@ -168,6 +168,8 @@ def _check_step(source: Source, path: tuple[str, int], step: Step) -> None:
 
 def _check_input(source: Source, path: tuple[str, int], step: Step) -> None:
     word = step.do or step.check or step.wait or ""
+    if word not in {*VERBS, *CHECKS, *WAITS}:
+        return  # said already
     known = _INPUTS.get(word, {})
     for name, value in step.input.items():
         if name not in known:

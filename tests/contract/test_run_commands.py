@@ -167,3 +167,65 @@ def test_an_approval_passes_the_gate_too(desk: Desk) -> None:
         desk.people.approve("r2", by="ann", reason="yes", request="q2")
     assert desk.state("r2") is RunState.waiting_approval
     assert approved.created_at == START
+
+
+# --- runs that wait before they take anything ---
+
+
+def test_a_slow_node_by_hand_begins_without_a_slot_and_takes_it_with_its_drain(desk: Desk) -> None:
+    job = desk.slurm.submit(required=[name(1)])
+    desk.poll()
+    started = desk.people.start(desk.ask("slow-node"))
+    assert started.state is RunState.running
+    assert desk.work(started.id, seconds=30) is RunState.running
+    assert facts(desk).slots == ()
+    assert not desk.slurm.node(name(1)).drain
+    desk.slurm.complete(job)
+    desk.work(started.id, seconds=15)
+    assert [(one.node, one.run) for one in facts(desk).slots] == [(name(1), started.id)]
+    assert desk.slurm.node(name(1)).drain
+    with desk.ledger.transaction() as tx:
+        assert not tx.is_returning(started.id)
+
+
+@pytest.mark.parametrize("playbook", ["slow-node", "restart-fabric-manager"])
+def test_a_preview_shows_the_plan_and_the_guards(desk: Desk, playbook: str) -> None:
+    job = desk.slurm.submit(required=[name(1)])
+    desk.poll()
+    shown = desk.people.preview(desk.ask(playbook))
+    assert shown.outcome == "act"
+    assert [step.id for step in shown.playbook.steps][-2:] == ["verify", "resume"]
+    assert [one.id for one in shown.jobs_hit] == [job]
+    assert (facts(desk).slots, facts(desk).running) == ((), {})
+
+
+def test_a_persons_drain_takes_over_a_run_that_has_only_waited(desk: Desk) -> None:
+    desk.slurm.submit(required=[name(1)])
+    desk.poll()
+    waiting = desk.people.start(desk.ask("slow-node"))
+    desk.work(waiting.id, seconds=5)
+    drain = desk.people.start(desk.ask("drain", by="bob"))
+    assert desk.state(waiting.id) is RunState.done
+    assert desk.work(drain.id) is RunState.waiting
+    assert desk.slurm.node(name(1)).drain
+    desk.driver.drive(waiting.id)
+    assert desk.state(waiting.id) is RunState.done
+
+
+def test_a_persons_drain_does_not_take_over_a_run_that_has_taken_the_node(desk: Desk) -> None:
+    waiting = desk.people.start(desk.ask("slow-node"))
+    desk.driver.drive(waiting.id)
+    assert [one.run for one in facts(desk).slots] == [waiting.id]
+    with pytest.raises((Conflict, GuardRefused)):
+        desk.people.start(desk.ask("drain", by="bob"))
+    assert desk.state(waiting.id) in {RunState.running, RunState.stuck}
+
+
+def test_a_return_that_was_granted_is_known_to_be_ours(desk: Desk) -> None:
+    desk.work(desk.people.start(desk.ask()).id)
+    back = desk.people.start(desk.ask("resume"))
+    with desk.ledger.transaction() as tx:
+        assert not tx.is_returning(back.id)
+    desk.work(back.id)
+    with desk.ledger.transaction() as tx:
+        assert tx.is_returning(back.id)

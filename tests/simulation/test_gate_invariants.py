@@ -150,6 +150,17 @@ class Gate(RuleBasedStateMachine):
         if new and not unusable:
             self.granted.append(self.now)
 
+    @rule(number=ANY)
+    def a_run_that_waits_begins(self, number):
+        """It takes nothing: whatever begins, no slot is used, and its drain is judged like any other."""
+        which = self.pick(number).name
+        proposal = drain(node=which, begins=True, incident=f"i{which}")
+        if judge(proposal, self.facts, self.rules, self.now).outcome is Outcome.act:
+            before = self.facts
+            self.facts = after(self.facts, proposal, f"w{which}", self.now)
+            assert (self.facts.slots, self.facts.granted) == (before.slots, before.granted)
+            assert self.facts.breaker == before.breaker
+
     def check_floor(self, which: str):
         """After this grant at least the floor stands, unless the node was gone already."""
         assert self.facts.snapshot

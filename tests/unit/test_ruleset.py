@@ -126,6 +126,37 @@ def test_a_mistake_is_named_by_file_and_line(folder: Path, name: str, old: str, 
     assert text in rest
 
 
+_SLOW, _FABRIC = "playbooks/slow-node.yaml", "playbooks/restart-fabric-manager.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "text"),
+    [
+        (_SLOW, "when: validate.failed", "when: valdate.failed", "there is no step valdate (did you mean validate?)"),
+        (_SLOW, "when: validate.failed", "when: verify.passed", "the step verify comes later"),
+        (_SLOW, "when: validate.failed", "when: validate", "has to be STEP.passed or STEP.failed"),
+        (_SLOW, "when: validate.failed", "when: drain.failed", "the step drain never fails, it asks a person"),
+        (_SLOW, "when: validate.failed", "when: requeue.passed", "the step requeue is made of parts"),
+        (_SLOW, "check: still_slow", "check: still_slw", "there is no still_slw (did you mean still_slow?)"),
+        (_SLOW, "wait: empty", "wait: node_answers", "wait: there is no node_answers"),
+        (_SLOW, "check: node_answers", "check: still_slow", "has to stand before the first step that takes"),
+        (_SLOW, "senses: 2", "sense: 2", "still_slow does not read sense (did you mean senses?)"),
+        (_SLOW, "senses: 2", "senses: two", "senses has to be a whole number"),
+        (_SLOW, "senses: 2", "senses: 20", "senses lies between 1 and 6"),
+        (_SLOW, "    do: diagnose\n", "    do: diagnose\n    wait_s: 60\n", "wait_s: this step does not wait"),
+        (_SLOW, "    wait: repair\n", "    wait: repair\n    wait_s: 60\n", "a repair ends only by a person"),
+        (_FABRIC, "service: nvidia-fabricmanager", "service: a b", "'a b' is no name of a service"),
+        (_FABRIC, "service: nvidia-fabricmanager", "service: 7", "service has to be a text"),
+        (_FABRIC, "      service: nvidia-fabricmanager", "      {}", "restart_service needs input.service"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_step_is_named(folder: Path, name: str, old: str, new: str, text: str) -> None:
+    edit(folder, name, old, new)
+    said = problem(folder)
+    assert said.startswith(f"{name}:")
+    assert text in said
+
+
 def test_a_step_that_is_two_things(folder: Path) -> None:
     line = edit(folder, "playbooks/drain.yaml", "    do: drain\n", "    do: drain\n    wait: repair\n")
     said = problem(folder)

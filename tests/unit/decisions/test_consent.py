@@ -79,7 +79,7 @@ class TestRequeue:
 
 
 class TestEmptyNode:
-    @pytest.mark.parametrize("verb", [Verb.reset_gpu, Verb.reboot])
+    @pytest.mark.parametrize("verb", [Verb.reset_gpu, Verb.reboot, Verb.restart_service, Verb.diagnose])
     def test_a_reset_waits_for_a_drained_and_empty_node(self, verb):
         assert answer(Guard.consent, propose(verb), facts([DRAINED, *REST])).kind is AnswerKind.allow
         busy = facts([DRAINED, *REST], jobs=[job("1"), job("2"), job("3"), job("4")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from healer.decisions import ASKED, GUARDS, after, judge, takes_canary
+from healer.decisions import ASKED, GUARDS, after, is_untouched, judge, slot_later, takes_canary
 from healer.model import (
     REMOVING_VERBS,
     SLOT_GUARDS,
@@ -11,10 +11,28 @@ from healer.model import (
     Guard,
     Mode,
     Outcome,
+    Playbook,
+    Run,
+    RunState,
+    Step,
     Verb,
 )
 from healer.model.reasons import is_ours, slurm_kind
-from tests.support.gate import CLUSTER, NOW, drain, facts, job, name, node, propose, requeue, rules, slot
+from tests.support.gate import (
+    CLUSTER,
+    DRAIN,
+    NOW,
+    TICKET,
+    drain,
+    facts,
+    job,
+    name,
+    node,
+    propose,
+    requeue,
+    rules,
+    slot,
+)
 
 
 def test_every_verb_has_its_guards_and_every_guard_of_the_contract_its_function():
@@ -112,3 +130,53 @@ def test_slurms_own_reasons(reason, kind):
 
 def test_our_reasons_begin_with_our_name():
     assert is_ours("healer:gpu-lost inc:0000abcd x") and not is_ours("NHC: healer:") and not is_ours("")
+
+
+class TestARunThatOnlyBegins:
+    """It looks and waits first: room is asked for when it takes its node."""
+
+    def test_it_asks_for_no_room_and_for_everything_else(self):
+        full = facts(slots=[slot(2)], granted=(NOW,))
+        assert judge(drain(1), full, rules(), NOW).outcome is Outcome.held
+        begun = judge(drain(1, begins=True), full, rules(), NOW)
+        assert begun.outcome is Outcome.act
+        room = {*SLOT_GUARDS, Guard.floor, Guard.reserved}  # nobody asks for reserved nodes yet
+        assert {one.guard for one in begun.answers} == ASKED[Verb.drain] - room
+
+    def test_it_takes_no_slot_and_is_no_canary(self):
+        half = Breaker(cluster=CLUSTER, state=BreakerState.half_open)
+        before = facts(breaker=half)
+        begun = after(before, drain(1, begins=True), "r1", NOW)
+        assert (begun.slots, begun.granted, begun.breaker.canary) == ((), (), None)
+        assert begun.running == {name(1): "r1"}
+
+    def test_which_playbooks_begin_so(self):
+        waits = Playbook(
+            name="w",
+            title="w",
+            target="node",
+            steps=(Step(id="m", wait="empty"), Step(id="d", do=Verb.drain)),
+        )
+        assert slot_later(waits)
+        assert not slot_later(DRAIN) and not slot_later(TICKET) and not slot_later(None)
+
+    def test_it_is_untouched_until_its_slot_is_granted(self):
+        waits = Playbook(
+            name="w",
+            title="w",
+            target="node",
+            steps=(Step(id="m", wait="empty"), Step(id="d", do=Verb.drain)),
+        )
+        run = Run(
+            id="r1", cluster=CLUSTER, playbook="w", state=RunState.running, by="healer", reason="x",
+            created_at=NOW, node=name(1),
+        )  # fmt: skip
+        assert is_untouched(run, waits, facts())
+        assert not is_untouched(run, waits, facts(slots=[slot(1, run="r1")]))
+        assert is_untouched(run, waits, facts(slots=[slot(1, run="another")]))
+        assert not is_untouched(run, DRAIN, facts())
+        requeues = Playbook(
+            name="q", title="q", target="node",
+            steps=(Step(id="q", do=Verb.requeue), Step(id="d", do=Verb.drain)),
+        )  # fmt: skip
+        assert not is_untouched(run, requeues, facts()), "it may have restarted jobs"

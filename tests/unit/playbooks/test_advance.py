@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.model import LogEntry, Playbook, Step, StepEvent, Verb
-from healer.playbooks import Ask, Do, Finish, Intent, Sleep, advance, stuck_at
+from healer.playbooks import Ask, Do, Finish, Intent, Skip, Sleep, advance, stuck_at
 from tests.support.loop import START, later, shipped
 
 BOOK = Playbook(
@@ -212,7 +212,7 @@ LOGS = st.lists(
 @given(log=LOGS, book=st.sampled_from([BOOK, *shipped().playbooks.values()]))
 def test_every_log_has_a_next_intent_and_always_the_same(log: list[LogEntry], book: Playbook) -> None:
     intent = advance(book, log, START)
-    assert isinstance(intent, Do | Sleep | Ask | Finish)
+    assert isinstance(intent, Do | Sleep | Ask | Skip | Finish)
     assert advance(book, list(log), START) == intent
     if isinstance(intent, Sleep) and intent.until is not None:
         assert intent.until > START
@@ -228,3 +228,85 @@ def test_what_is_over_is_never_done_again_without_a_persons_word(log: list[LogEn
     if isinstance(intent, Do) and intent.key in last:
         assert last[intent.key].event not in {StepEvent.done, StepEvent.skipped, StepEvent.undone}
         assert not intent.fresh
+
+
+# --- steps on a condition, and ends before the end ---------------------------------------------------------
+
+TESTED = Playbook(
+    name="tested",
+    title="Tested",
+    target="node",
+    steps=(
+        Step(id="test", do=Verb.diagnose),
+        Step(id="ticket", do=Verb.ticket, when="test.failed"),
+        Step(id="repair", wait="repair", when="test.failed"),
+        Step(id="resume", do=Verb.resume, when="test.passed"),
+    ),
+)
+
+
+def after(*log: LogEntry) -> Intent:
+    return advance(TESTED, log, later(0))
+
+
+@pytest.mark.parametrize(("passed", "skipped"), [(True, "ticket"), (False, "")])
+def test_a_step_is_for_one_verdict(passed: bool, skipped: str) -> None:
+    intent = after(entry("test", "done", passed=passed))
+    if skipped:
+        assert isinstance(intent, Skip) and (intent.key, intent.why) == (skipped, "only when test failed")
+    else:
+        assert wanted(intent) == ("ticket", 1, True)
+
+
+def test_what_tells_no_verdict_has_passed() -> None:
+    log = [entry("test", "done"), entry("ticket", "skipped"), entry("repair", "skipped")]
+    assert wanted(after(*log)) == ("resume", 1, True)
+
+
+def test_a_step_that_was_skipped_has_neither_passed_nor_failed() -> None:
+    for key in ("ticket", "repair", "resume"):
+        intent = after(entry("test", "skipped"), *(entry(one, "skipped") for one in _before(key)))
+        assert isinstance(intent, Skip) and intent.key == key
+
+
+def _before(key: str) -> list[str]:
+    ids = [step.id for step in TESTED.steps[1:]]
+    return ids[: ids.index(key)]
+
+
+def test_a_step_that_could_not_be_done_asks_and_is_no_verdict() -> None:
+    assert isinstance(after(entry("test", "failed", final=True, text="no way to the node")), Ask)
+
+
+def test_each_step_that_is_not_met_is_noted_once() -> None:
+    log = [entry("test", "done", passed=True), entry("ticket", "skipped")]
+    intent = after(*log)
+    assert isinstance(intent, Skip) and intent.key == "repair"
+    assert wanted(after(*log, entry("repair", "skipped"))) == ("resume", 1, True)
+
+
+def test_a_verdict_after_a_retry_is_the_last_one() -> None:
+    log = [entry("test", "done", passed=False), entry("test", "retry"), entry("test", "done", passed=True)]
+    assert isinstance(after(*log), Skip)
+
+
+@pytest.mark.parametrize("event", ["done", "skipped"])
+def test_a_step_may_end_the_run(event: str) -> None:
+    intent = after(entry("test", event, ends_run=True, text="well again"))
+    assert isinstance(intent, Finish) and intent.why == "well again"
+
+
+def test_a_moment_that_is_waited_for_anew_comes_before_the_step_that_it_is_for() -> None:
+    book = Playbook(
+        name="b",
+        title="b",
+        target="node",
+        steps=(Step(id="moment", wait="empty"), Step(id="drain", do=Verb.drain)),
+    )
+    log = [
+        entry("moment", "done"),
+        entry("drain", "held", wake_at=later(-1).isoformat(), guard="slots"),
+        entry("moment", "retry"),
+    ]
+    assert wanted(advance(book, log, later(0))) == ("moment", 1, False)
+    assert wanted(advance(book, [*log, entry("moment", "done")], later(0))) == ("drain", 1, False)

@@ -32,8 +32,12 @@ class Rulebook:
 
     def __call__(self) -> Ruleset:
         if time.monotonic() - self._looked >= LOOK_EVERY_S:
-            with self._lock:
-                self._refresh()
+            # Whoever comes meanwhile goes on with the old set: proving a new one takes a second or two.
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._refresh()
+                finally:
+                    self._lock.release()
         return self._rules
 
     def _refresh(self) -> None:

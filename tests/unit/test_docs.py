@@ -13,6 +13,7 @@ from healer.actions import CHECKS, VERBS, WAITS
 from healer.cli import build
 from healer.decisions import GUARDS
 from healer.model import (
+    Alias,
     CatalogueEntry,
     Cause,
     DriverAsk,
@@ -25,12 +26,15 @@ from healer.model import (
     Role,
     Rule,
     RunState,
+    Signal,
     Step,
     Verdict,
     Xid74Bits,
 )
 from healer.ruleset import load
 from healer.settings import secret_names, setting_names
+from healer.signals.checkpoints import JobCheckpointBody
+from healer.signals.step_times import StepSample
 from tests.support.api import Api
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +133,11 @@ def test_no_page_names_a_command_that_is_not_there(path: Path) -> None:
 @pytest.mark.parametrize("kind", [Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits])
 def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Struct]) -> None:
     assert missing(list(kind.__struct_fields__), "rules.md") == []
+
+
+@pytest.mark.parametrize("kind", [Signal, Alias, StepSample, JobCheckpointBody])
+def test_every_field_of_signals_is_explained(kind: type[msgspec.Struct]) -> None:
+    assert missing(list(kind.__struct_fields__), "signals.md") == []
 
 
 def test_every_guard_and_its_settings_are_explained() -> None:

@@ -31,13 +31,13 @@ class Rulebook:
         self._rules = load(folder)
 
     def __call__(self) -> Ruleset:
-        if time.monotonic() - self._looked >= LOOK_EVERY_S:
-            # Whoever comes meanwhile goes on with the old set: proving a new one takes a second or two.
-            if self._lock.acquire(blocking=False):
-                try:
-                    self._refresh()
-                finally:
-                    self._lock.release()
+        due = time.monotonic() - self._looked >= LOOK_EVERY_S
+        # Whoever comes meanwhile goes on with the old set: proving a new one takes a second or two.
+        if due and self._lock.acquire(blocking=False):
+            try:
+                self._refresh()
+            finally:
+                self._lock.release()
         return self._rules
 
     def _refresh(self) -> None:

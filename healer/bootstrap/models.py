@@ -1,7 +1,7 @@
 """The isolation forest's models: kept ready for the detector, trained and shown for `healer model`."""
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -41,31 +41,28 @@ class ModelKeeper:
     def __init__(self, db: sa.Engine, cluster: str) -> None:
         self._models, self._features = PostgresModels(db, cluster), PostgresFeatures(db, cluster)
         self._fitted: tuple[Fitted, ...] = ()
-        self._rows: queue.Queue[FeatureRow] = queue.Queue(WAITING_MAX)
+        self._rows: deque[FeatureRow] = deque(maxlen=WAITING_MAX)
 
     def forest(self) -> Forest:
         """A forest without any memory of its own yet."""
-        return Forest(lambda: self._fitted, self._keep)
+        return Forest(lambda: self._fitted, self._rows.append)
 
     def run(self, stopped: threading.Event) -> None:
-        """Until stopped. A database that is away is asked again."""
+        """Until stopped. Whatever goes wrong here ends no detection: it is tried again."""
         while True:
             try:
                 self._store()
                 self._look()
             except SQLAlchemyError as error:
                 log.warning("models of the isolation forest cannot be read", error=str(error))
+            except Exception:
+                log.exception("models of the isolation forest cannot be made ready")
             if stopped.wait(LOOK_S):
                 return
 
-    def _keep(self, row: FeatureRow) -> None:
-        if self._rows.full():
-            self._rows.get_nowait()
-        self._rows.put_nowait(row)
-
     def _store(self) -> None:
-        while not self._rows.empty():
-            self._features.put(self._rows.get_nowait())
+        while self._rows:
+            self._features.put(self._rows.popleft())
 
     def _look(self) -> None:
         known = {one.model.id: one for one in self._fitted}

@@ -165,7 +165,7 @@ def test_the_detector_writes_history_and_takes_up_a_newer_model(
 ) -> None:
     forest = keeper.forest()
     for row in history[:3]:
-        forest._keep(row)
+        forest._keep(row)  # as its tick does
     store = PostgresFeatures(fresh_database, CLUSTER)
     wait_until(lambda: store.classes(history[0].at) == [("h100", "busy", 3)])
     assert list(forest._models()) == []

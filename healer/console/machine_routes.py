@@ -42,7 +42,12 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                 "jobs": stands.snapshot.jobs_on(name) if stands.snapshot else [],
                 "incidents": [incident.incident_row(one, asking, now) for one in past.items],
                 "runs": [runs.run_row(run, now) for run in ran.items],
-                "buttons": node_buttons(row, cluster, context["session"].role),
+                "buttons": node_buttons(
+                    row,
+                    cluster,
+                    context["session"].role,
+                    pages.reads.rule_book(cluster).rules.playbooks.values(),
+                ),
                 "veto": next((veto for veto in stands.vetoes if veto.node == name), None),
                 "slot": next((slot for slot in stands.slots if slot.node == name), None),
                 "measured": node.measured(

@@ -1,11 +1,15 @@
 """The presses a person may make: each posts JSON to the REST API, with a preview where it changes much."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import target
-from healer.model import ENDED_RUN_STATES, Incident, Role, Run, RunState
+from healer.model import ENDED_RUN_STATES, Incident, Playbook, Role, Run, RunState
 
+#: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
+_OWN_BUTTON = frozenset({"drain", "resume", "gpu-fatal"})
 _ACT = frozenset({Role.operator, Role.admin})
 _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
 
@@ -155,12 +159,32 @@ def quiet_buttons(incident: Incident, role: Role) -> list[Button]:
     return buttons
 
 
-def node_buttons(row: NodeRow, cluster: str, role: Role) -> tuple[Button, ...]:
-    """Drain and resume by hand. Our own drain can be resumed; a person's or Slurm's cannot (law 5)."""
+def _by_hand(playbook: Playbook, body: dict[str, str]) -> Button:
+    """Any playbook of the site's on this node: what it does stands in its own title."""
+    where = f"/api/v1/playbooks/{playbook.name}/runs"
+    return Button(
+        label=playbook.name.replace("-", " ").capitalize(),
+        action=where,
+        title=f"{playbook.title}: {body['node']}",
+        effect=f"{len(playbook.steps)} steps; each that changes something asks the guards first.",
+        body=body,
+        preview=where,
+        preview_body={**body, "reason": "preview"},
+    )
+
+
+def node_buttons(
+    row: NodeRow, cluster: str, role: Role, playbooks: Iterable[Playbook] = ()
+) -> tuple[Button, ...]:
+    """Drain and resume by hand, and on a node in service the site's other playbooks for nodes.
+
+    Our own drain can be resumed; a person's or Slurm's cannot (law 5).
+    """
     if not may_act(role):
         return ()
     body = {"cluster": cluster, "node": row.name}
     if row.in_service:
+        others = [one for one in playbooks if one.target == "node" and one.name not in _OWN_BUTTON]
         return (
             Button(
                 label="Drain",
@@ -171,6 +195,7 @@ def node_buttons(row: NodeRow, cluster: str, role: Role) -> tuple[Button, ...]:
                 preview="/api/v1/playbooks/drain/runs",
                 preview_body={**body, "reason": "preview"},
             ),
+            *(_by_hand(playbook, body) for playbook in others),
         )
     if row.kind is NodeKind.out_healer:
         return (

@@ -12,6 +12,7 @@ import msgspec
 
 from healer.detection.tick import TICK_S, Senses
 from healer.model import Finding, Incident, Observation, Sensed
+from healer.model.samples import Report, StepBatch
 from healer.signals.checkpoints import checkpoint_observations
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
@@ -56,6 +57,8 @@ class Fleet(Site):
         #: All that any sense found, in the order in which it was found.
         self.found: list[Finding] = []
         self.unrecognised: dict[str, str] = {}
+        #: What the senses took in last.
+        self.taken: tuple[list[Report], list[StepBatch]] = ([], [])
         self.on_sent: Callable[[datetime, Sent], None] = lambda _at, _sent: None
 
     # --- moving it ---
@@ -100,6 +103,7 @@ class Fleet(Site):
         assert not measured.rejected
         assert not steps.rejected
         self.unrecognised |= {one: unknown.why for one, unknown in measured.unknown.items()}
+        self.taken = (measured.reports, steps.batches)
         self.senses.take(measured.reports, steps.batches, snapshot, self.now)
         told = checkpoint_observations(sent.checkpoints, self.now, cluster=CLUSTER)
         assert not told.rejected

@@ -46,10 +46,10 @@ def reads_of(engine: sa.Engine, rules: Ruleset = RULES) -> PostgresConsoleReads:
     )
 
 
-def found_at(conn: sa.Connection, owner: str, at: datetime) -> None:
+def found_at(conn: sa.Connection, owner: str, at: datetime, rule: str = "gpu-lost") -> None:
     place = Component(cluster=CLUSTER, node="gpu0001")
     finding = Finding(
-        rule="gpu-lost", fault="xid-79", fault_class=incident(1).fault_class, component=place, at=at,
+        rule=rule, fault="xid-79", fault_class=incident(1).fault_class, component=place, at=at,
         arrived_at=at, text="", confidence=1, evidence=(),
     )  # fmt: skip
     conn.execute(sa.insert(findings).values(incident=owner, at=at, doc=msgspec.to_builtins(finding)))
@@ -76,6 +76,7 @@ def test_a_rule_tells_when_it_fired_and_in_which_mode(fresh_database: sa.Engine)
         found_at(conn, old.id, old.opened)
         found_at(conn, now_open.id, now_open.opened)
         found_at(conn, now_open.id, now_open.opened + timedelta(minutes=2))
+        found_at(conn, now_open.id, now_open.opened + timedelta(minutes=3), rule="gpu-hot")
         conn.execute(
             sa.insert(rule_modes).values(rule="gpu-lost", mode="approve", by="mara", reason="new", at=NOW)
         )
@@ -85,6 +86,9 @@ def test_a_rule_tells_when_it_fired_and_in_which_mode(fresh_database: sa.Engine)
     assert (record.open, record.fired, record.false_alarms, record.true_faults) == (1, 2, 1, 0)
     assert record.last_at == now_open.opened + timedelta(minutes=2)
     assert record.last_incident == now_open.id
+    # It joined an incident of another rule, and fired all the same.
+    joined = book.records["gpu-hot"]
+    assert (joined.open, joined.fired, joined.last_incident) == (0, 1, now_open.id)
     assert book.cases == {"gpu-lost": 3}
 
 

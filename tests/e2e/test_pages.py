@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.test_console import incident_of, open_page
 from tests.support.browser import chromium, served
-from tests.support.console_site import Site, make_sample
+from tests.support.console_site import Site, make_sample, shipped
 from tests.support.console_telemetry import SLOW_NODE
 from tests.support.wait import wait_until
 
@@ -24,6 +24,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def site() -> Site:
+    shipped()  # read before a page waits for it
     return Site(make_sample(80))
 
 

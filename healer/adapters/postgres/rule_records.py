@@ -3,29 +3,35 @@
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from healer.adapters.postgres.tables import findings, incidents, rule_modes
 from healer.console.reads import RuleRecord
 from healer.model import Mode, Review
 
 WEEK = timedelta(days=7)
+#: How many findings are looked at, newest first.
+FINDINGS_READ = 5000
 
 
 def rule_records(conn: sa.Connection, cluster: str, now: datetime) -> dict[str, RuleRecord]:
     """By name; rules that never fired and whose mode nobody set are left out.
 
-    A finding counts for the rule of the incident that it joined. Findings are read of incidents that changed
-    in the last 7 days alone; older ones tell when they were opened.
+    A finding counts for its own rule, whatever the rule of the incident that it joined. What is not among the
+    newest findings is known by its incident alone: when that was opened.
     """
     counted = {row.rule: row for row in conn.execute(_incidents(cluster))}
     fired = {row.rule: row for row in conn.execute(_findings(cluster, now - WEEK))}
     modes = {row.rule: row for row in conn.execute(sa.select(rule_modes))}
-    return {name: _record(counted.get(name), fired.get(name), modes.get(name)) for name in {*counted, *modes}}
+    return {
+        name: _record(counted.get(name), fired.get(name), modes.get(name))
+        for name in {*counted, *fired, *modes}
+    }
 
 
 def _incidents(cluster: str) -> sa.Select:
     review = incidents.c.doc["review"].astext
-    newest = sa.func.array_agg(sa.text("id ORDER BY opened DESC"))
+    newest = _first(incidents.c.id, incidents.c.opened.desc())
 
     def count(wanted: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return sa.func.count().filter(wanted)
@@ -45,27 +51,36 @@ def _incidents(cluster: str) -> sa.Select:
 
 
 def _findings(cluster: str, week: datetime) -> sa.Select:
+    """Of the newest findings only: each has its charts with it, so reading them all would be slow."""
+    newest = sa.select(findings).order_by(findings.c.id.desc()).limit(FINDINGS_READ).subquery()
+    rule = newest.c.doc["rule"].astext
     return (
         sa.select(
-            incidents.c.rule,
-            sa.func.max(findings.c.at).label("last"),
-            sa.func.count().filter(findings.c.at > week).label("fired"),
+            rule.label("rule"),
+            sa.func.max(newest.c.at).label("last"),
+            sa.func.count().filter(newest.c.at > week).label("fired"),
+            _first(newest.c.incident, newest.c.at.desc()).label("newest"),
         )
-        .join(findings, findings.c.incident == incidents.c.id)
-        .where(incidents.c.cluster == cluster, incidents.c.updated > week)
-        .group_by(incidents.c.rule)
+        .join(incidents, incidents.c.id == newest.c.incident)
+        .where(incidents.c.cluster == cluster)
+        .group_by(rule)
     )
 
 
+def _first(value: sa.ColumnElement, order: sa.ColumnElement) -> sa.ColumnElement:
+    return sa.func.array_agg(aggregate_order_by(value, order), type_=ARRAY(sa.Text))[1]
+
+
 def _record(counted: sa.Row | None, fired: sa.Row | None, mode: sa.Row | None) -> RuleRecord:
-    last = [counted.opened] if counted else []
-    last += [fired.last] if fired else []
+    last = [(fired.last, fired.newest)] if fired else []
+    last += [(counted.opened, counted.newest)] if counted else []
+    last_at, last_incident = max(last, default=(None, None))
     return RuleRecord(
         mode=Mode(mode.mode) if mode else None,
         mode_by=mode.by if mode else None,
         mode_at=mode.at if mode else None,
-        last_at=max(last, default=None),
-        last_incident=counted.newest[0] if counted else None,
+        last_at=last_at,
+        last_incident=last_incident,
         open=counted.open if counted else 0,
         fired=fired.fired if fired else 0,
         true_faults=counted.true_faults if counted else 0,

@@ -110,15 +110,17 @@ def incident_charts(
 ) -> list[FindingCharts]:
     """`later`: what the incident's node reported since, with the meaning of its columns."""
     moments = incident_moments(detail)
-    left = CHARTS_SHOWN
     shown: list[FindingCharts] = []
+    drawn: list[Chart] = []
     for finding in newest_findings(detail.findings):
         charts = []
-        for chart in finding.charts[:left]:
+        # Two rules over one signal would draw the same line twice.
+        fresh = [chart for chart in finding.charts if not any(_same(chart, one) for one in drawn)]
+        for chart in fresh[: CHARTS_SHOWN - len(drawn)]:
             name = f"chart-{len(shown)}-{len(charts)}"
             charts.append(chart_view(name, continued(chart, catalogue, *later), moments))
-        left -= len(charts)
-        if charts or finding.contributions:
+            drawn.append(chart)
+        if charts or finding.contributions or len(fresh) < len(finding.charts):
             shown.append(
                 FindingCharts(
                     fault=finding.fault,
@@ -137,6 +139,13 @@ def incident_charts(
                 )
             )
     return shown
+
+
+def _same(one: Chart, other: Chart) -> bool:
+    def what(chart: Chart) -> tuple:
+        return chart.signal, chart.unit, chart.node, chart.gpu, chart.link, chart.port
+
+    return bool(one.signal) and what(one) == what(other)
 
 
 def incident_moments(detail: IncidentDetail) -> list[ChartMark]:
@@ -205,12 +214,13 @@ def series(
     reports: Iterable["Report"], columns: Mapping[int, Column], column: Column
 ) -> list[tuple[float, float]]:
     """(s since 1970, value) of one column, by time; without what the sender did not know."""
-    wanted = {number for number, one in columns.items() if one == column}
+    wanted = [number for number, one in columns.items() if one == column]
     found: list[tuple[float, float]] = []
     for report in reports:
-        for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
-            if number in wanted and not math.isnan(value):
-                found.append((report.at.timestamp(), value))
+        for number in wanted:
+            for value in report.values[report.columns == number].tolist():
+                if not math.isnan(value):
+                    found.append((report.at.timestamp(), value))
     return sorted(found)
 
 

@@ -68,7 +68,7 @@ def picture(made: StepGrid, away: Matrix, checkpoints: Sequence[int], cluster: s
         worst = filled.argmax(axis=0)
         columns = np.arange(len(made.step))
         dev[index], sec[index] = away[members][worst, columns], seconds[members][worst, columns]
-    scale = max(float(np.nanmax(sec, initial=0.0)) / 65_000, 1e-6)
+    scale = max(float(sec[np.isfinite(sec)].max(initial=0.0)) / 65_000, 1e-6)
     known = {int(step): index for index, step in enumerate(made.step)}
     return {
         "cluster": cluster,

@@ -117,13 +117,22 @@ def test_an_incident_shows_the_newest_finding_of_each_fault_and_four_charts_at_m
     detail = slow_node(("4711",))
     clock = detail.findings[0]
     older = msgspec.structs.replace(clock, at=clock.at - timedelta(minutes=5), text="older")
-    more = msgspec.structs.replace(clock, fault="other", charts=(clock_chart(),) * 4)
+    many = tuple(msgspec.structs.replace(clock_chart(), gpu=gpu) for gpu in (0, 1, 2, 3))
+    more = msgspec.structs.replace(clock, fault="other", charts=many)
     detail = msgspec.structs.replace(detail, findings=(older, *detail.findings, more))
     shown = charts.incident_charts(detail, CATALOGUE)
     assert "older" not in [one.text for one in shown]
     assert sum(len(one.charts) for one in shown) == charts.CHARTS_SHOWN
     assert [one.fault for one in shown if one.why] == ["unusual-node"]
     assert len({chart.id for one in shown for chart in one.charts}) == charts.CHARTS_SHOWN
+
+
+def test_a_signal_that_two_rules_watch_is_drawn_once() -> None:
+    detail = slow_node(())
+    clock = detail.findings[0]
+    again = msgspec.structs.replace(clock, fault="other", text="again", at=clock.at - timedelta(seconds=9))
+    shown = charts.incident_charts(msgspec.structs.replace(detail, findings=(clock, again)), CATALOGUE)
+    assert [(one.fault, len(one.charts)) for one in shown] == [(clock.fault, 2), ("other", 0)]
 
 
 def test_the_moments_of_an_incident() -> None:

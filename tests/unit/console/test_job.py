@@ -43,11 +43,11 @@ def test_what_was_not_told_is_marked_so() -> None:
     batches = steps_of("1", NODES, steps=3, whole_only=True)
     made = grid(batches)
     assert made is not None
-    made.step_s[0, 1] = np.nan
+    made.step_s[0, 1], made.step_s[0, 2] = np.nan, np.inf
     body = heat.picture(made, deviation(made), [], "pod1")
     assert body["mode"] == "step"
-    assert unpacked(body, "dev", "<i2")[0].tolist()[1] == -32_768
-    assert unpacked(body, "sec", "<u2")[0].tolist()[1] == 65_535
+    assert unpacked(body, "dev", "<i2")[0].tolist()[1:] == [-32_768] * 2
+    assert unpacked(body, "sec", "<u2")[0].tolist()[1:] == [65_535] * 2
 
 
 def test_whole_steps_name_no_rank() -> None:

@@ -153,38 +153,33 @@ def rules(draw: st.DrawFn) -> tuple[Scope, str, Expr]:
         return scope, text, parse.condition(text, SIGNALS, scope, {"limit"})
 
 
-VALUES = st.one_of(st.integers(0, 6).map(float), st.just(float("nan")))
+def send_some(fleet: Fleet, chance: np.random.Generator) -> None:
+    """What comes within one tick: most nodes, most signals, some of them unknown."""
 
+    def value() -> float:
+        return float("nan") if chance.random() < 0.1 else float(chance.integers(0, 7))
 
-@st.composite
-def samples(draw: st.DrawFn, fleet: Fleet) -> None:
-    """What comes within one tick: some nodes, some signals, some unknown."""
-    for node in draw(st.lists(st.sampled_from(fleet.names), unique=True)):
-        told: dict[tuple[str, Part], float] = {}
+    for node in fleet.names:
+        told: dict[tuple[str, Part], float] = {("load", Part()): value(), ("crashes", Part()): value()}
         for gpu in range(fleet.gpus):
-            for name in draw(
-                st.lists(st.sampled_from(["heat", "work", "errors", "flag", "state"]), max_size=5)
-            ):
-                told[(name, Part(gpu=gpu))] = draw(VALUES) if name != "state" else draw(st.integers(0, 2))
-            if draw(st.booleans()):
-                told[("reasons", Part(gpu=gpu))] = draw(st.integers(0, 7))
-                told[("noise", Part(gpu=gpu, link=0))] = draw(VALUES)
-        if draw(st.booleans()):
-            told[("noise", Part(port="mlx5_0/1"))] = draw(VALUES)
-            told[("load", Part())] = draw(VALUES)
-            told[("crashes", Part())] = draw(VALUES)
-        if told:
-            fleet.send(node, told)
+            part = Part(gpu=gpu)
+            told |= {(name, part): value() for name in ("heat", "work", "errors", "flag", "reasons")}
+            told[("state", part)] = float(chance.integers(0, 3))
+            told[("noise", Part(gpu=gpu, link=0))] = value()
+        told[("noise", Part(port="mlx5_0/1"))] = value()
+        kept = {name: one for name, one in told.items() if chance.random() < 0.8}
+        if kept and chance.random() < 0.8:
+            fleet.send(node, kept)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), found=st.lists(rules(), min_size=1, max_size=4))
 def test_columns_equal_the_scalar_form(data: st.DataObject, found: list[tuple[Scope, str, Expr]]) -> None:
-    fleet = Fleet()
+    fleet, chance = Fleet(), np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     program, memory = Program([expr for _, _, expr in found]), Memory()
     for _ in range(data.draw(st.integers(1, 8))):
         fleet.after(data.draw(st.sampled_from([5, 5, 5, 10, 20, 45, 120])))
-        data.draw(samples(fleet))
+        send_some(fleet, chance)
         moment = program.tick(fleet.telemetry, fleet.now)
         scalar = Scalar(fleet.telemetry, fleet.now, memory)
         for expr in {expr for _, _, expr in found}:

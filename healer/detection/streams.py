@@ -32,7 +32,7 @@ CLIP = 2.5
 #: The least threshold, in units of the noise: three steps at the clip, whatever the formula says.
 THRESHOLD_LEAST = 6.0
 #: False alarms per day for all series of one kind together.
-BUDGET_PER_DAY = 0.05
+BUDGET_PER_DAY = 0.02
 #: Series that compare with each other at the least.
 LEAST = 4
 

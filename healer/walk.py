@@ -160,6 +160,8 @@ class _Pass:
     def close_what_is_over(self) -> None:
         for name in list(self.work.by_id):
             incident = self._made_way(self.work.by_id[name])
+            if incident.merged_into is not None and incident.run and name in self.work.changed:
+                self._withdrawn(incident, incident.closed_why or "")
             measured = is_measured(self.rules, incident)
             if measured and incident.is_open:
                 incident = self._note_clear(incident)

@@ -29,6 +29,9 @@ from healer.model import (
 )
 from healer.model.reasons import is_ours
 
+#: Verbs that are a remedy, the strongest first.
+_REMEDIES = {Verb.restart_service: Remedy.restart_service, Verb.diagnose: Remedy.diagnose}
+
 #: A run in one of these states still asks the gate; the others are under way or wait for somebody.
 _ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
@@ -73,7 +76,8 @@ def decide(
         run=active.id if active else None,
         rule=rule.name,
         playbook=rule.playbook,
-        remedy=next_remedy(incident, rule, facts, rules, now),
+        remedy=_carried_out(rules.playbooks.get(rule.playbook))
+        or next_remedy(incident, rule, facts, rules, now),
         mode=facts.modes.get(rule.name) or rules.mode_of(rule),
         unusable=incident.unusable,
         fatal=incident.fault_class is FaultClass.fatal,
@@ -156,14 +160,17 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
     return not alive.isdisjoint(incident.jobs_hit)
 
 
+def _carried_out(playbook: Playbook | None) -> Remedy | None:
+    """What the playbook itself tries. It does nothing else the next time: so it does not climb the ladder."""
+    verbs = {step.do for step in playbook.steps} if playbook is not None else set()
+    return next((remedy for verb, remedy in _REMEDIES.items() if verb in verbs), None)
+
+
 def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime) -> Remedy:
     """The smallest remedy on the ladder, from the incident's own upwards, not tried on the node of late."""
     wanted = incident.remedy or rule.remedy
-    first = next((remedy for remedy in wanted if remedy in REMEDY_LADDER), None)
+    first = next((remedy for remedy in wanted if remedy in REMEDY_LADDER), Remedy.none)
     node = incident.root.node
-    if first is None:
-        # Tests stand beside the ladder; to test the same node again and again finds nothing new either.
-        return Remedy.diagnose if Remedy.diagnose in wanted else Remedy.none
     if first is Remedy.none or node is None:
         return first
     shown = facts.snapshot.nodes.get(node) if facts.snapshot else None

@@ -127,6 +127,29 @@ def test_a_pause_before_the_restart_holds_it() -> None:
     assert site.node(1).in_service
 
 
+def test_a_finding_that_is_told_again_while_its_job_ends_does_not_keep_the_node_out() -> None:
+    """Who measures tells every few minutes what goes on; that is no new fault after the repair."""
+    site, job = broken(busy=True)
+    site.pass_time(30)
+    site.find("fabric-manager-down")
+    site.slurm.complete(job or "")
+    site.pass_time(30)
+    assert site.incidents[0].evidence_count == 2
+    assert site.run_of("restart-fabric-manager").state is RunState.done
+    assert site.node(1).in_service
+
+
+def test_it_is_not_restarted_again_within_its_hours_under_another_name() -> None:
+    site, _ = broken()
+    site.pass_time(30)
+    assert site.node(1).in_service
+    site.nodes.plant(NODE, "fabric-manager")
+    site.find("fabric-manager-down")
+    site.pass_time(30)
+    assert site.nodes.restarts(NODE) == 1
+    assert (site.incident.held_by, site.run_of("restart-fabric-manager").state) == ("repeat", RunState.held)
+
+
 MOMENTS = [
     "started:drain", "done:drain", "performed:drain", "performed:jobs", "performed:empty", "started:restart",
     "done:restart", "performed:restart", "started:fabric", "performed:fabric", "performed:verify",

@@ -75,6 +75,19 @@ def test_a_mode_that_was_set_while_running_counts() -> None:
     assert open_rules(site) == ["straggler"]
 
 
+def test_a_run_that_waited_for_leave_goes_with_the_incident_that_is_taken_in() -> None:
+    site = SlowSite(rules=slow_rules(fabric_manager_down=Mode.approve))
+    site.find("fabric-manager-down")
+    site.pass_time(1)
+    asked = site.run_of("restart-fabric-manager").id
+    assert site.ledger.tables.runs[asked].state == "waiting_approval"
+    site.pause()  # so that nothing is decided before the next finding
+    site.ledger.tables.modes["fabric-manager-down"] = Mode.off
+    site.find("straggler", gpu=3)
+    assert open_rules(site) == ["straggler"]
+    assert site.ledger.tables.runs[asked].state == "rejected"
+
+
 def test_an_incident_that_is_worked_on_is_not_taken_in() -> None:
     site = SlowSite()
     site.agreed(required=[NODE])

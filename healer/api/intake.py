@@ -112,8 +112,12 @@ class Tally:
         except Exception:
             with self._lock:
                 for name, one in counted.items():
-                    since = self._counted.get(name)
-                    later = since.count if since else 0
-                    if since or len(self._counted) < NAMES:
-                        self._counted[name] = msgspec.structs.replace(one, count=one.count + later)
+                    later = self._counted.get(name)
+                    if later is None:
+                        self._counted[name] = one
+                    else:
+                        count = one.count + later.count
+                        self._counted[name] = msgspec.structs.replace(
+                            later, first_seen=one.first_seen, count=count
+                        )
             raise

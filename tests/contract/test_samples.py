@@ -17,6 +17,7 @@ from healer.adapters.postgres.checkpoints import PostgresCheckpoints
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.samples import PostgresSamples, forget, slot_of
 from healer.adapters.postgres.unknown_series import REST, PostgresUnknownSeries
 from healer.api.services import Unavailable
@@ -288,6 +289,17 @@ def test_unknown_series_add_up_and_are_bounded(fresh_database: sa.Engine) -> Non
     assert (first.first_seen, first.last_seen) == (datetime(2026, 11, 20, tzinfo=UTC), later)
     assert first.example == {"gpu": "0"}
     assert len(book.series(None, 100)) == 5
+
+
+def test_names_that_nobody_sends_are_forgotten(fresh_database: sa.Engine, store: PostgresSamples) -> None:
+    book = PostgresUnknownSeries(fresh_database)
+    now = datetime.now(UTC)
+    book.add([unknown("old", at=now - timedelta(days=8)), unknown("young", at=now - timedelta(days=6))])
+    store.put([report(1, age_s=85 * 60), report(2)])
+    tidy(fresh_database, now)
+    assert [one.name for one in book.series(None, 10)] == ["young"]
+    with fresh_database.connect() as conn:
+        assert conn.execute(sa.text("SELECT count(*) FROM samples")).scalar_one() == 1
 
 
 # --- checkpoints ---

@@ -128,3 +128,62 @@ def test_one_poisoned_request_does_not_take_its_neighbours_with_it() -> None:
         await commit.stop()
 
     asyncio.run(go())
+
+
+def test_what_matters_less_stands_back_while_the_other_queue_is_half_full() -> None:
+    async def go() -> None:
+        store, later = MemoryStore(), MemoryStore()
+        store.gate.clear()
+        events = GroupCommit(store.store, queue=10)
+        metrics = GroupCommit(later.store, queue=10, before=(events,))
+        events.start()
+        metrics.start()
+        waiting = [asyncio.create_task(events.add([arrival(number) for number in range(5)]))]
+        await asyncio.sleep(0)
+        assert await metrics.add([arrival(100)]) == [True], "half full is not over half full"
+        waiting.append(asyncio.create_task(events.add([arrival(5)])))
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await metrics.add([arrival(101)])
+        store.gate.set()
+        await asyncio.gather(*waiting)
+        assert await metrics.add([arrival(101)]) == [True]
+        await events.stop()
+        await metrics.stop()
+
+    asyncio.run(go())
+
+
+def test_weights_bound_the_queue_and_the_batch() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        store.gate.clear()
+        commit = GroupCommit(store.store, queue=300, batch=100, weigh=lambda _: 60)
+        commit.start()
+        waiting = [asyncio.create_task(commit.add([arrival(number)])) for number in range(5)]
+        await asyncio.sleep(0)
+        assert commit.depth == 300
+        with pytest.raises(Busy):
+            await commit.add([arrival(9)])
+        store.gate.set()
+        await asyncio.gather(*waiting)
+        assert store.batches == [1] * 5, "two of them would weigh more than a batch"
+        assert commit.depth == 0
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_the_first_of_a_batch_waits_for_others() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        commit = GroupCommit(store.store, gather_s=0.2)
+        commit.start()
+        first = asyncio.create_task(commit.add([arrival(1)]))
+        await asyncio.sleep(0.01)
+        assert await commit.add([arrival(2)]) == [True]
+        assert await first == [True]
+        assert store.batches == [2]
+        await commit.stop()
+
+    asyncio.run(go())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from healer.detection.pace import Pace
 from healer.detection.step_findings import JOB_SLOW, STRAGGLER, job_slow, ratios, straggler
 from healer.detection.streams import Streams
-from healer.model import Component, Finding, Sensed, SlurmSnapshot
+from healer.model import Component, Finding, Sensed, SlurmJob, SlurmSnapshot
 from healer.observations.steps import JobSteps, Places, StepTimes
 
 #: More of the ranks than this slow together share a cause: nobody is blamed.
@@ -44,17 +44,31 @@ class _Watch:
     nodes: Streams = field(default_factory=Streams)
     pace: Pace = field(default_factory=Pace)
     places: Places | None = None
+    #: Rank -> the node where it was last known to run; empty: never known.
+    where: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, "U1"))
 
     def follow(self, slurm: SlurmSnapshot | None, now: datetime) -> None:
         places = self.job.places(slurm)
-        if self.places is None or places.nodes[: len(self.places.nodes)] != self.places.nodes:
-            self.nodes = Streams()
+        if self.places is not places:
+            if self._moved(places):
+                self.ranks, self.nodes = Streams(), Streams()
+            elif self.places is None or places.nodes[: len(self.places.nodes)] != self.places.nodes:
+                self.nodes = Streams()
         self.places = places
         for step in self.job.ready(self.done, now):
             row = self.job.row(step)
             if row is not None:
                 self._step(step, row, places)
             self.done = step
+
+    def _moved(self, places: Places) -> bool:
+        """A rank runs on another node than before: what was learnt of it speaks of that one."""
+        where = np.array([*places.nodes, ""])[places.node]  # -1 is the last
+        before = np.full(len(where), "", dtype=self.where.dtype)
+        before[: len(self.where)] = self.where[: len(where)]
+        known = where != ""
+        self.where = np.where(known, where, before)
+        return bool((known & (before != "") & (before != where)).any())
 
     def _step(self, step: int, row: int, places: Places) -> None:
         whole = self.job.step_s[row]
@@ -164,7 +178,7 @@ class Stragglers:
             kept[job.job, job.restart] = watch
             watch.follow(slurm, now)
             shown = slurm.jobs.get(job.job) if slurm is not None else None
-            if slurm is not None and (shown is None or shown.active):
+            if slurm is not None and (shown is None or (shown.active and _of_this_life(job, shown))):
                 live.append(watch)
         self._watches = kept
         return live
@@ -208,6 +222,16 @@ class Stragglers:
             return True
         pace = next((watch.pace for watch in live if watch.job.job == job), None)
         return None if pace is None or not pace.known else not pace.slow
+
+
+def _of_this_life(job: JobSteps, shown: SlurmJob) -> bool:
+    """Until its new life has told a step, a requeued job is known by the old one, whose ranks ran elsewhere.
+
+    Senders that count no lives always tell 0.
+    """
+    if shown.start_at is None:
+        return job.restart == shown.restarts
+    return job.restart in (0, shown.restarts) and job.told_at > shown.start_at.timestamp()
 
 
 def _padded(values: NDArray, n: int, empty: float = np.nan) -> NDArray[np.float64]:

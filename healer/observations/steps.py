@@ -83,6 +83,11 @@ class JobSteps:
         """How many columns hold anything: the highest rank heard, and one."""
         return int(np.flatnonzero(self.seen)[-1]) + 1 if self.seen.any() else 0
 
+    @property
+    def told_at(self) -> float:
+        """When the newest step ended, by its senders, s since 1970."""
+        return float(self.at[self.newest % STEPS]) if self.newest >= 0 else -np.inf
+
     def row(self, step: int) -> int | None:
         """Where the step lies, None when it is not here (any more)."""
         row = step % STEPS

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+import msgspec
 import numpy as np
 import pytest
 
 from healer.detection.stragglers import Stragglers
-from healer.model import Component, FaultClass, Finding, Sense, SlurmSnapshot
+from healer.model import Component, FaultClass, Finding, Sense, SlurmNode, SlurmSnapshot
 from healer.observations.steps import StepTimes
 from tests.support.steps import CLUSTER, START, batch, slurm
 
@@ -286,3 +287,41 @@ def test_a_slow_job_that_is_over_is_slow_no_more() -> None:
     job.shown = slurm(8, state="COMPLETED")
     job.tick()
     assert ("job-slow", found.component) in job.clear
+
+
+def moved(job: Job, **fields: object) -> SlurmSnapshot:
+    """The job was requeued and runs on eight other nodes."""
+    names = [f"other{index}" for index in range(8)]
+    life = msgspec.structs.replace(
+        slurm(8).jobs["4711"],
+        nodes=tuple(names),
+        gpus={name: tuple(range(8)) for name in names},
+        restarts=1,
+        **fields,
+    )
+    nodes = {name: SlurmNode(name=name, state=("ALLOCATED",), gpus=8) for name in names}
+    return msgspec.structs.replace(slurm(8), nodes=nodes, jobs={"4711": life})
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_requeued_job_blames_no_node_of_its_new_life_for_the_old_one(started: bool) -> None:
+    job = Job()
+    job.run(60)
+    assert job.run(6, slower(13, 0.18))
+    before = len(job.found)
+    job.shown = moved(job, start_at=job.now + timedelta(seconds=30) if started else None)
+    job.tick(60)
+    job.tick(400)
+    assert job.found[before:] == []
+
+
+def test_what_was_learnt_of_a_rank_does_not_move_with_it() -> None:
+    """A sender that counts no lives and tells no nodes: only Slurm says where its ranks are."""
+    job = Job(more={"placed": False})
+    job.run(60)
+    assert job.run(6, slower(13, 0.18))
+    before = len(job.found)
+    job.shown = moved(job, start_at=job.now)
+    job.run(60)
+    assert job.found[before:] == []
+    assert {one.component for one in job.run(10, slower(13, 0.18))} == {on("other1", 5)}

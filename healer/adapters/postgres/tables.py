@@ -4,6 +4,7 @@ Nouns are stored as their JSON (`doc`) beside the few columns that are searched,
 """
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB
 
 metadata = sa.MetaData()
@@ -71,7 +72,7 @@ samples = sa.Table(
     postgresql_partition_by="LIST (slot)",
 )
 for _slot in range(SAMPLE_SLOTS):
-    sa.event.listen(
+    event.listen(
         samples,
         "after_create",
         sa.DDL(f"CREATE TABLE samples_{_slot} PARTITION OF samples FOR VALUES IN ({_slot})"),

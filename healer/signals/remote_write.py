@@ -16,7 +16,7 @@ from struct import unpack_from
 
 import cramjam
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from healer.signals.measured import Measured
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
@@ -164,21 +164,8 @@ def _is_unwanted(data: bytes, start: int, end: int, unwanted: Unwanted) -> bool:
     return name.isascii() and unwanted(name.decode("ascii"), lambda: _labels(data, start, end))
 
 
-#: The end of a sample: tag of the value (where it is told), the value, tag of the time, its six bytes.
-_FORMS = {
-    _FULL: np.dtype(
-        {
-            "names": ["head", "value", "tail"],
-            "formats": ["<u4", "<f8", "<u8"],
-            "offsets": [0, 3, 10],
-            "itemsize": _FULL,
-        }
-    ),
-    _ZERO: np.dtype(
-        {"names": ["head", "tail"], "formats": ["<u4", "<u8"], "offsets": [0, 1], "itemsize": _ZERO}
-    ),
-}
-#: What `head` has to be, under a mask: tag and length of the sample, tag of the value or the time.
+#: How a sample of each width begins, three bytes as a number: its tag and length, then the tag of the value,
+#: or of the time where the value is left out.
 _HEADS = {_FULL: 0x091012, _ZERO: 0x100712}
 
 
@@ -192,12 +179,9 @@ class _Guesses:
 
     def samples(self, data: bytes, walker: "_Walker") -> Samples:
         """Those that are; the walker gets the others."""
-        raw = np.frombuffer(data, np.uint8)
-        ends = np.array(self.ends)
-        slots = np.array(self.slots, np.int32)
-        rows = sliding_window_view(raw, self.width)[ends - self.width].reshape(-1).view(_FORMS[self.width])
-        tail = rows["tail"]
-        good = (rows["head"] & 0xFFFFFF) == _HEADS[self.width]
+        ends, slots = np.array(self.ends), np.array(self.slots, np.int32)
+        tail = _at(data, "<u8", ends - 8)
+        good = (_at(data, "<u4", ends - self.width) & 0xFFFFFF) == _HEADS[self.width]
         # Five bytes that say "more follows", one that says "the last", and the tag of the time before them.
         good &= (tail & 0x8080_8080_8080_FF00) == 0x0080_8080_8080_1000
         if not good.all():
@@ -205,12 +189,22 @@ class _Guesses:
             for _, _, _, start, end in fields(data, 0, len(data)):
                 if end in wrong:
                     walker.series(start, end)
-            rows, tail, slots = rows[good], tail[good], slots[good]
-        times = np.zeros(len(slots), np.uint64)
-        for byte in range(6):
-            times |= (tail >> np.uint64(16 + 8 * byte) & np.uint64(0x7F)) << np.uint64(7 * byte)
-        values = rows["value"].astype(np.float64) if self.width == _FULL else np.zeros(len(slots))
-        return Samples(slots, values, times.view(np.int64))
+            ends, slots, tail = ends[good], slots[good], tail[good]
+        values = _at(data, "<f8", ends - 15) if self.width == _FULL else np.zeros(len(slots))
+        return Samples(slots, values, _times(tail))
+
+
+def _at(data: bytes, kind: str, places: NDArray[np.int64]) -> NDArray:
+    """The numbers of eight or four bytes that begin at these places, aligned or not."""
+    size = len(data) - np.dtype(kind).itemsize + 1
+    return np.ndarray((size,), kind, data, strides=(1,))[places]
+
+
+def _times(tail: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The varints in the upper six bytes: seven bits of each, the lowest first, put together by twos."""
+    bits = (tail >> 16) & 0x7F7F_7F7F_7F7F
+    bits = (bits & 0x007F_007F_007F) | ((bits & 0x7F00_7F00_7F00) >> 1)
+    return ((bits & 0x3FFF) | ((bits >> 2) & 0xFFF_C000) | ((bits >> 4) & 0x3FF_F000_0000)).view(np.int64)
 
 
 class _Walker:

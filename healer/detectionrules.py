@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
     source: str
     for_: str = ""
     signal: str = ""
-    threshold: str | float = ""
+    threshold: str | int | float = ""
     evidence: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     remedy: tuple[Remedy, ...] = ()

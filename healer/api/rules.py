@@ -31,6 +31,8 @@ def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord) -> RuleView:
         mode_by=record.mode_by,
         mode_reason=record.mode_reason,
         mode_at=record.mode_at,
+        measured=next((one for one in rules.detection if one.name == rule.name), None),
+        last_incident_at=record.last_incident_at,
     )
 
 

@@ -12,6 +12,7 @@ from healer.model import (
     BreakerState,
     Broken,
     Decision,
+    DetectionRule,
     Finding,
     Incident,
     LogEntry,
@@ -222,12 +223,14 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     mode_at: datetime | None = None
     incidents: int = 0
     reviews: dict[Review, int] = {}
+    last_incident_at: datetime | None = None
 
 
 class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     """`precision` = true faults / (true faults + false alarms) of the reviews, None before the first.
 
-    `recall` is None: nobody counts faults that no rule saw.
+    `recall` is None: nobody counts faults that no rule saw. `measured`: what a detection rule watches, None
+    for the rules of policies.yaml. `last_incident_at`: when it last opened an incident.
     """
 
     rule: Rule
@@ -240,6 +243,8 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     mode_by: str | None = None
     mode_reason: str | None = None
     mode_at: datetime | None = None
+    measured: DetectionRule | None = None
+    last_incident_at: datetime | None = None
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):

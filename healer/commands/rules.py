@@ -38,12 +38,15 @@ def check(rules: _Folder = None, json: _Json = False) -> None:
         raise Failed(f"{len(error.problems)} problems in {folder}") from None
     counts = {
         "rules": len(found.rules),
+        "detection rules": len(found.detection),
+        "signals": len(found.catalogue.signals),
         "xids": len(found.xids),
         "sxids": len(found.sxids),
         "playbooks": len(found.playbooks),
     }
     if json:
-        typer.echo(msgspec.json.encode({"ok": True, "version": found.version, **counts}))
+        named = {what.replace(" ", "_"): n for what, n in counts.items()}
+        typer.echo(msgspec.json.encode({"ok": True, "version": found.version, **named}))
     else:
         typer.echo(f"{folder}: all right ({', '.join(f'{n} {what}' for what, n in counts.items())})")
 

@@ -40,10 +40,14 @@ class Charts:
         signal: Signal,
         row: int,
         limit: float | None,
-        limit_unit: str,
         began: datetime,
+        *,
+        grown: bool = False,
     ) -> Chart | None:
-        """The last 15 min of `signal` for a row of the rule's axis. None: nothing is known of it."""
+        """The last 15 min of `signal` for a row of the rule's axis. None: nothing is known of it.
+
+        `limit` is drawn across. A counter is drawn as its rate per second, `grown` as its growth.
+        """
         rows = rows_of(self.telemetry, rule.scope, signal.scope, row)
         if not len(rows):
             return None
@@ -58,8 +62,6 @@ class Charts:
             shown = int(rows[0]) if len(rows) == 1 else _farthest(window, rows)
             lines = self._of_one(signal, window, shown)
         counter = signal.kind is SignalKind.counter
-        # A limit of another unit (a rate's share of a window) would be a line in the wrong place.
-        grown = counter and limit_unit in ("count", "packets", "rows", signal.unit)
         curves = [(name, role, _curve(signal, column, grown=grown)) for name, role, column in lines]
         known = np.flatnonzero(np.any([~np.isnan(curve) for _, _, curve in curves], axis=0))
         if not len(known):

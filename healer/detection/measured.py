@@ -18,6 +18,7 @@ from healer.detection.language import parse
 from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr
 from healer.detection.language.truth import FALSE, UNKNOWN, Truth
+from healer.detection.language.units import PLAIN, WORDS
 from healer.model import (
     Catalogue,
     Chart,
@@ -58,6 +59,9 @@ class _Rule:
             self.threshold = parse.number(rule.threshold, signals, rule.scope)
         self.signal = signals[rule.signal or shown_signal(self.when)]
         self.compares_peers = any(one.op in ("peers", "peer_z") for one in self.when.walk())
+        # The chart's unit is that of the limit in it: `31/1m` is a rate, `2` a growth.
+        own = (WORDS[self.signal.unit], PLAIN)
+        self.grown = self.threshold is not None and self.threshold.unit in own
         same = before is not None and before.rule == rule
         self.holds = before.holds if same and before else Holds(rule.for_s)
         #: Rows that were told of and have ended since; watched components likewise. Since when, s since 1970.
@@ -157,8 +161,7 @@ def _told(one: _Rule, moment: Moment, charts: Charts, teller: Teller) -> Iterato
         text = teller.sentence(one.rule, one.signal, row, limit, held_s, peers=one.compares_peers)
         chart = None
         if count < MOST_CHARTS:
-            unit = str(one.threshold.unit) if one.threshold is not None else ""
-            chart = charts.of(one.rule, one.signal, row, limit, unit, began)
+            chart = charts.of(one.rule, one.signal, row, limit, began, grown=one.grown)
         yield _finding(one.rule, moment, row, text, began, chart)
 
 

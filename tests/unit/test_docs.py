@@ -12,11 +12,15 @@ import typer
 from healer.actions import CHECKS, VERBS, WAITS
 from healer.cli import build
 from healer.decisions import GUARDS
+from healer.detection.language.functions import FUNCTIONS
+from healer.detectioncases import DetectionCase
 from healer.model import (
     Alias,
     CatalogueEntry,
     Cause,
+    DetectionRule,
     DriverAsk,
+    GpuModel,
     GuardSettings,
     IncidentState,
     Mode,
@@ -130,7 +134,9 @@ def test_no_page_names_a_command_that_is_not_there(path: Path) -> None:
         assert first in known or not second or f"{first} {second}" in known, one
 
 
-@pytest.mark.parametrize("kind", [Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits])
+@pytest.mark.parametrize(
+    "kind", [Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits, DetectionRule, GpuModel, DetectionCase]
+)
 def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Struct]) -> None:
     assert missing(list(kind.__struct_fields__), "rules.md") == []
 
@@ -142,6 +148,10 @@ def test_every_field_of_signals_is_explained(kind: type[msgspec.Struct]) -> None
 
 def test_every_guard_and_its_settings_are_explained() -> None:
     assert missing([*GuardSettings.__struct_fields__, *(guard.value for guard, _ in GUARDS)], "gate.md") == []
+
+
+def test_every_function_of_the_rule_language_is_explained() -> None:
+    assert missing([*FUNCTIONS], "rules.md") == []
 
 
 @pytest.mark.parametrize("kind", [Playbook, Step])

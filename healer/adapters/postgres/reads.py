@@ -271,9 +271,12 @@ class PostgresReads:
         with self._reading() as conn:
             modes = {row.rule: row for row in conn.execute(sa.select(rule_modes))}
             counted = conn.execute(
-                sa.select(incidents.c.rule, review.label("review"), sa.func.count().label("count")).group_by(
-                    incidents.c.rule, review
-                )
+                sa.select(
+                    incidents.c.rule,
+                    review.label("review"),
+                    sa.func.count().label("count"),
+                    sa.func.max(incidents.c.opened).label("opened"),
+                ).group_by(incidents.c.rule, review)
             ).all()
         names = set(modes) | {row.rule for row in counted}
         found = {}
@@ -287,6 +290,7 @@ class PostgresReads:
                 mode_at=mode.at if mode else None,
                 incidents=sum(row[2] for row in mine),
                 reviews={Review(row.review): row[2] for row in mine if row.review},
+                last_incident_at=max((row.opened for row in mine), default=None),
             )
         return found
 

@@ -77,7 +77,7 @@ class _Reader:
             self.tree = ast.parse(plain.strip(), mode="eval").body
         except SyntaxError as error:
             message = (error.msg or "not readable").split(".")[0]
-            column = self._indent + max(error.offset or 1, 1)
+            column = self._indent + (error.offset or len(plain.strip()) + 1)  # 0 at the end of the text
             raise ExpressionError(column, f"not readable: {message}") from None
         except (ValueError, RecursionError, MemoryError):
             raise ExpressionError(1, "not readable") from None

@@ -48,13 +48,13 @@ def _port_labels(node: str, port: str) -> Labels:
 
 
 def exposition(body: Mapping[str, Any]) -> str:
-    """One node's samples as text, stamped with the body's time."""
-    stamp = _ms(body)
-    lines = [
-        f"{name}{{{','.join(f'{key}={_quoted(told)}' for key, told in labels)}}} {value} {stamp}"
-        for name, labels, value in series_of(body)
-    ]
-    return "\n".join(lines) + "\n"
+    """One node's samples as text. As exporters print it, it bears no time."""
+    return "".join(f"{_series(name, labels)} {value}\n" for name, labels, value in series_of(body))
+
+
+@lru_cache(maxsize=1_000_000)
+def _series(name: str, labels: Labels) -> str:
+    return f"{name}{{{','.join(f'{key}={_quoted(told)}' for key, told in labels)}}}"
 
 
 def _quoted(text: str) -> str:

@@ -5,7 +5,6 @@ A rule fires on what is known true for its `for`, and is clear on what is known 
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from hashlib import sha256
 
 import numpy as np
@@ -124,22 +123,16 @@ def shown_signal(when: Expr) -> str:
 
 def _truth(one: _Rule, moment: Moment) -> Truth:
     """The condition, unknown where Slurm no longer shows the row, false where the rule is not for it."""
-    scope, telemetry = one.rule.scope, moment.telemetry
+    scope = one.rule.scope
     truth = moment.truth(one.when)
-    if not truth.any():
+    if not len(truth) or truth.max() == FALSE:
         return truth
-    gone = moment.parent(scope, Scope.fabric) < 0
-    if gone.any():
+    gone = moment.gone(scope)
+    if gone is not None:
         truth = np.where(gone, np.minimum(truth, UNKNOWN), truth)
     if one.rule.models:
-        models = np.array(telemetry.model_of(scope), dtype=object)
-        fits = {model: _is_one_of(model, one.rule.models) for model in set(models.tolist())}
-        truth = np.where([fits[model] for model in models.tolist()], truth, np.uint8(FALSE))
+        truth = np.where(moment.telemetry.is_model(one.rule.models, scope), truth, np.uint8(FALSE))
     return truth
-
-
-def _is_one_of(model: str, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(model.lower(), glob.lower()) for glob in globs)
 
 
 # --- what is told ---

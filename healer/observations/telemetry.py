@@ -317,6 +317,13 @@ class Telemetry:
         node = self._axes.axis(scope).parent(Scope.node)
         return by_model[np.where(node >= 0, self._axes.model[node], -1)]
 
+    def is_model(self, globs: Sequence[str], scope: Scope = Scope.gpu) -> NDArray[np.bool_]:
+        """(n,) whether the GPU model, as Slurm names it, fits one of `globs`; False where unknown."""
+        told = [any(fnmatch(name.lower(), glob.lower()) for glob in globs) for name in self._axes.models]
+        by_model = np.array([*told, False])  # the last is read by -1
+        node = self._axes.axis(scope).parent(Scope.node)
+        return by_model[np.where(node >= 0, self._axes.model[node], -1)]
+
     def groups(self, scope: Scope) -> Groups:
         """Who is whose peer now."""
         known = self._groups.get(scope)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from healer.detection.language import over_parts
 from healer.detection.language.expr import Expr
 from healer.detection.language.meaning import KNOWN_SHARE, LEAST_PEERS, LEAST_SPREAD
-from healer.detection.language.truth import TRUE, UNKNOWN, Past, Truth, of
+from healer.detection.language.truth import FALSE, TRUE, UNKNOWN, Past, Truth, of
 from healer.model import Scope
 from healer.observations.groups import peer_median, peer_spread
 
@@ -29,10 +29,11 @@ _BLOCK = 1 << 18
 class _Node:
     """An expression with a place in the memory of a tick."""
 
-    __slots__ = ("args", "expr", "index")
+    __slots__ = ("args", "expr", "index", "past")
 
     def __init__(self, expr: Expr, args: "Sequence[_Node]", index: int) -> None:
         self.expr, self.args, self.index = expr, args, index
+        self.past: Past | None = None
 
 
 class Program:
@@ -41,8 +42,9 @@ class Program:
     def __init__(self, roots: Iterable[Expr], before: "Program | None" = None) -> None:
         self._nodes: dict[Expr, _Node] = {}
         self.pasts: dict[tuple[Expr, float], Past] = {}
-        for root in roots:
-            self._add(root, before)
+        # By identity too: a tree's hash is reckoned anew each time.
+        self._roots = {id(root): (root, self._add(root, before)) for root in roots}
+        self._conditions = [(self._nodes[condition], past) for (condition, _), past in self.pasts.items()]
 
     def _add(self, expr: Expr, before: "Program | None") -> _Node:
         if (known := self._nodes.get(expr)) is not None:
@@ -52,7 +54,7 @@ class Program:
         if expr.op in ("share", "count_over"):
             key = (expr.args[0], expr.seconds)
             kept = before.pasts.get(key) if before is not None else None
-            self.pasts[key] = kept or self.pasts.get(key) or Past(expr.seconds)
+            node.past = self.pasts[key] = kept or self.pasts.get(key) or Past(expr.seconds)
         return node
 
     @property
@@ -63,12 +65,13 @@ class Program:
         """The values of this moment. Call it once per tick: it also writes the past."""
         moment = Moment(self, telemetry, now)
         at_s = now.timestamp()
-        for (condition, _), past in self.pasts.items():
-            past.push(at_s, moment.truth(condition))
+        for condition, past in self._conditions:
+            past.push(at_s, moment.of(condition))
         return moment
 
     def node(self, expr: Expr) -> _Node:
-        return self._nodes[expr]
+        found = self._roots.get(id(expr))
+        return found[1] if found else self._nodes[expr]
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -83,16 +86,26 @@ class Moment:
         self._unknown: list[Any] = [None] * len(program)
         self._parents: dict[tuple[Scope, Scope], NDArray[np.int32]] = {}
         self._silent: dict[str, NDArray[np.bool_]] = {}
+        self._gone: dict[Scope, NDArray[np.bool_] | None] = {}
 
     def truth(self, expr: Expr) -> Truth:
         """(n,) of the expression's axis."""
-        with np.errstate(all="ignore"):
-            return self._get(self.program.node(expr))
+        return self.of(self.program.node(expr))
 
     def number(self, expr: Expr) -> Numbers | float:
         """(n,) of the expression's axis; a constant is a float."""
+        return self.of(self.program.node(expr))
+
+    def of(self, node: _Node) -> Any:
         with np.errstate(all="ignore"):
-            return self._get(self.program.node(expr))
+            return self._get(node)
+
+    def gone(self, scope: Scope) -> NDArray[np.bool_] | None:
+        """Where Slurm no longer shows a row's node; None: nowhere."""
+        if scope not in self._gone:
+            gone = self.parent(scope, Scope.fabric) < 0
+            self._gone[scope] = gone if gone.any() else None
+        return self._gone[scope]
 
     # --- one node ----------------------------------------------------------------------------------------
 
@@ -183,7 +196,8 @@ class Moment:
         return of(found > 0, np.isnan(found))
 
     def _share(self, node: _Node) -> Numbers:
-        past = self.program.pasts[(node.expr.args[0], node.expr.seconds)]
+        past = node.past
+        assert past is not None
         rows = self._rows(node.expr.scope)
         known = past.known[:rows].astype(np.float64)
         found = past.true[:rows] / known
@@ -191,7 +205,8 @@ class Moment:
         return found
 
     def _count_over(self, node: _Node) -> Numbers:
-        past = self.program.pasts[(node.expr.args[0], node.expr.seconds)]
+        past = node.past
+        assert past is not None
         rows = self._rows(node.expr.scope)
         found = past.true[:rows].astype(np.float64)
         found[past.known[:rows] == 0] = np.nan
@@ -254,7 +269,7 @@ class Moment:
     def _and(self, node: _Node) -> Truth:
         found = self._get(node.args[0])
         for arg in node.args[1:]:
-            if not found.any():
+            if len(found) and found.max() == FALSE:
                 break  # false everywhere: the rest changes nothing
             found = np.minimum(found, self._get(arg))
         return found

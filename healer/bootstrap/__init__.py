@@ -123,23 +123,16 @@ def told_cluster(slurm: Scheduler, cluster: str) -> bool:
     return True
 
 
-def rulebook(settings: Settings, *, prove: bool = False) -> Rulebook:
-    """The rules in force. `prove`: their cases are run at the start too, not only when files change.
-
-    That takes a second of CPU: at the start only the detector does it, without which nothing is detected.
-    """
+def rulebook(settings: Settings) -> Rulebook:
     overrides = guard_overrides(settings)
-    first = True
 
-    def load(folder: Path) -> Ruleset:
-        nonlocal first
-        proven, first = prove or not first, False
+    def load(folder: Path, prove: bool) -> Ruleset:
         return load_rules(
             folder,
             default_mode=settings.mode,
             settle_s=settings.settle_s,
             overrides=overrides,
-            prove=proven,
+            prove=prove,
         )
 
     return Rulebook(rules_folder(settings), load)
@@ -231,7 +224,7 @@ def run_detector(settings: Settings) -> None:
     stopped = _until_stopped()
     db = engine(settings, name="healer detector", pool_size=3)
     cluster = cluster_name(settings)
-    rules = rulebook(settings, prove=True)
+    rules = rulebook(settings)
     connection = db.connect()
     while not try_lead(connection, cluster):
         if stopped.wait(1.0):

@@ -32,4 +32,6 @@ def senses_loop(
         reader.append(PostgresSamples(db, cluster))
         return Senses(cluster, now_in_force, book, forest), reader[0]
 
-    return SensesLoop(rules=rules, make=make, picture=picture, clock=SystemClock(), note=note)
+    return SensesLoop(
+        rules=rules, prove=rules.prove, make=make, picture=picture, clock=SystemClock(), note=note
+    )

@@ -1,5 +1,7 @@
 """The API and the console on PostgreSQL, as one application."""
 
+import threading
+
 import sqlalchemy as sa
 from fastapi import FastAPI
 
@@ -30,12 +32,19 @@ from healer.model import Role
 from healer.processes.rulebook import Rulebook
 from healer.settings import Settings
 
+#: Seconds after the start; it takes a second or two of CPU.
+PROVE_AFTER_S = 30.0
+
 
 def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) -> Services:
     cluster, slurm = bootstrap.cluster_name(settings), bootstrap.scheduler(settings)
     bootstrap.told_cluster(slurm, cluster)
     clock = SystemClock()
     rules = bootstrap.rulebook(settings)
+    # The pages tell when the shipped or edited rules contradict their cases; not while everything starts.
+    proof = threading.Timer(PROVE_AFTER_S, rules.prove)
+    proof.daemon = True
+    proof.start()
     columns = PostgresColumns(db)
     return Services(
         cluster=cluster,

@@ -4,6 +4,7 @@ Order: lock, guardian, PostgreSQL, Redis, migrations, then healer's parts; the o
 loop is one thread that waits for signals and starts again what died.
 """
 
+import json
 import os
 import select
 import signal
@@ -43,6 +44,16 @@ class Part:
 
 def healer_parts() -> list[Part]:
     return [Part(name, (sys.executable, "-m", "healer", name)) for name in PARTS]
+
+
+def _missing(answer: bytes) -> str:
+    """What /readyz says is not well, without figures that change all the time."""
+    try:
+        checks = json.loads(answer)["checks"]
+        told = [f"{name}: {check['text']}" for name, check in sorted(checks.items()) if not check["ok"]]
+    except (ValueError, KeyError, TypeError):
+        return answer[:200].decode(errors="replace")
+    return "; ".join(told)
 
 
 class Tree:
@@ -256,9 +267,7 @@ class Tree:
             with urllib.request.urlopen(f"{self.url}/readyz", timeout=2):  # noqa: S310 - our own address
                 pass
         except urllib.error.HTTPError as error:
-            self._tell_slow(
-                f"{self.url} answers but is not ready: {error.read(500).decode(errors='replace')}"
-            )
+            self._tell_slow(f"{self.url} answers but is not ready: {_missing(error.read(4096))}")
         except OSError as error:
             self._tell_slow(f"still starting: {error}; see {self._logs}")
         else:

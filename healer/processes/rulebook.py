@@ -19,16 +19,18 @@ LOOK_EVERY_S = 1.0
 class Rulebook:
     """Callable: the rules of now. `problem` says why changed files were not taken, empty when all is well.
 
-    The first load raises RulesInvalid: a process never starts without rules.
+    `load(folder, prove)` reads them; to prove is to run detection rules on their cases, which takes a second
+    or two. The first load proves nothing and raises RulesInvalid: a process starts at once, and never without
+    rules. Who detects with them calls `prove` first; changed files are always proven.
     """
 
-    def __init__(self, folder: Path, load: Callable[[Path], Ruleset]) -> None:
+    def __init__(self, folder: Path, load: Callable[[Path, bool], Ruleset]) -> None:
         self.folder, self._load = folder, load
         self.problem = ""
         self._lock = threading.Lock()
         self._stamp = self._look()
         self._looked = time.monotonic()
-        self._rules = load(folder)
+        self._rules = load(folder, False)
 
     def __call__(self) -> Ruleset:
         due = time.monotonic() - self._looked >= LOOK_EVERY_S
@@ -40,6 +42,16 @@ class Rulebook:
                 self._lock.release()
         return self._rules
 
+    def prove(self) -> bool:
+        """Whether the rules do on their cases what the cases say; if not, `problem` tells."""
+        try:
+            self._load(self.folder, True)
+        except RulesInvalid as error:
+            self.problem = str(error)
+            log.error("the detection rules do not do what their cases say", problem=self.problem)
+            return False
+        return True
+
     def _refresh(self) -> None:
         if time.monotonic() - self._looked < LOOK_EVERY_S:
             return  # another thread has just looked
@@ -49,7 +61,7 @@ class Rulebook:
             return
         self._stamp = stamp
         try:
-            self._rules = self._load(self.folder)
+            self._rules = self._load(self.folder, True)
         except RulesInvalid as error:
             self.problem = str(error)
             log.error("changed rules are not valid, the old set stays", problem=self.problem)

@@ -71,12 +71,15 @@ class SensesLoop:
         self,
         *,
         rules: Callable[[], Ruleset],
+        prove: Callable[[], bool],
         make: Callable[[Ruleset], tuple[Senses, Samples]],
         picture: Picture,
         clock: Clock,
         note: Note | None = None,
     ) -> None:
         self._rules, self._make, self._picture, self._clock = rules, make, picture, clock
+        self._prove, self._proven = prove, False
+        self._refused: str | None = None
         self._note = note
         self._heard: list[Sensed] = []
         self._lock = threading.Lock()
@@ -108,6 +111,8 @@ class SensesLoop:
     def once(self) -> None:
         """Reads what is new, and ticks when it is time."""
         rules, slurm = self._rules(), self._picture.slurm
+        if not self._may_look(rules):
+            return
         if self._senses is None or self._samples is None or not self._senses.follow(rules):
             self._senses, self._samples = self._rebuild(rules)
         reports, batches = self._samples.new()
@@ -127,6 +132,16 @@ class SensesLoop:
         told = self._pace.ticked(now, self._clock.now())
         if told is not None:
             log.info("ticks", **told)
+
+    def _may_look(self, rules: Ruleset) -> bool:
+        """Rules are proven before anything is looked for with them; kernel lines are walked meanwhile.
+
+        Later sets come proven: changed files are taken in no other way.
+        """
+        if not self._proven and rules.version != self._refused:
+            self._proven = self._prove()
+            self._refused = None if self._proven else rules.version
+        return self._proven
 
     def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:
         begun, rows = self._clock.now(), 0

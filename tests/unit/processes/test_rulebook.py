@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from healer.model import Ruleset
 from healer.processes.rulebook import Rulebook
-from healer.ruleset import RulesInvalid, load
+from healer.ruleset import RulesInvalid
+from healer.ruleset import load as load_rules
 from tests.support.loop import SHIPPED
 from tests.support.wait import wait_until
 
@@ -14,6 +16,10 @@ from tests.support.wait import wait_until
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+
+
+def load(folder: Path, prove: bool) -> Ruleset:
+    return load_rules(folder, prove=prove)
 
 
 def edit(folder: Path, file: str, old: str, new: str) -> None:
@@ -52,11 +58,25 @@ def test_a_wrong_change_leaves_the_old_rules_and_says_why_until_it_is_mended(fol
 def test_rules_that_do_not_change_are_read_once(folder: Path) -> None:
     loads: list[Path] = []
 
-    def counted(where: Path):
+    def counted(where: Path, prove: bool) -> Ruleset:
         loads.append(where)
-        return load(where)
+        return load(where, prove)
 
     book = Rulebook(folder, counted)
     for _ in range(1000):
         book()
     assert len(loads) == 1
+
+
+def test_rules_that_contradict_their_cases_start_but_are_not_proven_and_it_is_said_why(folder: Path) -> None:
+    edit(folder, "detection/pcie.yaml", "when: pcie_link_width <", "when: pcie_link_width >")
+    book = Rulebook(folder, load)
+    assert book().rules
+    assert not book.prove()
+    assert "gpu-pcie-narrow did not fire" in book.problem
+
+
+def test_the_rules_that_ship_are_proven(folder: Path) -> None:
+    book = Rulebook(folder, load)
+    assert book.prove()
+    assert book.problem == ""

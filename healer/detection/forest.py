@@ -189,6 +189,7 @@ class Forest:
             at=since,
             arrived_at=now,
             text=text,
+            title="Unusual among its peers",
             confidence=0.5,
             evidence=(evidence,),
             charts=(self._chart(where, row, model, rows),),

@@ -188,6 +188,7 @@ def _finding(
         at=began,
         arrived_at=now,
         text=text,
+        title=rule.title,
         confidence=_CONFIDENCE.get(rule.fault_class, 0.5),
         evidence=(evidence,),
         unusable=rule.unusable,

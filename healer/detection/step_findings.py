@@ -59,7 +59,10 @@ def straggler(
         node=where.node,
         gpu=where.gpu,
     )
-    return _finding(job, where, since, now, fault=STRAGGLER, text=text, chart=chart)
+    title = f"{'GPU' if where.gpu is not None else 'Node'} {share:.0%} slower than its peers in job {job.job}"
+    return _finding(
+        job, where, since, now, fault=STRAGGLER, text=text, title=title.replace("%", " %"), chart=chart
+    )
 
 
 def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
@@ -83,11 +86,20 @@ def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
         ),
     )
     where = Component(cluster=job.cluster, job=job.job)
-    return _finding(job, where, pace.since - 1, now, fault=JOB_SLOW, text=text, chart=chart)
+    title = f"Job {job.job} makes its steps {share:.0%} slower than before".replace("%", " %")
+    return _finding(job, where, pace.since - 1, now, fault=JOB_SLOW, text=text, title=title, chart=chart)
 
 
 def _finding(
-    job: JobSteps, where: Component, since: int, now: datetime, *, fault: str, text: str, chart: Chart
+    job: JobSteps,
+    where: Component,
+    since: int,
+    now: datetime,
+    *,
+    fault: str,
+    text: str,
+    title: str,
+    chart: Chart,
 ) -> Finding:
     """`since`: the last step before. The same onset of the same life always has the same digest."""
     row = job.row(since + 1)
@@ -111,6 +123,7 @@ def _finding(
         at=min(at, now),
         arrived_at=now,
         text=text,
+        title=title,
         confidence=0.9,
         evidence=(evidence,),
         jobs=(job.job,),

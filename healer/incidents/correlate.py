@@ -232,7 +232,7 @@ class Correlator:
             rule=rule.name,
             fault=finding.fault,
             fault_class=finding.fault_class,
-            title=finding.text,
+            title=finding.headline,
             root=where,
             opened=self.now,
             updated=self.now,

@@ -50,3 +50,9 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     charts: tuple[Chart, ...] = ()
     #: What made the isolation forest's score, largest first.
     contributions: tuple[Contribution, ...] = ()
+    #: A short name for pages and Slurm's reason, where the whole `text` is too long for that.
+    title: str = ""
+
+    @property
+    def headline(self) -> str:
+        return self.title or self.text

@@ -94,9 +94,7 @@ def parse_lasts(text: str, option: str = "--expires") -> timedelta:
     """`90d` -> 90 days. Raises a usage error that names the option."""
     fits = _LASTS.fullmatch(text)
     if not fits:
-        raise typer.BadParameter(
-            f"{text!r} is not a time such as 30m, 12h, 90d or 52w", param_hint=option
-        )
+        raise typer.BadParameter(f"{text!r} is not a time such as 30m, 12h, 90d or 52w", param_hint=option)
     return timedelta(**{_UNITS[fits[2]]: int(fits[1])})
 
 

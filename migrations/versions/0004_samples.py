@@ -1,4 +1,4 @@
-"""Measured samples in a ring of partitions, the columns they speak of, unknown series, checkpoints of jobs."""
+"""Samples in a ring of partitions, the columns they speak of, unknown series, checkpoints of jobs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -24,6 +24,7 @@ from healer.model import (
     Remedy,
     Rule,
     Ruleset,
+    Severity,
     Verdict,
 )
 from healer.model.reasons import is_ours
@@ -186,12 +187,20 @@ class Correlator:
                 affected=_with(incident.affected, (*finding.affected, finding.component), incident.root),
                 unusable=incident.unusable or finding.unusable,
                 remedy=remedy,
+                severity=self._severity(incident, rule),
                 jobs_hit=self._more_jobs(incident, finding),
                 updated=self.now,
             )
         )
         self.placed.append((incident.id, finding))
         self._cover(self.by_id[incident.id])
+
+    def _severity(self, incident: Incident, rule: Rule) -> Severity:
+        """Worse news of the same thing makes it as urgent as that; what is only watched does not."""
+        mode = self.modes.get(rule.name) or self.rules.mode_of(rule)
+        if mode in {Mode.off, Mode.shadow}:
+            return incident.severity
+        return min(incident.severity, rule.severity)
 
     def _rule_named(self, name: str) -> Rule | None:
         return next((one for one in self.rules.rules if one.name == name), None)

@@ -172,7 +172,9 @@ class Moment:
 
     def _increase(self, node: _Node) -> Numbers:
         increase, covered = self.telemetry.increase(node.expr.name, node.expr.seconds, self.now)
-        return self._heard(node, increase.astype(np.float64), covered)
+        # What has grown already has grown, however short the time; only "nothing yet" needs half the window.
+        seen = np.where(increase > 0, node.expr.seconds, covered)
+        return self._heard(node, increase.astype(np.float64), seen)
 
     def _heard(self, node: _Node, found: Numbers, covered: Numbers) -> Numbers:
         # Not `covered < half`: where nothing is covered it is NaN.

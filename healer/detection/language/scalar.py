@@ -145,7 +145,11 @@ class Scalar:
     def _growth(self, expr: Expr, row: int) -> Value:
         increase, covered = self.telemetry.increase(expr.name, expr.seconds, self.now)
         grew, seen_s = _told(increase[row]), _told(covered[row])
-        if grew is None or not seen_s or seen_s < KNOWN_SHARE * expr.seconds or self._silent(expr, row):
+        if grew is None or not seen_s or self._silent(expr, row):
+            return None
+        if expr.op == "increase" and grew > 0:
+            return grew
+        if seen_s < KNOWN_SHARE * expr.seconds:
             return None
         return grew / seen_s if expr.op == "rate" else grew
 

@@ -28,7 +28,7 @@ from healer.model import Role, SlurmJob, SlurmNode
 from tests.support import slurm as slurm_support
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture
 from tests.support.stack import make_scratch
-from tests.support.up import Stack
+from tests.support.up import UP, Stack
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
@@ -48,11 +48,19 @@ GPU_AT = "NVRM: GPU at PCI:{pci}: GPU-{uuid}"
 class Site:
     """One `healer up` on the session's Slurm. `name` is the recording's, if it is to be one."""
 
-    def __init__(self, cluster: RealSlurm, folder: Path, **environ: str) -> None:
+    def __init__(
+        self, cluster: RealSlurm, folder: Path, *, program: tuple[str, ...] = UP, **environ: str
+    ) -> None:
         self.slurm = cluster
         self.scheduler = CliScheduler(str(cluster.slurm_conf))
         settings = {"HEALER_MODE": "auto", "HEALER_SETTLE_S": "0.5", "HEALER_SLURM_ADAPTERS": "cli"}
-        self.stack = Stack(folder, **(settings | environ), SLURM_CONF=str(cluster.slurm_conf))
+        self.stack = Stack(
+            folder,
+            command=program,
+            data_dir=None,
+            **(settings | environ),
+            SLURM_CONF=str(cluster.slurm_conf),
+        )
         self.jobs: list[str] = []
         self.sent: list[dict[str, Any]] = []
         self._clients: dict[str, httpx.Client] = {}
@@ -92,13 +100,16 @@ class Site:
             )
         return self._clients[role]
 
-    def token(self, role: str, name: str | None = None) -> str:
-        """A new token, made where `healer token create` makes it: a process for each would cost a second."""
+    def token(
+        self, role: str, name: str | None = None, *, node: str | None = None, job: str | None = None
+    ) -> str:
+        """A new token, bound to `node` or `job` if one is given; made where `healer token create` makes
+        it: a process for each would cost a second."""
         db = sa.create_engine(running.find(self.stack.data_dir).database_url)
         try:
             now = datetime.now(UTC)
             return PostgresTokens(db, CLUSTER).create(
-                role=Role(role), name=name or f"test {role}", now=now, by="test"
+                role=Role(role), name=name or f"test {role}", now=now, by="test", node=node, job=job
             )
         finally:
             db.dispose()
@@ -269,10 +280,10 @@ def boot_of(node: str) -> str:
 
 
 @contextmanager
-def site_on(cluster: RealSlurm, **environ: str) -> Iterator[Site]:
+def site_on(cluster: RealSlurm, *, program: tuple[str, ...] = UP, **environ: str) -> Iterator[Site]:
     """A fresh site; afterwards nothing of it runs, and Slurm is as it was."""
     folder = make_scratch()
-    site = Site(cluster, folder, **environ)
+    site = Site(cluster, folder, program=program, **environ)
     try:
         with site:
             yield site

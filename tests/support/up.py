@@ -16,6 +16,7 @@ from tests.support.processes import clean_environ, descendants, free_port, livin
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
+UP = ("-m", "healer", "up")
 READY_S = 60.0
 STOP_S = 15.0
 
@@ -27,7 +28,7 @@ class Stack:
         self,
         folder: Path,
         *,
-        command: tuple[str, ...] = ("-m", "healer", "up"),
+        command: tuple[str, ...] = UP,
         data_dir: Path | None = None,
         **environ: str,
     ) -> None:

@@ -1,0 +1,34 @@
+"""`healer up` as it is, but for its isolation forest: that looks every 5 s and is sure after 20 s.
+
+    python -m tests.support.hurried DATA_DIR PORT
+
+By itself it looks every 30 s and is sure after 5 minutes: too long for a test that runs each day.
+"""
+
+import os
+import sys
+from datetime import timedelta
+
+from healer.commands import parts
+from healer.detection import forest
+from healer.embedded.tree import Part, Tree, healer_parts
+from healer.settings import load
+
+LOOK_S = 5.0
+HOLD = timedelta(seconds=20)
+
+
+def main() -> None:
+    if sys.argv[1:] == ["detector"]:
+        forest.SAMPLE_S, forest.HOLD = LOOK_S, HOLD
+        parts.detector()
+        return
+    data_dir, port = sys.argv[1:]
+    settings = load(dict(os.environ), data_dir=data_dir, listen=f"127.0.0.1:{port}")
+    hurried = Part("detector", (sys.executable, "-m", "tests.support.hurried", "detector"))
+    tree = [hurried if part.name == hurried.name else part for part in healer_parts()]
+    Tree(settings, os.environ, parts=tree, say=lambda text: print(text, flush=True)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -275,6 +275,14 @@ class Axes:
         self._ended.extend((now, row) for row in ended if row not in waiting)
         self.job_active = active
 
+    def of_node(self, scope: Scope, node: int) -> NDArray[np.int64]:
+        """Rows of a node and of its GPUs or links, whether Slurm shows it or not."""
+        if scope is Scope.node:
+            return np.array([node])
+        table = self.gpu_row if scope is Scope.gpu else self.link_row
+        rows = table[node].astype(np.int64)
+        return np.sort(rows[rows >= 0])
+
     # --- parents ---
 
     def parent(self, of: Scope, to: Scope) -> Ints:

@@ -4,6 +4,10 @@ One slot for 5 s, one float32 per signal, slot and row, feature-major: `[signal,
 signal is then one block of memory. A slot of a gauge keeps the last value; one of a counter keeps by how much
 it grew and over how many seconds, which raw values in float32 could not tell (2^24 is soon passed) and which
 a reset does not spoil. Last values are kept apart in float64, with their times.
+
+A counter that fell begins anew: whether the rest grew since a reset or is another sender's, nobody knows. If
+it is back where it was within the window, or above that by less than it fell, it never fell and that step is
+no growth: an exporter said 0 once, or two senders count apart. What is wrongly called growth drains a node.
 """
 
 import math
@@ -35,6 +39,9 @@ class Rings:
         self._at = np.full((0, 0), -np.inf)
         self._ring = np.empty((0, SLOTS, 0), np.float32)
         self._span = np.empty((0, SLOTS, 0), np.uint16)
+        # Of counters: the value before the last fall, and when it fell.
+        self._high = np.empty((0, 0))
+        self._fell = np.empty((0, 0))
 
     @property
     def cell_bytes(self) -> int:
@@ -43,7 +50,8 @@ class Rings:
 
     @property
     def nbytes(self) -> int:
-        return self._last.nbytes + self._at.nbytes + self._ring.nbytes + self._span.nbytes
+        arrays = (self._last, self._at, self._ring, self._span, self._high, self._fell)
+        return sum(one.nbytes for one in arrays)
 
     # --- room ---
 
@@ -67,6 +75,8 @@ class Rings:
         self._ring = _larger(self._ring, (signals, SLOTS, rows), 0 if self.counters else np.nan)
         if self.counters:
             self._span = _larger(self._span, (signals, SLOTS, rows), 0)
+            self._high = _larger(self._high, (signals, rows), np.nan)
+            self._fell = _larger(self._fell, (signals, rows), -np.inf)
         self.rows = rows
 
     def advance(self, slot: int) -> None:
@@ -103,24 +113,57 @@ class Rings:
             )
         place = (signal.astype(np.int64) * SLOTS + slot % SLOTS) * self.rows + row
         if self.counters:
-            self._put_growth(cell, place, values, at_s - before)
+            self._put_growth(cell, place, values, at_s, before)
         else:
             self._ring.reshape(-1)[place] = values
         self._last.reshape(-1)[cell] = values
         self._at.reshape(-1)[cell] = at_s
         return late
 
-    def _put_growth(self, cell: NDArray, place: NDArray, values: NDArray, since_s: NDArray) -> None:
-        """What fell was reset and has grown from 0; after a gap longer than the window it begins anew."""
-        going_on = since_s <= WINDOW_S
-        if not going_on.all():
-            cell, place, values, since_s = (one[going_on] for one in (cell, place, values, since_s))
+    def _put_growth(
+        self, cell: NDArray, place: NDArray, values: NDArray, at_s: NDArray, before: NDArray
+    ) -> None:
+        """A gap longer than the window, and a fall, begin anew."""
         last = self._last.reshape(-1)[cell]
-        grew = np.where(values >= last, values - last, np.maximum(values, 0.0))
-        units = np.maximum(np.rint(since_s * SPAN_UNITS), 1.0)
+        high, fell_at = self._high.reshape(-1), self._fell.reshape(-1)
+        going_on = at_s - before <= WINDOW_S
+        fell = going_on & (values < last)
+        if fell.any():
+            # Of two falls in a row the first value is what it may come back to.
+            at, still = cell[fell], at_s[fell] - fell_at[cell[fell]] <= WINDOW_S
+            high[at] = np.where(still, np.fmax(high[at], last[fell]), last[fell])
+            fell_at[at] = at_s[fell]
+        grows = going_on & ~fell
+        if not grows.all():
+            cell, place, values, at_s, before, last = (
+                one[grows] for one in (cell, place, values, at_s, before, last)
+            )
+        grew, back = values - last, high[cell]
+        returned = (last < back) & (values >= back) & (at_s - fell_at[cell] <= WINDOW_S)
+        if returned.any():
+            grew = np.where(returned & (values - back < back - last), 0.0, grew)
+            high[cell[returned]] = np.nan
+        units = np.maximum(np.rint((at_s - before) * SPAN_UNITS), 1.0)
         ring, span = self._ring.reshape(-1), self._span.reshape(-1)
         ring[place] += grew
         span[place] += units.astype(np.uint16)
+
+    def forget(self, rows: NDArray, before_s: float) -> None:
+        """Empties these rows up to `before_s` and to the end of its slot; a series whose last value is older
+        begins anew. Counters are emptied whole: the growth told after that moment may have come before it."""
+        if self.head is None or not len(rows):
+            return
+        first, stop = self.head - SLOTS + 1, self.head + 1
+        if not self.counters:
+            stop = min(slot_of(before_s) + 1, stop)
+        for slot in range(first, stop):
+            self._ring[:, slot % SLOTS, rows] = 0 if self.counters else np.nan
+            if self.counters:
+                self._span[:, slot % SLOTS, rows] = 0
+        old = self._at[:, rows] <= before_s
+        for array, fill in ((self._last, np.nan), (self._at, -np.inf), (self._high, np.nan)):
+            if array.size:
+                array[:, rows] = np.where(old, fill, array[:, rows])
 
     # --- reading ---
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from healer.model import Catalogue, Column, GpuModel, Part, Scope, Signal, SignalKind, SlurmSnapshot, Topology
 from healer.model.samples import Report
 from healer.observations import allocation
-from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis
+from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis, grown
 from healer.observations.groups import Groups, groups_of
 from healer.observations.rings import SLOT_S, SLOTS, Rings, slot_of
 from healer.ports import ColumnBook
@@ -65,6 +65,8 @@ class Telemetry:
         self._places: Topology | None = None
         #: Rows of Slurm's nodes, and what they are told of by it: signal -> values by those rows.
         self._derived: tuple[NDArray[np.int32], dict[str, NDArray]] = (np.zeros(0, np.int32), {})
+        #: By node row: samples up to this moment, s since 1970, speak of what is over.
+        self._over = np.full(0, -np.inf)
         self._catalogue = catalogue
         self.models(gpu_models)
 
@@ -113,6 +115,19 @@ class Telemetry:
 
     # --- samples ---
 
+    def forget(self, node: str, until: datetime) -> None:
+        """The node was repaired, returned or booted then: what was measured before is over, now and when it
+        comes late."""
+        row = self._axes.node(node)
+        if row is None:
+            return
+        until_s = until.timestamp()
+        self._over = grown(self._over, row + 1, -np.inf)
+        self._over[row] = max(self._over[row], until_s)
+        for scope, rings in self._rings:
+            rows = self._axes.of_node(scope, row)
+            rings.forget(rows[rows < rings.rows], until_s)
+
     def update(self, reports: Sequence[Report], book: ColumnBook) -> None:
         """Takes in reports, in the order of their times. A report that comes again counts once."""
         dated = sorted(
@@ -158,7 +173,11 @@ class Telemetry:
         known = (columns >= 0) & (columns < COLUMN_ID_MAX)
         columns = np.where(known, columns, 0)
         self._look_up(columns, book)
+        self._over = grown(self._over, self._axes.axis(Scope.node).n, -np.inf)
         report = np.repeat(np.arange(len(reports), dtype=np.int32), lengths)
+        over = (times <= self._over[nodes])[report]
+        self.counts.late += int(np.count_nonzero(over & told))
+        told &= ~over
         of = np.where(known & told, self._of[columns], NOT_LOOKED_UP)
         taken = 0
         for number, (scope, rings) in enumerate(self._rings):
@@ -266,6 +285,10 @@ class Telemetry:
         """(n,) the last value, NaN where unknown or older than the signal's `stale_s`."""
         last, at_s, stale_s = self._last(signal)
         return np.where(now.timestamp() - at_s <= stale_s, last, np.nan)
+
+    def heard_s(self, signal: str) -> NDArray[np.float64]:
+        """(n,) the time of the last value, s since 1970; -inf where there never was one."""
+        return self._last(signal)[1]
 
     def age_s(self, signal: str, now: datetime) -> NDArray[np.float64]:
         """(n,) seconds since the last value, NaN where there never was one."""

@@ -80,11 +80,64 @@ def test_growth_needs_two_values_and_says_how_long_it_was_watched() -> None:
     assert (grew[0], seconds[0]) == (60, 30)
 
 
-def test_a_counter_that_fell_has_grown_from_nothing() -> None:
+def test_a_counter_that_fell_begins_anew() -> None:
     made = rings(counters=True)
     for at_s, value in ((0, 100), (5, 110), (10, 4), (15, 6)):
         put(made, at_s, value)
-    assert of_row(made, 4, 3) == [None, 10, 4, 2]
+    assert of_row(made, 4, 3) == [None, 10, None, 2]
+
+
+@pytest.mark.parametrize(
+    ("told", "growth"),
+    [
+        ((2, 0, 2, 2), 0),  # an exporter said 0 once
+        ((2, 0, 0, 3), 0),  # above it by less than the fall
+        ((2, 0, 0, 4), 4),  # so much more that it was a reset
+        ((5, 2, 5, 2, 2, 5), 0),  # two senders that count apart
+        ((5, 2, 5, 3, 5), 0),
+        ((100, 0, 40, 60), 60),  # a reset, and on from there
+        ((5, 3, 1, 5), 0),
+        ((5, 0, 5, 6), 1),  # what grows after it came back
+    ],
+)
+def test_what_falls_and_comes_back_did_not_grow(told: tuple[float, ...], growth: float) -> None:
+    made = rings(counters=True)
+    for step, value in enumerate(told):
+        put(made, 15 * step, value)
+    assert made.growth(0, 2, SLOTS, slot_of(15 * len(told)))[0][0] == growth
+
+
+def test_what_is_back_after_the_window_has_grown_again() -> None:
+    made = rings(counters=True)
+    for at_s, value in ((0, 2), (10, 0), (500, 0), (911, 2)):
+        put(made, at_s, value)
+    assert made.growth(0, 2, 1, slot_of(911))[0][0] == 2
+
+
+def test_forgotten_rows_are_empty_up_to_the_moment_and_the_others_are_not() -> None:
+    made = rings()
+    for slot in range(4):
+        put(made, slot * SLOT_S, slot)
+        put(made, slot * SLOT_S, slot, row=1)
+    made.forget(np.array([0]), 7.0)
+    assert of_row(made, 4, 3) == [None, None, 2, 3]
+    assert of_row(made, 4, 3, row=1) == [0, 1, 2, 3]
+    assert made.last(0, 2)[0].tolist() == [3, 3]
+    made.forget(np.array([0]), 15.0)
+    assert np.isnan(made.last(0, 2)[0][0])
+
+
+def test_a_counter_forgotten_begins_anew_and_one_told_since_goes_on() -> None:
+    made = rings(counters=True)
+    for row, last_s in ((0, 10), (1, 20)):
+        put(made, 0, 100, row=row)
+        put(made, last_s, 110, row=row)
+    made.forget(np.array([0, 1]), 15.0)
+    for row in (0, 1):
+        put(made, 25, 150, row=row)
+    grew, _ = made.growth(0, 2, 6, 5)
+    assert np.isnan(grew[0])
+    assert grew[1] == 40
 
 
 def test_values_near_each_other_beyond_what_float32_can_tell_apart_differ_exactly() -> None:

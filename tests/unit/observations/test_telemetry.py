@@ -65,6 +65,9 @@ class Told:
     at_s: float = -math.inf
     slots: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    #: Value before the last fall, and when.
+    high: float = math.nan
+    fell_s: float = -math.inf
 
 
 class Reference:
@@ -96,8 +99,14 @@ class Reference:
             return
         if not counter:
             series.slots[slot] = value
+        elif at_s - series.at_s <= 900 and value < series.last:
+            still = at_s - series.fell_s <= 900 and series.high > series.last
+            series.high, series.fell_s = (series.high if still else series.last), at_s
         elif at_s - series.at_s <= 900:
-            grew = value - series.last if value >= series.last else value
+            grew = value - series.last
+            if series.last < series.high <= value and at_s - series.fell_s <= 900:
+                grew = 0.0 if value - series.high < series.high - series.last else grew
+                series.high = math.nan
             series.slots[slot] = series.slots.get(slot, 0.0) + grew
             series.seconds[slot] += at_s - series.at_s
         series.last, series.at_s = value, at_s
@@ -399,3 +408,37 @@ def test_what_a_model_is_made_for_is_told_by_the_first_that_matches_whatever_the
     assert site.telemetry.model_of() == list(names)
     site.telemetry.models((ANY,))
     np.testing.assert_array_equal(site.telemetry.spec("slowdown_temp_c"), [np.nan] * 3)
+
+
+def test_what_was_measured_before_a_repair_is_over_also_when_it_comes_late() -> None:
+    site = Site()
+    for name in ("gpu0", "gpu1"):
+        site.say(0, {HEAT: 60.0, REPLAY: 0.0, LOAD: 1.0, PORT: 0.0}, name=name)
+        site.say(10, {HEAT: 61.0, REPLAY: 5.0, LOAD: 2.0, PORT: 5.0}, name=name)
+    site.telemetry.forget("gpu0", after(12))
+    (own, own1), (other, _) = (
+        [site.row(Scope.gpu, name, part) for part in (GPU0, GPU1)] for name in ("gpu0", "gpu1")
+    )
+    assert own is not None
+    assert other is not None
+    heat = site.telemetry.value("heat_c", after(14))
+    assert np.isnan(heat[own])
+    assert heat[other] == 61
+    assert np.isnan(site.telemetry.window("heat_c", 60, after(14))[:, own]).all()
+    site.say(11, {HEAT: 62.0})
+    assert np.isnan(site.telemetry.value("heat_c", after(14))[own])
+    assert site.telemetry.counts.late == 1
+    site.say(25, {HEAT: 63.0, REPLAY: 9.0, LOAD: 3.0})
+    assert site.telemetry.value("heat_c", after(26))[own] == 63
+    assert np.isnan(site.telemetry.increase("replay_total", 60, after(26))[0][own1])
+    assert site.telemetry.value("load", after(26))[site.row(Scope.node, "gpu0", Part())] == 3
+
+
+def test_a_rebuild_takes_nothing_of_before_a_repair() -> None:
+    site = Site()
+    site.telemetry.forget("gpu0", after(12))
+    site.say(10, {HEAT: 61.0})
+    site.say(13, {LOAD: 1.0})
+    row = site.row(Scope.gpu, "gpu0", GPU0)
+    assert row is None or np.isnan(site.telemetry.value("heat_c", after(14))[row])
+    assert site.telemetry.value("load", after(14))[site.row(Scope.node, "gpu0", Part())] == 1

@@ -9,15 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import SlurmJob, SlurmSnapshot
+from healer.observations.lives import RANKS_MAX, grown, make_room, ranks_most
 
 if TYPE_CHECKING:
     from healer.model.samples import StepBatch
 
 STEPS = 128
-RANKS_MAX = 16_384
-JOBS_MAX = 500
-#: Over all jobs: 1 KiB each.
-RANKS_TOTAL = 131_072
 #: A job that Slurm shows no more, and an earlier life of one, is kept this long.
 FORGET_AFTER = timedelta(minutes=10)
 #: A step counts once so many of the ranks told of it.
@@ -141,16 +138,17 @@ class JobSteps:
 
     # --- taking in ---
 
-    def take(self, batch: "StepBatch") -> int:
-        """Takes in one batch; returns how many rows were of no use (late, or no rank of ours)."""
-        fine = (batch.rank >= 0) & (batch.rank < RANKS_MAX) & (batch.step >= 0)
+    def take(self, batch: "StepBatch", most: int = RANKS_MAX) -> int:
+        """Takes in one batch; returns how many rows were of no use (late, or no rank below `most`)."""
+        fine = (batch.rank >= 0) & (batch.rank < most) & (batch.step >= 0)
         rank, step, at = batch.rank[fine], batch.step[fine], batch.at[fine]
         if not len(rank):
             return len(batch.rank)
-        self._grow(int(rank.max()) + 1)
+        self._grow(grown(self.capacity, int(rank.max()) + 1, most))
         self._notice_rewind(step, at)
         row = step % STEPS
-        for number in np.unique(step):
+        # The ring holds no more: a batch of a million steps must not cost a million rounds.
+        for number in np.unique(step)[-STEPS:]:
             if number > self.number[number % STEPS]:
                 self._clear(int(number))
         here = self.number[row] == step
@@ -202,10 +200,10 @@ class JobSteps:
             return -1
         return self._names.setdefault(name, len(self._names))
 
-    def _grow(self, ranks: int) -> None:
-        if ranks <= self.capacity:
+    def _grow(self, capacity: int) -> None:
+        more = capacity - self.capacity
+        if more <= 0:
             return
-        more = max(ranks, min(2 * self.capacity, RANKS_MAX), 8) - self.capacity
         empty = np.full((STEPS, more), np.nan, np.float32)
         self.compute = np.concatenate([self.compute, empty], axis=1)
         self.step_s = np.concatenate([self.step_s, empty], axis=1)
@@ -216,7 +214,7 @@ class JobSteps:
 
 
 class StepTimes:
-    """All jobs of one cluster. At most 500 lives and 131,072 ranks: the longest unheard is forgotten."""
+    """All jobs of one cluster; how many lives and ranks of them: `healer.observations.lives`."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
@@ -232,10 +230,30 @@ class StepTimes:
                 by_life.setdefault((batch.job, batch.restart), []).append(batch)
         for key, parts in by_life.items():
             batch = joined(parts)
-            if key not in self._lives:
-                self._lives[key] = JobSteps(self.cluster, *key, batch.arrived_at)
-            self.dropped += self._lives[key].take(batch)
+            life, most = self._life(key, batch, slurm)
+            self.dropped += life.take(batch, most) if life is not None else len(batch.rank)
         self._forget(slurm, now)
+
+    def _life(
+        self, key: tuple[str, int], batch: "StepBatch", slurm: SlurmSnapshot | None
+    ) -> tuple[JobSteps | None, int]:
+        """The life, with leave to grow as the batch needs it, and the bound of its ranks; None: no room."""
+        most = ranks_most(key[0], slurm)
+        ranks = batch.rank[(batch.rank >= 0) & (batch.rank < most)]
+        life = self._lives.get(key)
+        if not len(ranks):
+            return life, most
+        had = life.capacity if life is not None else 0
+        capacity = grown(had, int(ranks.max()) + 1, most)
+        if life is None or capacity > had:
+            away = make_room(self._lives, key, capacity, slurm)
+            if away is None:
+                return life, had
+            for one in away:
+                del self._lives[one]
+        if life is None:
+            life = self._lives[key] = JobSteps(self.cluster, *key, batch.arrived_at)
+        return life, most
 
     def jobs(self) -> Iterator[JobSteps]:
         """The latest life of each job."""
@@ -266,12 +284,6 @@ class StepTimes:
             one.gone_at = one.gone_at or now
             if now - max(one.gone_at, one.heard_at) > FORGET_AFTER:
                 del self._lives[key]
-        oldest = iter(sorted(self._lives.items(), key=lambda pair: pair[1].heard_at))
-        ranks = sum(one.capacity for one in self._lives.values())
-        while len(self._lives) > JOBS_MAX or ranks > RANKS_TOTAL:
-            key, one = next(oldest)
-            ranks -= one.capacity
-            del self._lives[key]
 
 
 def joined(parts: "Sequence[StepBatch]") -> "StepBatch":

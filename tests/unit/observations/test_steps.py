@@ -1,12 +1,13 @@
 """Rings of step times: what comes twice, late or in pieces, a job that went back, what is forgotten."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 
 from healer.model import SlurmSnapshot
-from healer.observations import steps as module
+from healer.model.samples import StepBatch
+from healer.observations import lives as module
 from healer.observations.steps import JobSteps, StepTimes, joined
 from tests.support.steps import CLUSTER, START, batch, slurm
 
@@ -165,7 +166,7 @@ def test_without_a_word_from_slurm_nothing_is_forgotten() -> None:
 
 
 def test_the_longest_unheard_jobs_go_first_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "JOBS_MAX", 2)
+    monkeypatch.setattr(module, "LIVES_MAX", 2)
     times = StepTimes(CLUSTER)
     for number in range(3):
         at = START + timedelta(seconds=number)
@@ -180,6 +181,73 @@ def test_ranks_beyond_what_a_job_may_have_are_dropped_and_counted() -> None:
     times, job = fed(given)
     assert job.ranks == 2
     assert times.dropped == 2
+
+
+# --- what is invented takes little room ---------------------------------------------------------------------
+
+
+def lone(job: str, rank: int, restart: int = 0, at: datetime = START) -> StepBatch:
+    """One row of one rank."""
+    told = batch(1, np.ones(1), job=job, restart=restart, at=at)
+    told.rank[0] = rank
+    return told
+
+
+def test_a_rank_beyond_twice_the_gpus_of_the_job_is_dropped_and_counted() -> None:
+    times, job = fed(lone("4711", 63), lone("4711", 64), shown=slurm(4))
+    assert (job.ranks, times.dropped) == (64, 1)
+
+
+def test_of_a_job_only_three_lives_are_kept_and_an_older_one_pushes_none_out() -> None:
+    times = StepTimes(CLUSTER)
+    times.update([lone("9", 0, restart) for restart in (5, 3, 4, 6, 2)], None, START)
+    job = times.job("9")
+    assert (len(times), times.dropped) == (3, 1)
+    assert job is not None
+    assert job.restart == 6
+
+
+def test_invented_jobs_share_a_small_room_and_push_no_real_one_out() -> None:
+    times, job = fed(batch(1, np.ones(32)))
+    for number in range(600):
+        # Heard later than the real one, each with as many ranks as it may.
+        at = START + timedelta(seconds=number)
+        times.update([lone(f"x{number}", 4095 if number % 3 else 7, at=at)], slurm(), START)
+    assert times.job("4711") is job
+    strangers = [one for one in times.jobs() if one.job != "4711"]
+    assert 1 <= len(strangers) <= 50
+    assert sum(one.capacity for one in strangers) <= 4096
+
+
+def test_many_small_invented_jobs_are_bounded_by_their_number() -> None:
+    times, job = fed(batch(1, np.ones(32)))
+    times.update([lone(f"x{number}", 0) for number in range(600)], slurm(), START)
+    assert times.job("4711") is job
+    assert len(times) == 51
+
+
+def test_no_moment_holds_more_ranks_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RANKS_TOTAL", 100)
+    times = StepTimes(CLUSTER)
+    most = []
+    grow = JobSteps._grow
+
+    def noted(self: JobSteps, capacity: int) -> None:
+        grow(self, capacity)
+        most.append(sum(one.capacity for one in times.jobs()))
+
+    monkeypatch.setattr(JobSteps, "_grow", noted)
+    times.update([lone(str(number), 39) for number in range(20)], None, START)
+    assert len(most) == 20
+    assert max(most) <= 100
+
+
+def test_of_a_batch_of_very_many_steps_only_the_last_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared = []
+    monkeypatch.setattr(JobSteps, "_clear", lambda self, number: cleared.append(number))
+    told = joined([batch(step, np.ones(1)) for step in range(1000)])
+    JobSteps(CLUSTER, "4711", 0, START).take(told)
+    assert len(cleared) == 128
 
 
 def test_other_clusters_are_not_ours() -> None:

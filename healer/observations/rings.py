@@ -20,6 +20,9 @@ SLOTS = 180
 WINDOW_S = SLOT_S * SLOTS
 #: Observed time of a counter's slot is kept in these units: 16 ms, so that 15 minutes and a slot fit 16 bits.
 SPAN_UNITS = 64
+#: A counter that falls by less than a unit, or than this share of it, did not fall: it has two senders,
+#: one of them coarser or a little behind. The larger value stays.
+SLIGHT, SLIGHT_SHARE = 1.0, 0.01
 
 
 def slot_of(at_s: float) -> int:
@@ -113,7 +116,7 @@ class Rings:
             )
         place = (signal.astype(np.int64) * SLOTS + slot % SLOTS) * self.rows + row
         if self.counters:
-            self._put_growth(cell, place, values, at_s, before)
+            values = self._put_growth(cell, place, values, at_s, before)
         else:
             self._ring.reshape(-1)[place] = values
         self._last.reshape(-1)[cell] = values
@@ -122,12 +125,16 @@ class Rings:
 
     def _put_growth(
         self, cell: NDArray, place: NDArray, values: NDArray, at_s: NDArray, before: NDArray
-    ) -> None:
-        """A gap longer than the window, and a fall, begin anew."""
+    ) -> NDArray:
+        """A gap longer than the window, and a fall, begin anew. Returns the values to keep as the last."""
         last = self._last.reshape(-1)[cell]
         high, fell_at = self._high.reshape(-1), self._fell.reshape(-1)
         going_on = at_s - before <= WINDOW_S
         fell = going_on & (values < last)
+        if fell.any():
+            slight = fell & (last - values < np.maximum(SLIGHT, SLIGHT_SHARE * last))
+            values, fell = np.where(slight, last, values), fell & ~slight
+        kept = values
         if fell.any():
             # Of two falls in a row the first value is what it may come back to.
             at, still = cell[fell], at_s[fell] - fell_at[cell[fell]] <= WINDOW_S
@@ -147,6 +154,7 @@ class Rings:
         ring, span = self._ring.reshape(-1), self._span.reshape(-1)
         ring[place] += grew
         span[place] += units.astype(np.uint16)
+        return kept
 
     def forget(self, rows: NDArray, before_s: float) -> None:
         """Empties these rows up to `before_s` and to the end of its slot; a series whose last value is older

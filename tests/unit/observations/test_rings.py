@@ -107,6 +107,36 @@ def test_what_falls_and_comes_back_did_not_grow(told: tuple[float, ...], growth:
     assert made.growth(0, 2, SLOTS, slot_of(15 * len(told)))[0][0] == growth
 
 
+def test_two_senders_of_one_counter_of_which_one_is_coarser_make_no_growth() -> None:
+    made = rings(counters=True)
+    for step in range(20):
+        put(made, 15 * step, 523.456789123)  # ns, as DCGM tells it
+        if step % 4 == 2:
+            put(made, 15 * step + 1, 523.456789)  # µs, as nvidia-smi does
+    assert made.growth(0, 2, SLOTS, slot_of(300))[0][0] == 0
+    put(made, 300, 525)
+    assert made.growth(0, 2, SLOTS, slot_of(300))[0][0] == pytest.approx(525 - 523.456789123, rel=1e-6)
+
+
+def test_of_two_senders_the_one_that_is_a_little_behind_does_not_spoil_the_growth() -> None:
+    made = rings(counters=True)
+    for step in range(20):
+        put(made, 15 * step, 1000 + 30 * step)
+        put(made, 15 * step + 1, 1000 + 30 * step - 9)
+    assert made.growth(0, 2, SLOTS, slot_of(300))[0][0] == 19 * 30
+
+
+@pytest.mark.parametrize(
+    ("told", "growth"),
+    [((100, 99.5, 99.75), 0), ((100, 98, 98.25), 0.25), ((1000, 991, 993), 0), ((1000, 989, 993), 4)],
+)
+def test_only_a_fall_by_a_unit_and_by_a_hundredth_is_a_reset(told: tuple[float, ...], growth: float) -> None:
+    made = rings(counters=True)
+    for step, value in enumerate(told):
+        put(made, 15 * step, value)
+    assert made.growth(0, 2, 6, slot_of(30))[0][0] == growth
+
+
 def test_what_is_back_after_the_window_has_grown_again() -> None:
     made = rings(counters=True)
     for at_s, value in ((0, 2), (10, 0), (500, 0), (911, 2)):

@@ -97,6 +97,8 @@ class Reference:
         if at_s <= series.at_s or slot <= self.head - 180:
             self.late += 1
             return
+        slight = counter and at_s - series.at_s <= 900 and 0 < series.last - value < max(1, series.last / 100)
+        value = series.last if slight else value
         if not counter:
             series.slots[slot] = value
         elif at_s - series.at_s <= 900 and value < series.last:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from healer.detection.charts import Charts
 from healer.detection.figures import Teller
+from healer.detection.heard import Heard, rests_on
 from healer.detection.holds import Holds
 from healer.detection.language import parse
 from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr
-from healer.detection.language.truth import FALSE, UNKNOWN, Truth
+from healer.detection.language.truth import FALSE, TRUE, UNKNOWN, Truth
 from healer.detection.language.units import PLAIN, WORDS
 from healer.model import (
     Catalogue,
@@ -29,7 +30,6 @@ from healer.model import (
     Scope,
     Sense,
     Sensed,
-    Signal,
 )
 from healer.observations.telemetry import Telemetry
 
@@ -50,9 +50,10 @@ Watched = Collection[tuple[str, Component]]
 class _Rule:
     """One rule, read, with what is remembered of its rows."""
 
-    def __init__(self, rule: DetectionRule, signals: dict[str, Signal], before: "_Rule | None") -> None:
-        self.rule = rule
+    def __init__(self, rule: DetectionRule, catalogue: Catalogue, before: "_Rule | None") -> None:
+        self.rule, signals = rule, catalogue.signals
         self.when = parse.condition(rule.when, signals, rule.scope)
+        self.rests_on = rests_on(self.when, catalogue)
         self.threshold: Expr | None = None
         if rule.threshold:
             self.threshold = parse.number(rule.threshold, signals, rule.scope)
@@ -76,8 +77,7 @@ class RuleEngine:
     ) -> None:
         """`before`: the engine of the rules until now. Rules that did not change keep what they remember."""
         known = {one.rule.name: one for one in before._rules} if before else {}
-        signals = catalogue.signals
-        self._rules = [_Rule(rule, signals, known.get(rule.name)) for rule in rules]
+        self._rules = [_Rule(rule, catalogue, known.get(rule.name)) for rule in rules]
         roots = [root for one in self._rules for root in (one.when, one.threshold) if root is not None]
         self._program = Program(roots, before._program if before else None)
         self._catalogue = catalogue
@@ -89,9 +89,22 @@ class RuleEngine:
 
     def prime(self, telemetry: Telemetry, now: datetime) -> None:
         """A tick of the past, while windows are rebuilt: remembers and tells nothing."""
-        moment = self._program.tick(telemetry, now)
+        moment, heard = self._program.tick(telemetry, now), Heard(telemetry, self._catalogue, now)
         for one in self._rules:
-            one.holds.update(_truth(one, moment), now.timestamp())
+            _held(one, _truth(one, moment), heard, now)
+
+    def forget(self, telemetry: Telemetry, node: str) -> None:
+        """The node was repaired, returned or booted: what held there begins anew."""
+        rows = {scope: telemetry.rows_of(node, scope) for scope in (Scope.node, Scope.gpu, Scope.link)}
+        for one in self._rules:
+            own = rows.get(one.rule.scope)
+            if own is not None:
+                one.holds.forget(own)
+                for row in own.tolist():
+                    one.cleared.pop(row, None)
+            for component in [where for where in one.cleared_watched if where.node == node]:
+                del one.cleared_watched[component]
+        self._program.forget(rows)
 
     def tick(self, telemetry: Telemetry, now: datetime, watched: Watched) -> Sensed:
         """`watched`: (fault, component) of open incidents, of which it is told whether they are clear."""
@@ -102,11 +115,12 @@ class RuleEngine:
             by_fault.setdefault(fault, []).append(component)
         findings: list[Finding] = []
         clear: dict[tuple[str, Component], datetime] = {}
+        heard = Heard(telemetry, self._catalogue, now)
         charts = Charts(telemetry, self._catalogue, now)
         teller = Teller(telemetry, self._catalogue, now)
         for one in self._rules:
             truth = _truth(one, moment)
-            ended = one.holds.update(truth, at_s)
+            ended = _held(one, truth, heard, now)
             findings.extend(_told(one, moment, charts, teller))
             components = telemetry.axis(one.rule.scope).components()
             for row, since in _cleared(one, ended.tolist(), truth, at_s):
@@ -133,6 +147,14 @@ def _truth(one: _Rule, moment: Moment) -> Truth:
     if one.rule.models:
         truth = np.where(moment.telemetry.is_model(one.rule.models, scope), truth, np.uint8(FALSE))
     return truth
+
+
+def _held(one: _Rule, truth: Truth, heard: Heard, now: datetime) -> NDArray[np.int64]:
+    """Rows told of that have ended. When samples came is asked only where something holds or begins to."""
+    at_s = now.timestamp()
+    if not one.rule.for_s or not (len(one.holds.rows) or (len(truth) and truth.max() == TRUE)):
+        return one.holds.update(truth, at_s)
+    return one.holds.update(truth, at_s, heard.newest(one.rests_on, one.rule.scope))
 
 
 # --- what is told ---

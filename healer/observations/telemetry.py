@@ -12,7 +12,18 @@ from fnmatch import fnmatch
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.model import Catalogue, Column, GpuModel, Part, Scope, Signal, SignalKind, SlurmSnapshot, Topology
+from healer.model import (
+    Catalogue,
+    Column,
+    Component,
+    GpuModel,
+    Part,
+    Scope,
+    Signal,
+    SignalKind,
+    SlurmSnapshot,
+    Topology,
+)
 from healer.model.samples import Report
 from healer.observations import allocation
 from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis, grown
@@ -273,6 +284,11 @@ class Telemetry:
 
     def axis(self, scope: Scope) -> Axis:
         return self._axes.axis(scope)
+
+    def rows_of(self, node: str, scope: Scope) -> NDArray[np.int64]:
+        """Rows of a node and of its GPUs or links; none for one never heard of."""
+        row = self._axes.axis(Scope.node).row(Component(cluster=self.cluster, node=node))
+        return np.zeros(0, np.int64) if row is None else self._axes.of_node(scope, row)
 
     def scope_of(self, signal: str) -> Scope | None:
         """Where the signal lives; None for one that nobody has told yet, or that the catalogue lacks."""

@@ -4,7 +4,7 @@ Numbers are float64 columns with NaN for unknown (constants stay plain floats), 
 `truth`. A column has one value per row of its expression's axis.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,12 @@ class Program:
         for condition, past in self._conditions:
             past.push(at_s, moment.of(condition))
         return moment
+
+    def forget(self, rows: Mapping[Scope, NDArray[np.int64]]) -> None:
+        """What was true of these rows is not known any more."""
+        for (condition, _), past in self.pasts.items():
+            if condition.scope is not None and condition.scope in rows:
+                past.forget(rows[condition.scope])
 
     def node(self, expr: Expr) -> _Node:
         found = self._roots.get(id(expr))

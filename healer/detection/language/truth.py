@@ -49,6 +49,13 @@ class Past:
             return
         self._last = slot
 
+    def forget(self, rows: NDArray[np.int64]) -> None:
+        """Nothing is known of these rows' past."""
+        rows = rows[rows < len(self.true)]
+        self._ring[:, rows] = UNKNOWN
+        self.true[rows] = 0
+        self.known[rows] = 0
+
     def _put(self, slot: int, now: Truth) -> None:
         old = self._ring[slot % self.slots]
         self.true += (now == TRUE).view(np.int8) - (old == TRUE).view(np.int8)

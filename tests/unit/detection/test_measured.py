@@ -249,3 +249,67 @@ def test_a_changed_expression_is_a_changed_rule(field: str) -> None:
     )
     site.engine = RuleEngine([changed], site.fleet.catalogue, before=site.engine)
     assert list(site.found(WARM, 3)) == []
+
+
+# --- samples, silence, and a node that came back ---
+
+
+def test_one_sample_and_then_silence_holds_for_no_time() -> None:
+    site = Site(rule(for_s=30))
+    assert list(site.found(WARM, 1)) == []
+    assert list(site.found(None, 16)) == []  # true of the last 80 s, by one sample
+    assert [number for number, _ in site.found(WARM, 1)] == [0]
+
+
+def test_two_samples_as_far_apart_as_the_rule_asks_are_enough() -> None:
+    site = Site(rule(for_s=30))
+    told: list[int] = []
+    for number in range(12):
+        told += [number for _ in site.tick(WARM if number % 6 == 0 else None).findings]
+    assert told == [6]
+
+
+def test_silence_itself_may_hold() -> None:
+    site = Site(rule("age(heat) > 60s", for_s=30))
+    site.tick(WARM)
+    assert [finding.component.gpu for _, finding in site.found(None, 24)] == [0, 1, 2, 3]
+
+
+def test_a_sample_of_a_part_and_of_the_node_hold_for_their_rules() -> None:
+    node = rule("any_of(heat > 5)", name="any-hot", scope=Scope.node, for_s=20, signal="heat")
+    gpu = rule("heat > 5 and load > 3", name="hot-and-busy", for_s=20)
+    site = Site(node, gpu)
+    told: set[str] = set()
+    for _ in range(6):
+        site.fleet.send("n1", {("load", Part()): 9.0})
+        told |= {finding.rule for finding in site.tick(WARM).findings}
+    assert told == {"any-hot", "hot-and-busy"}
+
+
+def test_what_held_at_a_node_that_came_back_begins_anew_and_is_another_fact() -> None:
+    shared = rule("share(heat > 5, 1m) > 0.9", name="often-hot", signal="heat")
+    site = Site(rule(for_s=30), shared)
+    first = {finding.rule: finding for _, finding in site.found(WARM, 20)}
+    assert set(first) == {"hot", "often-hot"}
+    site.fleet.telemetry.forget("n1", site.fleet.now)
+    site.engine.forget(site.fleet.telemetry, "n1")
+    assert list(site.found(None, 3)) == []
+    again = list(site.found(WARM, 20))
+    numbers = {finding.rule: number for number, finding in reversed(again)}
+    assert numbers == {"hot": 6, "often-hot": 5}
+    for _, finding in again:
+        assert finding.evidence[0].digest != first[finding.rule].evidence[0].digest
+
+
+def test_a_node_that_came_back_leaves_the_holds_of_others() -> None:
+    site = Site(rule(for_s=30))
+    for _ in range(5):
+        site.fleet.send_gpus("n2", heat=WARM)
+        site.tick(WARM)
+    site.fleet.telemetry.forget("n1", site.fleet.now)
+    site.engine.forget(site.fleet.telemetry, "n1")
+    told = []
+    for _ in range(4):
+        site.fleet.send_gpus("n2", heat=WARM)
+        told += [finding.component.node for finding in site.tick(WARM).findings]
+    assert told == ["n2"]

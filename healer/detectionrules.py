@@ -29,6 +29,8 @@ from healer.rulefiles import Source, did_you_mean
 
 RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _SPEC_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+#: What acts must not rest on one sample.
+LEAST_FOR_S = 30.0
 #: Nothing is held for longer: after a restart only the windows are known.
 LONGEST_FOR_S = 3600.0
 
@@ -102,10 +104,11 @@ def read_rules(
             before = len(source.problems)
             _check_name(source, index, entry, found, policies)
             for_s = _for_s(source, index, entry.for_)
-            _check_expressions(source, index, entry, signals, specs)
+            when = _check_expressions(source, index, entry, signals, specs)
             expanded = _models(source, index, entry.models, models)
             if entry.playbook is not None:
                 check_playbook(source, index, entry.playbook)
+                _check_patience(source, index, for_s, when)
             if len(source.problems) == before:
                 fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name != "for_"}
                 fields |= {"for_s": for_s, "models": expanded, "threshold": str(entry.threshold)}
@@ -163,6 +166,13 @@ def _for_s(source: Source, index: int, text: str) -> float:
     return seconds
 
 
+def _check_patience(source: Source, index: int, for_s: float, when: Expr | None) -> None:
+    if when is None or for_s >= LEAST_FOR_S or any(one.seconds for one in when.walk()):
+        return
+    text = f"for: a rule with a playbook has to hold for {LEAST_FOR_S:g}s, or to look at a window"
+    source.problem((index, "for"), text, "one sample alone must not lead to a drain")
+
+
 def _models(source: Source, index: int, globs: Sequence[str], models: Sequence[GpuModel]) -> tuple[str, ...]:
     """Globs over the names in gpu_models.yaml -> globs over the names that Slurm and exporters use."""
     expanded: dict[str, None] = {}
@@ -178,7 +188,9 @@ def _models(source: Source, index: int, globs: Sequence[str], models: Sequence[G
 
 def _check_expressions(
     source: Source, index: int, entry: Entry, signals: Mapping[str, Signal], specs: Collection[str]
-) -> None:
+) -> Expr | None:
+    """The condition, None where it is wrong."""
+
     def read(field: str, text: str, reader: Callable[..., Expr]) -> Expr | None:
         try:
             return reader(text, signals, entry.scope, specs)
@@ -198,12 +210,13 @@ def _check_expressions(
             source.problem(path, f"{path[1]}: there is no signal {name}", hint)
     shown = signals.get(entry.signal)
     if threshold is None or when is None:
-        return
+        return when
     if not entry.signal:
         source.problem((index, "threshold"), "threshold: it is drawn beside a signal", "name the signal")
     elif shown is not None and not _drawable(threshold, shown):
         text = f"threshold: it is in {threshold.unit}, and {shown.name} in {shown.unit}"
         source.problem((index, "threshold"), text)
+    return when
 
 
 def _drawable(threshold: Expr, signal: Signal) -> bool:

@@ -14,7 +14,8 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One node. `state` is Slurm's JSON list: base state first, then flags, upper case.
 
     `reason_user` and `reason_at` say who set the reason and when. `rack`, `switch` and `pod` come from the
-    site's topology file or, in recordings, from the recording.
+    site's topology file or, in recordings, from the recording. `gpus_shared`: Slurm hands out slices or
+    shares of GPUs here, so `gpus` is no count of cards.
     """
 
     name: str
@@ -24,6 +25,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason_at: datetime | None = None
     gpus: int = 0
     gpu_model: str = ""
+    gpus_shared: bool = False
     driver: str = ""
     rack: str = ""
     switch: str = ""

@@ -1,5 +1,6 @@
 """Slurm's picture as tables: where nodes stand, which job holds which GPU."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -10,6 +11,8 @@ from healer.model import Scope, SlurmJob, SlurmNode, SlurmSnapshot, Topology
 from healer.observations.axes import GPUS_MAX, Axes
 
 UNKNOWN = -1
+#: A MIG profile as the name of a GRES type: such a node counts slices.
+_SLICE = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
@@ -113,16 +116,19 @@ def _measure_jobs(axes: Axes, snapshot: SlurmSnapshot, rows: Mapping[str, int]) 
 def derived_signals(
     axes: Axes, snapshot: SlurmSnapshot, loads: Mapping[int, NodeLoad]
 ) -> tuple[NDArray[np.int32], dict[str, NDArray[np.float64]]]:
-    """Rows of Slurm's nodes, and by those rows what its picture gives as signals; NaN: it does not tell.
+    """Rows of Slurm's nodes, and by those rows what its picture gives as signals; NaN: it does not tell, or
+    not in whole GPUs.
 
     `slurm_drained` is 1 for every node that takes no new jobs, for whatever reason.
     """
     components = axes.axis(Scope.node).components()
     nodes = [snapshot.nodes[components[row].node or ""] for row in loads]
     rows = np.fromiter(loads, np.int32, len(loads))
+    whole = [not node.gpus_shared and not _SLICE.search(node.gpu_model) for node in nodes]
+    gpus = [node.gpus if alone else np.nan for node, alone in zip(nodes, whole, strict=True)]
     held = [np.nan if load.allocated is None else load.allocated for load in loads.values()]
     return rows, {
-        "slurm_gpus": np.array([node.gpus for node in nodes], np.float64),
+        "slurm_gpus": np.array(gpus, np.float64),
         "slurm_allocated": axes.allocated[rows].astype(np.float64),
         "slurm_gpus_allocated": np.array(held, np.float64),
         "slurm_drained": np.array([not node.in_service for node in nodes], np.float64),

@@ -204,3 +204,22 @@ def test_the_shipped_rules_are_careful() -> None:
             assert rule.severity is Severity.P3, rule.name
         if rule.severity is Severity.P1:
             assert rule.playbook == "gpu-fatal", rule.name
+
+
+@pytest.mark.parametrize(
+    ("when", "for_", "fine"),
+    [
+        ("gpu_temp_c > 90", "1m", True),
+        ("gpu_temp_c > 90", "20s", False),
+        ("min_over(gpu_temp_c, 1m) > 90", "0s", True),
+    ],
+)
+def test_a_rule_that_acts_does_not_rest_on_one_sample(folder: Path, when: str, for_: str, fine: bool) -> None:
+    change(folder, "detection/own.yaml", "gpu_temp_c > 90", when)
+    change(folder, "detection/own.yaml", "for: 1m", f"for: {for_}")
+    load(folder)
+    change(folder, "detection/own.yaml", "source: test", "source: test\n  playbook: drain")
+    if fine:
+        load(folder)
+    else:
+        assert any("one sample alone" in problem for problem in problems(folder))

@@ -132,7 +132,8 @@ def _reading(make: Callable[..., _Noun], shape: object) -> _Noun:
 
 
 def _node(node: _Node) -> SlurmNode:
-    gpus, model = words.gpus_of_gres(node.gres or "")
+    gres = node.gres or ""
+    gpus, model = words.gpus_of_gres(gres)
     base = [node.state] if isinstance(node.state, str) else node.state or []
     state = words.node_state("+".join([*base, *node.state_flags]) or "UNKNOWN")
     reason = (node.reason or "") if words.reason_stands(state) else ""
@@ -145,6 +146,7 @@ def _node(node: _Node) -> SlurmNode:
         reason_at=_time(node.reason_changed_at) if reason else None,
         gpus=gpus,
         gpu_model=model,
+        gpus_shared=words.shares_gpus(gres),
         partitions=_names(node.partitions),
         features=_names(node.active_features),
         boot_at=_time(node.boot_time),

@@ -42,7 +42,8 @@ def _node(name: str, text: str) -> SlurmNode:
     for match in _NODE_KEYS.finditer(text):
         key, value = (part for part in match.groups() if part is not None)
         found.setdefault(key, value)
-    gpus, model = words.gpus_of_gres(_plain(found.get("Gres", "")))
+    gres = _plain(found.get("Gres", ""))
+    gpus, model = words.gpus_of_gres(gres)
     state = words.node_state(found.get("State", "UNKNOWN"))
     reason, user, at = _reason(text) if words.reason_stands(state) else ("", "", None)
     return SlurmNode(
@@ -53,6 +54,7 @@ def _node(name: str, text: str) -> SlurmNode:
         reason_at=at,
         gpus=gpus,
         gpu_model=model,
+        gpus_shared=words.shares_gpus(gres),
         partitions=_names(found.get("Partitions", "")),
         features=_names(found.get("ActiveFeatures", "")),
         boot_at=_time(found.get("BootTime", "")),

@@ -33,6 +33,7 @@ _GRES_INDEX = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:\d+\(IDX:([0-9,\-]+)\)")
 
 #: GRES that are shares of a GPU: their indices are not those of whole GPUs.
 _SHARED_GRES = ("mps", "shard")
+_SHARES = re.compile(r"(?:^|,)(?:mps|shard)[:=]|\d+g\.\d+gb")
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,252}")
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10}|\+[0-9]{1,4})?")
@@ -106,6 +107,11 @@ def gpus_of_gres(gres: str) -> tuple[int, str]:
     """`gpu:h100:8(S:0-1)` -> (8, "h100"). Several types add up and the first names the model."""
     found = _GRES_GPU.findall(gres)
     return sum(int(count) for _, count in found), next((model for model, _ in found if model), "")
+
+
+def shares_gpus(gres: str) -> bool:
+    """Whether a node offers MIG slices or shares of its GPUs: then its GPUs cannot be counted by it."""
+    return _SHARES.search(gres.lower()) is not None
 
 
 def gpu_indices(gres: str) -> tuple[int, ...] | None:

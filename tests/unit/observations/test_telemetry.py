@@ -444,3 +444,19 @@ def test_a_rebuild_takes_nothing_of_before_a_repair() -> None:
     row = site.row(Scope.gpu, "gpu0", GPU0)
     assert row is None or np.isnan(site.telemetry.value("heat_c", after(14))[row])
     assert site.telemetry.value("load", after(14))[site.row(Scope.node, "gpu0", Part())] == 1
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        node("gpu0", gpus=56, model="1g.10gb"),
+        SlurmNode(name="gpu0", gpus=32, gpu_model="h100", gpus_shared=True),
+    ],
+)
+def test_slices_of_gpus_are_no_count_of_gpus(slices: SlurmNode) -> None:
+    site = Site()
+    site.telemetry.show(shown(slices, node("gpu1")), Topology())
+    gpus = site.telemetry.value("slurm_gpus", after(0))
+    rows = [site.row(Scope.node, name, Part()) for name in ("gpu0", "gpu1")]
+    assert np.isnan(gpus[rows[0]])
+    assert gpus[rows[1]] == 8

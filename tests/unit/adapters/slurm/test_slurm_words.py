@@ -39,6 +39,23 @@ def test_gpus_of_gres(gres: str, gpus: tuple[int, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("gres", "shared"),
+    [
+        ("gpu:h100:8(S:0-1)", False),
+        ("gpu:1g.10gb:56(S:0-1)", True),
+        ("gpu:a100_1g.5gb:7", True),
+        ("gpu:h100:4,gpu:1g.10gb:28", True),
+        ("gpu:h100:8,shard:64", True),
+        ("mps:400,gpu:v100:4", True),
+        ("gpu:8,nvme_shards:2", False),
+        ("", False),
+    ],
+)
+def test_slices_and_shares_are_no_whole_gpus(gres: str, shared: bool) -> None:
+    assert words.shares_gpus(gres) is shared
+
+
+@pytest.mark.parametrize(
     ("gres", "indices"),
     [
         ("gpu:h100:8(IDX:0-7)", tuple(range(8))),

@@ -3,7 +3,7 @@
 One thread owns it. Arrays that it gives are valid until the next `update` or `show`.
 """
 
-from collections import defaultdict
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,8 +27,10 @@ from healer.model import (
 from healer.model.samples import Report
 from healer.observations import allocation
 from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis, grown
+from healer.observations.clocks import AHEAD_S, BACK_S, Clocks, ClockStepped
 from healer.observations.groups import Groups, groups_of
 from healer.observations.rings import SLOT_S, SLOTS, Rings, slot_of
+from healer.observations.rounds import in_rounds
 from healer.ports import ColumnBook
 
 #: Signals live on these.
@@ -36,8 +38,6 @@ MEASURED = (Scope.gpu, Scope.node, Scope.link)
 SIGNALS_MAX = 200
 #: Of the windows of one axis. 100,000 GPUs with 70 signals fit.
 BYTES_MAX = 8 << 30
-#: A sender's clock that is ahead by more is not believed: the arrival counts.
-AHEAD_S = 5.0
 #: Numbers of columns are given densely; what is far beyond the book's own bound is none.
 COLUMN_ID_MAX = 1 << 22
 NOT_LOOKED_UP, UNKNOWN, NO_ROOM = -2, -1, -3
@@ -46,8 +46,9 @@ NOT_LOOKED_UP, UNKNOWN, NO_ROOM = -2, -1, -3
 @dataclass(slots=True)
 class Counts:
     """Of this process. `late`: reports' samples not newer than the last of their series, or older than the
-    windows. `future`: reports whose clock was ahead. `unknown_columns`: samples of series that the catalogue
-    does not know. `dropped`: samples for which there was no room, or of another cluster."""
+    windows. `future`: reports whose clock, or whose arrival's, was ahead. `unknown_columns`: samples of series that the catalogue
+    does not know. `dropped`: samples for which there was no room, of another cluster, or of a node that told
+    of more moments than are looked at."""
 
     reports: int = 0
     samples: int = 0
@@ -64,6 +65,7 @@ class Telemetry:
         self.cluster = cluster
         self.counts = Counts()
         self._axes = Axes(cluster)
+        self._clocks = Clocks()
         # Two for each axis: gauges (enums and bit masks too), counters. A column's place is a number in here.
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
         self._groups: dict[Scope, tuple[int, Groups]] = {}
@@ -73,6 +75,7 @@ class Telemetry:
         self._signal = np.zeros(0, np.int32)
         self._part = np.zeros(0, np.int32)
         self._snapshot: SlurmSnapshot | None = None
+        self._shown_s = -math.inf
         self._places: Topology | None = None
         #: Rows of Slurm's nodes, and what they are told of by it: signal -> values by those rows.
         self._derived: tuple[NDArray[np.int32], dict[str, NDArray]] = (np.zeros(0, np.int32), {})
@@ -93,12 +96,17 @@ class Telemetry:
 
     # --- Slurm ---
 
-    def show(self, snapshot: SlurmSnapshot, places: Topology) -> None:
-        """Takes in what Slurm shows. Cheap when nodes and jobs are those of the last time."""
-        before = self._snapshot
-        if before is not None and snapshot.taken_at < before.taken_at:
+    def show(self, snapshot: SlurmSnapshot, places: Topology, now: datetime | None = None) -> None:
+        """Takes in what Slurm shows. Cheap when nodes and jobs are those of the last time.
+
+        A picture from a host whose clock is ahead is one of `now`.
+        """
+        before, at_s = self._snapshot, snapshot.taken_at.timestamp()
+        if now is not None:
+            at_s = min(at_s, now.timestamp())
+        if before is not None and at_s < self._shown_s:
             return
-        self._snapshot = snapshot
+        self._snapshot, self._shown_s = snapshot, at_s
         moved = before is None or snapshot.nodes is not before.nodes or places is not self._places
         if moved:
             self._places = places
@@ -109,7 +117,7 @@ class Telemetry:
         if moved or before is None or snapshot.jobs is not before.jobs:
             loads = allocation.place_jobs(self._axes, snapshot)
             self._derived = allocation.derived_signals(self._axes, snapshot, loads)
-        self._put_derived(snapshot.taken_at.timestamp())
+        self._put_derived(at_s)
 
     def _put_derived(self, at_s: float) -> None:
         """Signals that Slurm's picture gives, as samples of the moment it was taken."""
@@ -139,41 +147,40 @@ class Telemetry:
             rows = self._axes.of_node(scope, row)
             rings.forget(rows[rows < rings.rows], until_s)
 
-    def update(self, reports: Sequence[Report], book: ColumnBook) -> None:
-        """Takes in reports, in the order of their times. A report that comes again counts once."""
-        dated = sorted(
-            ((self._time(one), one) for one in reports if one.cluster == self.cluster), key=lambda one: one[0]
-        )
-        self.counts.reports += len(reports)
-        self.counts.dropped += sum(len(one.values) for one in reports if one.cluster != self.cluster)
-        if not dated:
-            return
-        self._enter(dated[-1][0])
-        # At most one report of a node in each round: then no series comes twice in one.
-        rounds: list[tuple[list[int], list[float], list[Report]]] = []
-        seen: dict[str, int] = defaultdict(int)
-        for at_s, report in dated:
-            node = self._axes.node(report.node)
+    def update(self, reports: Sequence[Report], book: ColumnBook, now: datetime | None = None) -> None:
+        """Takes in reports, in the order of their times. A report that comes again counts once.
+
+        Nothing is dated after `now`, this process's clock. Of one node the newest 8 moments of a call count.
+        """
+        now_s = math.inf if now is None else now.timestamp()
+        told: dict[int, list[tuple[float, Report]]] = {}
+        for report in reports:
+            node = self._axes.node(report.node) if report.cluster == self.cluster else None
             if node is None:
                 self.counts.dropped += len(report.values)
                 continue
-            number = seen[report.node]
-            seen[report.node] = number + 1
-            if number == len(rounds):
-                rounds.append(([], [], []))
-            nodes, times, ones = rounds[number]
-            nodes.append(node)
-            times.append(at_s)
-            ones.append(report)
-        for nodes, times, ones in rounds:
-            self._take(np.array(nodes, np.int32), np.array(times), ones, book)
+            at_s = self._clocks.date(node, report.at.timestamp(), report.arrived_at.timestamp(), now_s)
+            told.setdefault(node, []).append((at_s, report))
+        made = in_rounds(told)
+        self.counts.reports += len(reports)
+        self.counts.future = self._clocks.future
+        self.counts.late += made.repeated
+        self.counts.dropped += made.surplus
+        if made.rounds:
+            self._enter(max(max(one.times) for one in made.rounds))
+        for one in made.rounds:
+            self._take(np.array(one.nodes, np.int32), np.array(one.times), one.reports, book)
 
-    def _time(self, report: Report) -> float:
-        at_s, arrived_s = report.at.timestamp(), report.arrived_at.timestamp()
-        if at_s - arrived_s <= AHEAD_S:
-            return at_s
-        self.counts.future += 1
-        return arrived_s
+    @property
+    def slow_clocks(self) -> int:
+        """Nodes whose samples come steadily late by more than 30 s and are dated by that lag."""
+        return self._clocks.slow
+
+    def check_clock(self, now: datetime) -> None:
+        """Raises ClockStepped when what is known lies in the future: this process's clock went back."""
+        latest = slot_of(now.timestamp() + BACK_S)
+        if any(rings.head is not None and rings.head > latest for _, rings in self._rings):
+            raise ClockStepped(f"it is {now:%H:%M:%S} UTC, and windows go beyond that")
 
     def _take(self, nodes: NDArray, times: NDArray, reports: Sequence[Report], book: ColumnBook) -> None:
         """One round: reports of different nodes, as one set of numpy operations for each ring."""
@@ -298,9 +305,10 @@ class Telemetry:
         return known.scope
 
     def value(self, signal: str, now: datetime) -> NDArray[np.float64]:
-        """(n,) the last value, NaN where unknown or older than the signal's `stale_s`."""
+        """(n,) the last value, NaN where unknown, older than the signal's `stale_s`, or of the future."""
         last, at_s, stale_s = self._last(signal)
-        return np.where(now.timestamp() - at_s <= stale_s, last, np.nan)
+        age_s = now.timestamp() - at_s
+        return np.where((age_s <= stale_s) & (age_s >= -AHEAD_S), last, np.nan)
 
     def heard_s(self, signal: str) -> NDArray[np.float64]:
         """(n,) the time of the last value, s since 1970; -inf where there never was one."""

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,7 @@ from healer.model import (
 from healer.model.samples import Report
 from healer.observations import telemetry as module
 from healer.observations.axes import GPUS_MAX
+from healer.observations.clocks import ClockStepped
 from healer.observations.telemetry import Telemetry
 from healer.sim.columns import MemoryColumns
 from tests.support.measured import CLUSTER, Sender, after, catalogue, job, node, shown, signal
@@ -129,6 +131,9 @@ class Drawn:
     arrived_s: float
     values: dict[tuple[str, Part], float]
 
+    def __post_init__(self) -> None:
+        self.arrived_s = min(self.arrived_s, self.at_s + 30)  # slow clocks: tests of their own
+
 
 #: Quarters of a second, so that sums in binary fractions are exact.
 MOMENTS = st.one_of(st.integers(0, 400), st.integers(0, 12_000)).map(lambda quarters: quarters / 4)
@@ -175,7 +180,7 @@ def test_windows_growth_and_last_values_are_those_of_the_reference(
             found = site.telemetry.window(name, seconds, after(now_s))
             np.testing.assert_array_equal(found[:, row], np.array(expected, np.float32))
             age_s = now_s - series.at_s
-            fresh = series.last if age_s <= 90 else math.nan
+            fresh = series.last if -5 <= age_s <= 90 else math.nan
             np.testing.assert_array_equal(site.telemetry.value(name, after(now_s))[row], fresh)
             known_age = max(0.0, age_s) if math.isfinite(age_s) else math.nan
             np.testing.assert_array_equal(site.telemetry.age_s(name, after(now_s))[row], known_age)
@@ -202,6 +207,94 @@ def test_a_request_sent_again_counts_once() -> None:
     grew, covered = site.telemetry.increase("replay_total", 60, after(5))
     assert (grew[0], covered[0]) == (4, 5)
     assert site.telemetry.counts.late == 3
+
+
+def test_of_one_node_the_newest_moments_of_a_call_count_and_the_others_are_dropped() -> None:
+    site = Site()
+    many = [site.sender.report("gpu0", at_s, {HEAT: at_s, REPLAY: at_s}) for at_s in range(0, 500, 5)]
+    site.hear(*many, site.sender.report("gpu1", 0, {HEAT: 7}))
+    assert site.telemetry.counts.dropped == 2 * 92
+    found = site.telemetry.window("heat_c", 900, after(495))
+    row, other = site.row(Scope.gpu, "gpu0", GPU0), site.row(Scope.gpu, "gpu1", GPU0)
+    assert found[:, row][~np.isnan(found[:, row])].tolist() == [460, 465, 470, 475, 480, 485, 490, 495]
+    assert np.nansum(found[:, other]) == 7
+
+
+def test_a_scrape_that_comes_in_many_pieces_is_one_moment() -> None:
+    site = Site()
+    ports = [("crc_total", Part(port=f"eth{number}")) for number in range(40)]
+    for at_s in (0, 15):
+        site.hear(*(site.sender.report("gpu0", at_s, {port: at_s, HEAT: at_s}) for port in ports))
+    grew, _ = site.telemetry.increase("crc_total", 60, after(15))
+    assert grew.tolist() == [15] * 40
+    assert (site.telemetry.counts.dropped, site.telemetry.counts.late) == (0, 2 * 39)
+
+
+# --- clocks ---
+
+
+def test_what_a_host_tells_whose_clock_is_ahead_is_of_now() -> None:
+    site = Site()
+    ahead = site.sender.report("gpu0", 3600, {HEAT: 50}, arrived_s=3600)
+    site.telemetry.update([ahead], site.book, after(10))
+    assert site.telemetry.value("heat_c", after(10)).tolist() == [50]
+    assert site.telemetry.counts.future == 1
+    site.telemetry.update([site.sender.report("gpu1", 15, {HEAT: 60})], site.book, after(15))
+    assert site.telemetry.value("heat_c", after(15)).tolist() == [50, 60]
+    site.telemetry.check_clock(after(15))
+
+
+def test_a_picture_from_a_host_whose_clock_is_ahead_is_of_now() -> None:
+    site = Site()
+    for taken_s, now_s, gpus in ((3600, 10, 8), (11, 20, 4)):
+        site.telemetry.show(shown(node("gpu0", gpus=gpus), at_s=taken_s), Topology(), after(now_s))
+    assert site.telemetry.value("slurm_gpus", after(20)).tolist() == [4]
+    site.telemetry.check_clock(after(20))
+
+
+def test_what_lies_in_the_future_is_not_known_and_tells_that_the_clock_went_back() -> None:
+    site = Site()
+    site.say(100, {HEAT: 50})
+    assert np.isnan(site.telemetry.value("heat_c", after(94.5))).all()
+    site.telemetry.check_clock(after(92))
+    with pytest.raises(ClockStepped, match="03:01:25"):
+        site.telemetry.check_clock(after(85))
+
+
+def lagging(site: Site, lags: Sequence[float]) -> None:
+    """A report each 15 s, each so much older than its arrival; counts seconds of its own clock."""
+    for step, lag_s in enumerate(lags):
+        now_s = 15 * step
+        told = site.sender.report("gpu0", now_s - lag_s, {HEAT: step, REPLAY: now_s}, arrived_s=now_s)
+        site.telemetry.update([told], site.book, after(now_s))
+
+
+@pytest.mark.parametrize("lag_s", [60, 100, 3600])
+def test_a_node_with_a_slow_clock_is_heard_as_if_its_clock_were_right(lag_s: float) -> None:
+    site = Site()
+    lagging(site, [lag_s + step % 3 for step in range(40)])
+    now = after(39 * 15)
+    assert site.telemetry.slow_clocks == 1
+    assert site.telemetry.value("heat_c", now)[0] == 39
+    grew, covered = site.telemetry.increase("replay_total", 120, now)
+    assert grew[1] / covered[1] == pytest.approx(1, rel=0.05)
+
+
+def test_a_slow_clock_that_is_set_right_goes_on_at_once() -> None:
+    site = Site()
+    lagging(site, [100] * 40 + [0] * 4)
+    assert site.telemetry.slow_clocks == 0
+    now = after(43 * 15)
+    assert site.telemetry.value("heat_c", now)[0] == 43
+    grew, _ = site.telemetry.increase("replay_total", 5, now)
+    assert grew[1] == 15
+
+
+def test_a_backlog_that_is_being_sent_stays_as_old_as_it_is() -> None:
+    site = Site()
+    lagging(site, [800 - 14 * step for step in range(40)])
+    assert site.telemetry.slow_clocks == 0
+    assert np.isnan(site.telemetry.value("heat_c", after(39 * 15))[0])
 
 
 def test_rows_that_appear_later_leave_what_was_there_in_its_place() -> None:

@@ -1,0 +1,72 @@
+"""When it was, by our clock, what others tell with theirs."""
+
+from dataclasses import dataclass
+
+#: A sender's clock that is ahead of the arrival by more is not believed: the arrival counts.
+AHEAD_S = 5.0
+#: Of what lies in the future of this process, only more than this is told of: clocks of machines differ a bit.
+FUTURE_S = 30.0
+#: This process's own clock went back if it is so far before what it has seen: two slots of the windows.
+BACK_S = 10.0
+#: Senders that lag by more for two looks in a row have a slow clock, or are steadily behind.
+SLOW_S = 30.0
+LOOK_S = 120.0
+#: A lag is steady when the least of two looks differs by no more; a clock set right changes it by more.
+STEADY_S = 10.0
+
+
+class ClockStepped(Exception):
+    """This process's clock went back: what is remembered is of a time that has not come yet."""
+
+
+@dataclass(slots=True)
+class _Lag:
+    """Of one node that lags. `off_s` is what is taken off; the rest is of the look under way."""
+
+    begun_s: float
+    least_s: float
+    before_s: float = float("nan")
+    off_s: float = 0.0
+
+
+class Clocks:
+    """Dates reports. A node whose samples come steadily late is taken to have a slow clock and is dated by
+    its least lag, so that its samples are neither stale nor older than all windows. A backlog that is being
+    sent is not steady: it stays as old as it is. One value per `Telemetry`; bounded by its nodes.
+    """
+
+    def __init__(self) -> None:
+        #: Reports with a time in the future, of their sender or of the host where they arrived.
+        self.future = 0
+        self._lags: dict[int, _Lag] = {}
+
+    @property
+    def slow(self) -> int:
+        """Nodes whose samples are dated by their lag now."""
+        return sum(one.off_s > 0 for one in self._lags.values())
+
+    def date(self, node: int, at_s: float, arrived_s: float, now_s: float) -> float:
+        """When the report was measured, s since 1970, never after `now_s`. `node` is its row."""
+        ahead = at_s - arrived_s > AHEAD_S
+        self.future += ahead or max(at_s, arrived_s) > now_s + FUTURE_S
+        arrived_s = min(arrived_s, now_s)
+        if ahead:
+            at_s = arrived_s
+        lag_s = arrived_s - at_s
+        if lag_s > SLOW_S or node in self._lags:
+            at_s += self._off(node, lag_s, arrived_s)
+        return min(at_s, now_s)
+
+    def _off(self, node: int, lag_s: float, arrived_s: float) -> float:
+        one = self._lags.get(node)
+        if lag_s <= SLOW_S:
+            del self._lags[node]
+            return 0.0
+        if one is None or lag_s < one.off_s - STEADY_S:
+            one = self._lags[node] = _Lag(begun_s=arrived_s, least_s=lag_s)
+        one.least_s = min(one.least_s, lag_s)
+        if arrived_s - one.begun_s >= LOOK_S:
+            if abs(one.least_s - one.before_s) <= STEADY_S:
+                one.off_s = one.least_s
+            one.before_s, one.begun_s, one.least_s = one.least_s, arrived_s, lag_s
+        return one.off_s

@@ -25,6 +25,7 @@ from healer.embedded.postgres import Postgres
 from healer.model import Column, Component, Observation, ObservationKind, Part, UnknownSeries
 from healer.model.samples import Report, StepBatch
 from healer.ports import LedgerAway, TooManyColumns
+from tests.support.processes import descendants
 
 CLUSTER = "pod1"
 

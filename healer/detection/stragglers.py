@@ -168,7 +168,7 @@ class Stragglers:
         return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
     def _follow(self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime) -> list[_Watch]:
-        """Takes in new steps; the watches of jobs that Slurm shows at work, or does not know yet."""
+        """Takes in new steps; the watches of jobs that Slurm shows at work. Of others anybody may tell."""
         kept: dict[tuple[str, int], _Watch] = {}
         live = []
         for job in steps.jobs():
@@ -178,7 +178,7 @@ class Stragglers:
             kept[job.job, job.restart] = watch
             watch.follow(slurm, now)
             shown = slurm.jobs.get(job.job) if slurm is not None else None
-            if slurm is not None and (shown is None or (shown.active and _of_this_life(job, shown))):
+            if shown is not None and shown.active and job.vouched and _of_this_life(job, shown):
                 live.append(watch)
         self._watches = kept
         return live

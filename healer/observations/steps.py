@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from healer.model import SlurmJob, SlurmSnapshot
 from healer.observations.lives import RANKS_MAX, grown, make_room, ranks_most
+from healer.observations.vouched import COLUMNS, only, vouched
 
 if TYPE_CHECKING:
     from healer.model.samples import StepBatch
@@ -23,21 +24,9 @@ ENOUGH = 0.8
 LATE_AFTER_S = 10.0
 #: A step so far back with newer times: the job went back to a checkpoint within the same life.
 REWIND = 16
-
-_COLUMNS = (
-    "rank",
-    "step",
-    "at",
-    "gpu",
-    "stage",
-    "step_s",
-    "compute_s",
-    "comm_s",
-    "data_s",
-    "work",
-    "loss",
-    "grad_norm",
-)
+#: A rank told on another node has moved once its own has told nothing of it for so long. Before, the other
+#: node has no say in what this one did.
+MOVED_AFTER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +45,8 @@ class JobSteps:
         self.cluster, self.job, self.restart = cluster, job, restart
         self.heard_at = at
         self.gone_at: datetime | None = None
+        #: Slurm showed the job at work for all that was taken in. Until it does, strangers may tell of it.
+        self.vouched = False
         #: Counts how often the job went back: what was learnt from later steps speaks of them no more.
         self.rewound = 0
         self.newest = -1
@@ -71,6 +62,8 @@ class JobSteps:
         self.with_work = np.zeros(0, bool)
         self._node = np.zeros(0, np.int32)
         self._gpu = np.zeros(0, np.int32)
+        #: When the rank was last told where it is known to run, s since 1970.
+        self._placed_s = np.zeros(0)
         self._names: dict[str, int] = {}
         self._places: tuple[object, Places] | None = None
         self._peers: list[NDArray[np.intp]] | None = None
@@ -139,12 +132,17 @@ class JobSteps:
     # --- taking in ---
 
     def take(self, batch: "StepBatch", most: int = RANKS_MAX) -> int:
-        """Takes in one batch; returns how many rows were of no use (late, or no rank below `most`)."""
+        """Takes in one batch; returns how many rows were of no use (late, no rank below `most`, or told by
+        another node than the rank's)."""
         fine = (batch.rank >= 0) & (batch.rank < most) & (batch.step >= 0)
+        if not fine.any():
+            return len(batch.rank)
+        self._grow(grown(self.capacity, int(batch.rank[fine].max()) + 1, most))
+        place = self._told_nodes(batch)
+        fine[fine] = self._own(batch.rank[fine], place[fine], batch.arrived_at.timestamp())
         rank, step, at = batch.rank[fine], batch.step[fine], batch.at[fine]
         if not len(rank):
             return len(batch.rank)
-        self._grow(grown(self.capacity, int(rank.max()) + 1, most))
         self._notice_rewind(step, at)
         row = step % STEPS
         # The ring holds no more: a batch of a million steps must not cost a million rounds.
@@ -156,7 +154,7 @@ class JobSteps:
         index = np.flatnonzero(fine)[here]
         row, rank = row[here], rank[here]
         np.fmax.at(self.at, row, batch.at[index])
-        self._identity(batch, index, rank)
+        self._identity(batch, index, rank, place[index])
         work = batch.work[index]
         with np.errstate(divide="ignore", invalid="ignore"):
             compute = batch.compute_s[index] / np.where(np.isnan(work), 1.0, work)
@@ -182,11 +180,31 @@ class JobSteps:
         self.number[row], self.at[row] = number, np.nan
         self.compute[row], self.step_s[row] = np.nan, np.nan
 
-    def _identity(self, batch: "StepBatch", index: NDArray[np.intp], rank: NDArray[np.int32]) -> None:
-        names = np.array([self._named(name) for name in batch.nodes], np.int32)
-        told = batch.node[index]
-        node = np.where(told >= 0, names[told], -1) if len(names) else np.full(len(index), -1, np.int32)
-        new = (node, batch.gpu[index], batch.stage[index], np.isfinite(batch.work[index]))
+    def _told_nodes(self, batch: "StepBatch") -> NDArray[np.int32]:
+        """(n,) this life's numbers of the nodes told, -1 where none was."""
+        return np.array([*map(self._named, batch.nodes), -1], np.int32)[batch.node]
+
+    def _own(self, rank: NDArray[np.int32], node: NDArray[np.int32], arrived_s: float) -> NDArray[np.bool_]:
+        """(n,) rows that their rank's own node told: the one it runs on, or else the first that names it."""
+        place = np.where(arrived_s - self._placed_s > MOVED_AFTER_S, -1, self._node)
+        told = np.flatnonzero((node >= 0) & (place[rank] < 0))
+        new, first = np.unique(rank[told], return_index=True)
+        place[new] = node[told[first]]
+        return (node < 0) | (node == place[rank])
+
+    def _identity(
+        self,
+        batch: "StepBatch",
+        index: NDArray[np.intp],
+        rank: NDArray[np.int32],
+        node: NDArray[np.int32],
+    ) -> None:
+        placed = node >= 0
+        self._placed_s[rank[placed]] = batch.arrived_at.timestamp()
+        # A row without a place is no word against the one that is known.
+        gpu = np.where(placed, batch.gpu[index], self._gpu[rank])
+        node = np.where(placed, node, self._node[rank])
+        new = (node, gpu, batch.stage[index], np.isfinite(batch.work[index]))
         old = (self._node[rank], self._gpu[rank], self.stage[rank], self.with_work[rank])
         if self.seen[rank].all() and all(np.array_equal(a, b) for a, b in zip(new, old, strict=True)):
             return
@@ -207,7 +225,8 @@ class JobSteps:
         empty = np.full((STEPS, more), np.nan, np.float32)
         self.compute = np.concatenate([self.compute, empty], axis=1)
         self.step_s = np.concatenate([self.step_s, empty], axis=1)
-        for name, value in (("seen", 0), ("with_work", 0), ("stage", -1), ("_node", -1), ("_gpu", -1)):
+        empty_is = {"seen": 0, "with_work": 0, "stage": -1, "_node": -1, "_gpu": -1, "_placed_s": -np.inf}
+        for name, value in empty_is.items():
             known = getattr(self, name)
             setattr(self, name, np.concatenate([known, np.full(more, value, known.dtype)]))
         self.capacity += more
@@ -218,7 +237,8 @@ class StepTimes:
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
-        #: Rows that were of no use: repeated far too late, or of a rank that no job has.
+        #: Rows that were of no use: repeated far too late, of a rank that no job has, or that Slurm's picture
+        #: does not bear out.
         self.dropped = 0
         self._lives: dict[tuple[str, int], JobSteps] = {}
 
@@ -228,11 +248,34 @@ class StepTimes:
         for batch in batches:
             if batch.cluster == self.cluster and len(batch.rank):
                 by_life.setdefault((batch.job, batch.restart), []).append(batch)
+        self._drop_strange(slurm)
         for key, parts in by_life.items():
-            batch = joined(parts)
-            life, most = self._life(key, batch, slurm)
-            self.dropped += life.take(batch, most) if life is not None else len(batch.rank)
+            self._take(key, joined(parts), slurm)
         self._forget(slurm, now)
+
+    def _take(self, key: tuple[str, int], batch: "StepBatch", slurm: SlurmSnapshot | None) -> None:
+        fine = vouched(batch, slurm)
+        known = self._lives.get(key)
+        if fine is None and known is not None and known.vouched:
+            fine = np.zeros(len(batch.rank), bool)  # over, or Slurm's picture is: nobody vouches for more
+        if fine is not None:
+            self.dropped += int(np.count_nonzero(~fine))
+            batch = only(batch, fine)
+        if not len(batch.rank):
+            return
+        life, most = self._life(key, batch, slurm)
+        if life is None:
+            self.dropped += len(batch.rank)
+            return
+        life.vouched = fine is not None
+        self.dropped += life.take(batch, most)
+
+    def _drop_strange(self, slurm: SlurmSnapshot | None) -> None:
+        """Lives told before Slurm showed the job at work: whoever told them may have made them up."""
+        for key, one in list(self._lives.items()):
+            shown = slurm.jobs.get(one.job) if slurm is not None and not one.vouched else None
+            if shown is not None and shown.active:
+                del self._lives[key]
 
     def _life(
         self, key: tuple[str, int], batch: "StepBatch", slurm: SlurmSnapshot | None
@@ -295,12 +338,12 @@ def joined(parts: "Sequence[StepBatch]") -> "StepBatch":
     for part in parts:
         index = np.array([names.setdefault(name, len(names)) for name in part.nodes] or [-1], np.int32)
         nodes.append(np.where(part.node >= 0, index[part.node], -1).astype(np.int32))
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+    columns["node"] = np.concatenate(nodes)
     return replace(
         parts[0],
         **columns,
         nodes=tuple(names),
-        node=np.concatenate(nodes),
         arrived_at=max(part.arrived_at for part in parts),
     )
 

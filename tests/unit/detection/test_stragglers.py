@@ -1,7 +1,7 @@
 """Slow ranks, GPUs, nodes and jobs are found; what only looks like one makes no finding."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import msgspec
@@ -220,6 +220,31 @@ def test_ranks_that_do_more_work_are_no_stragglers() -> None:
 def test_without_slurm_or_for_a_job_that_is_over_nobody_is_blamed() -> None:
     for shown in (None, slurm(8, state="COMPLETED")):
         assert Job(shown=shown).run(80, slower(slice(8, 16), 0.3)) == []
+
+
+def test_of_a_job_that_slurm_does_not_show_nobody_is_blamed() -> None:
+    assert Job(shown=slurm(8, job="1")).run(80, slower(slice(8, 16), 0.3)) == []
+
+
+def test_an_invented_life_hides_no_slow_node() -> None:
+    job = Job()
+    job.run(60)
+    forged = batch(10, np.full(RANKS, 4.0), restart=2**31 - 1)
+    job.steps.update([forged], job.shown, job.now)
+    assert {one.component for one in job.run(10, slower(slice(8, 16), 0.2))} == {on("gpu0001")}
+
+
+def test_a_node_cannot_make_another_slow() -> None:
+    job = Job()
+    job.run(60)
+
+    def forged(step: int, compute: np.ndarray) -> None:
+        slow = np.where(np.arange(RANKS) // 8 == 3, 4.8, np.nan)
+        told = batch(step, slow, at=job.now - timedelta(seconds=3))
+        told = replace(told, nodes=("gpu0000",), node=np.zeros(8, np.int32))
+        job.steps.update([told], job.shown, job.now)
+
+    assert job.run(60, forged) == []
 
 
 def test_a_node_that_the_job_does_not_hold_is_not_blamed() -> None:

@@ -1,7 +1,9 @@
 """Rings of step times: what comes twice, late or in pieces, a job that went back, what is forgotten."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +20,12 @@ def fed(*batches: object, shown: SlurmSnapshot | None = None) -> tuple[StepTimes
     job = times.job("4711")
     assert job is not None
     return times, job
+
+
+def begun_again(restarts: int) -> SlurmSnapshot:
+    shown = slurm()
+    jobs = {"4711": msgspec.structs.replace(shown.jobs["4711"], restarts=restarts)}
+    return msgspec.structs.replace(shown, jobs=jobs)
 
 
 def values(job: JobSteps, step: int) -> list[float]:
@@ -142,11 +150,12 @@ def test_batches_of_several_senders_are_joined_with_their_own_names_of_nodes() -
 
 
 def test_a_requeued_job_is_looked_at_in_its_latest_life() -> None:
-    times, _ = fed(batch(1, np.ones(4)), batch(1, np.full(4, 2.0), restart=1))
+    again = begun_again(1)
+    times, _ = fed(batch(1, np.ones(4)), batch(1, np.full(4, 2.0), restart=1), shown=again)
     assert [job.restart for job in times.jobs()] == [1]
     later = START + timedelta(minutes=11)
-    times.update([], slurm(), START)
-    times.update([], slurm(), later)
+    times.update([], again, START)
+    times.update([], again, later)
     assert len(times) == 1
 
 
@@ -248,6 +257,79 @@ def test_of_a_batch_of_very_many_steps_only_the_last_are_looked_at(monkeypatch: 
     told = joined([batch(step, np.ones(1)) for step in range(1000)])
     JobSteps(CLUSTER, "4711", 0, START).take(told)
     assert len(cleared) == 128
+
+
+# --- whose word counts --------------------------------------------------------------------------------------
+
+
+def told_by(
+    node: str, ranks: slice, seconds: float = 0.0, step: int = 1, compute_s: float = 9.0
+) -> StepBatch:
+    """These ranks, told by a sender that says they run on `node`."""
+    compute = np.full(32, np.nan)
+    compute[ranks] = compute_s
+    told = batch(step, compute, at=START + timedelta(seconds=seconds))
+    return replace(told, nodes=(node,), node=np.zeros(len(told.rank), np.int32))
+
+
+def test_rows_of_a_node_that_the_job_does_not_hold_do_not_count() -> None:
+    times, job = fed(told_by("gpu0099", slice(8, 16)), batch(1, np.ones(32)))
+    assert values(job, 1) == [1.0] * 32
+    assert times.dropped == 8
+    places = job.places(slurm())
+    assert {places.nodes[index] for index in places.node[8:16]} == {"gpu0001"}
+
+
+def test_a_node_of_the_job_has_no_say_in_ranks_that_run_on_another() -> None:
+    times, job = fed(batch(1, np.ones(32)))
+    times.update([told_by("gpu0000", slice(8, 16), 5, step=2)], slurm(), START)
+    times.update([batch(2, np.ones(32))], slurm(), START)
+    assert values(job, 2) == [1.0] * 32
+    places = job.places(slurm())
+    assert [places.nodes[index] for index in places.node[8:16]] == ["gpu0001"] * 8
+    assert times.dropped == 8
+
+
+def test_a_rank_has_moved_once_its_node_tells_of_it_no_more() -> None:
+    times, job = fed(batch(1, np.ones(32)))
+    times.update([told_by("gpu0000", slice(8, 16), 36, step=6)], slurm(), START)
+    assert values(job, 6)[8:16] == [9.0] * 8
+    places = job.places(slurm())
+    assert [places.nodes[index] for index in places.node[8:16]] == ["gpu0000"] * 8
+
+
+def test_a_row_without_a_place_takes_none_away() -> None:
+    times, job = fed(batch(1, np.ones(32)))
+    times.update([batch(2, np.ones(32), placed=False)], slurm(), START)
+    assert job.places(slurm()).node[[0, 8, 31]].tolist() == [0, 1, 3]
+
+
+def test_a_life_that_slurm_has_not_begun_is_none() -> None:
+    times, _ = fed(batch(1, np.ones(32)), batch(9, np.ones(32), restart=2**31 - 1))
+    assert [job.restart for job in times.jobs()] == [0]
+    assert times.dropped == 32
+
+
+def test_what_was_told_before_slurm_showed_the_job_is_forgotten_when_it_does() -> None:
+    times = StepTimes(CLUSTER)
+    none = slurm(job="1")
+    for restart in (0, 7):
+        times.update([batch(1, np.full(32, 9.0), restart=restart)], none, START)
+    assert len(times) == 2
+    times.update([batch(1, np.ones(32))], slurm(), START)
+    job = times.job("4711")
+    assert len(times) == 1
+    assert job is not None
+    assert values(job, 1) == [1.0] * 32
+
+
+def test_a_picture_without_the_job_costs_nothing_that_was_known() -> None:
+    times, job = fed(batch(1, np.ones(32)))
+    times.update([batch(2, np.ones(32))], slurm(job="1"), START)
+    assert job.row(2) is None
+    times.update([batch(3, np.ones(32))], slurm(), START)
+    assert times.job("4711") is job
+    assert (job.row(1), job.row(3)) == (1, 3)
 
 
 def test_other_clusters_are_not_ours() -> None:

@@ -37,6 +37,7 @@ class Senses:
         self.engine = RuleEngine(rules.detection, rules.catalogue)
         self.version = rules.version
         self._topology = rules.topology
+        self._primed: datetime | None = None
 
     @property
     def has_samples(self) -> bool:
@@ -66,9 +67,9 @@ class Senses:
     ) -> None:
         """Takes in new samples, and Slurm's picture as it is now."""
         if slurm is not None:
-            self.telemetry.show(slurm, self._topology)
-        if reports:
-            self.telemetry.update(reports, self.book)
+            self.telemetry.show(slurm, self._topology, now)
+        for _, part in _stretches(reports, timedelta(seconds=TICK_S)):
+            self.telemetry.update(part, self.book, now)
         self.steps.update(batches, slurm, now)
 
     def rebuild(
@@ -81,12 +82,16 @@ class Senses:
         """After a restart: samples that were taken before. Nothing is found in them, but what began then is
         known to have begun."""
         for until, part in _stretches(reports, timedelta(seconds=PRIME_S)):
-            self.take(part, (), slurm, until)
-            self.engine.prime(self.telemetry, until)
+            # Hosts stamp arrivals with clocks of their own: ours goes on, and never beyond now.
+            self._primed = moment = min(max(until, self._primed or until), now)
+            self.take(part, (), slurm, moment)
+            self.engine.prime(self.telemetry, moment)
         self.take((), batches, slurm, now)
 
     def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched) -> Sensed:
-        """Looks at everything once. Call it every `TICK_S`."""
+        """Looks at everything once. Call it every `TICK_S`. ClockStepped: the clock went back, and fresh
+        senses have to begin anew."""
+        self.telemetry.check_clock(now)
         told = [
             self.engine.tick(self.telemetry, now, watched),
             self.stragglers.tick(self.steps, slurm, now, watched),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 #: A sender's clock that is ahead of the arrival by more is not believed: the arrival counts.
 AHEAD_S = 5.0
-#: Of what lies in the future of this process, only more than this is told of: clocks of machines differ a bit.
+#: What lies further in the future of this process is counted: clocks of machines differ a little.
 FUTURE_S = 30.0
 #: This process's own clock went back if it is so far before what it has seen: two slots of the windows.
 BACK_S = 10.0

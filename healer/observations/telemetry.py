@@ -46,9 +46,9 @@ NOT_LOOKED_UP, UNKNOWN, NO_ROOM = -2, -1, -3
 @dataclass(slots=True)
 class Counts:
     """Of this process. `late`: reports' samples not newer than the last of their series, or older than the
-    windows. `future`: reports whose clock, or whose arrival's, was ahead. `unknown_columns`: samples of series that the catalogue
-    does not know. `dropped`: samples for which there was no room, of another cluster, or of a node that told
-    of more moments than are looked at."""
+    windows. `future`: reports whose clock, or that of the host where they arrived, was ahead.
+    `unknown_columns`: samples of series that the catalogue does not know. `dropped`: samples for which there
+    was no room, of another cluster, or of a node that told of more moments than are looked at."""
 
     reports: int = 0
     samples: int = 0

@@ -7,17 +7,21 @@ from datetime import datetime
 import structlog
 
 from healer.detection.tick import TICK_S, Senses
-from healer.model import Ruleset, Sensed
+from healer.model import Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations import Picture
+from healer.observations.clocks import BACK_S, ClockStepped
 from healer.ports import Clock, Samples
 
 log = structlog.get_logger()
 
 #: Samples are read more often than they are looked at: reading them all at once would delay the look.
 READ_S = 1.0
-#: Rows in one reading that say that a rebuild has come to now.
+#: Rows in one reading that say that there is no more to read.
 FEW = 1000
+#: One look reads on for at most so long, and a rebuild: who sends more than can be read must not stop both.
+READ_ON_S = 2.0
+REBUILD_S = 300.0
 #: Told of what was read, before it is looked at: the recorder.
 Note = Callable[[Sequence[Report], Sequence[StepBatch], datetime], None]
 
@@ -110,28 +114,47 @@ class SensesLoop:
 
     def once(self) -> None:
         """Reads what is new, and ticks when it is time."""
-        rules, slurm = self._rules(), self._picture.slurm
+        rules = self._rules()
         if not self._may_look(rules):
             return
         if self._senses is None or self._samples is None or not self._senses.follow(rules):
             self._senses, self._samples = self._rebuild(rules)
-        reports, batches = self._samples.new()
-        now = self._clock.now()
-        if self._note is not None and (reports or batches):
-            self._note(reports, batches, now)
-        self._pace.read(reports)
-        self._senses.take(reports, batches, slurm, now)
+        try:
+            self._look(self._senses, self._samples)
+        except ClockStepped as error:
+            # No window, hold or age of a time that has not come yet says anything.
+            log.warning("the clock went back; the windows are built anew", error=str(error))
+            self._senses = self._ticked = None
+
+    def _look(self, senses: Senses, samples: Samples) -> None:
+        slurm = self._picture.slurm
+        now = self._read(senses, samples, slurm)
         if self._ticked is not None and (now - self._ticked).total_seconds() < TICK_S:
             return
         self._ticked = now
-        if not self._senses.has_samples:
+        if not senses.has_samples:
             return
-        sensed = self._senses.tick(slurm, now, self._picture.watched)
+        sensed = senses.tick(slurm, now, self._picture.watched)
         with self._lock:
             self._heard.append(sensed)
         told = self._pace.ticked(now, self._clock.now())
         if told is not None:
-            log.info("ticks", **told)
+            log.info("ticks", **told, slow_clocks=senses.telemetry.slow_clocks)
+
+    def _read(self, senses: Senses, samples: Samples, slurm: SlurmSnapshot | None) -> datetime:
+        """Takes in what is new, up to now; returns the moment of the last reading."""
+        begun = self._clock.now()
+        while True:
+            reports, batches = samples.new()
+            now = self._clock.now()
+            if self._ticked is not None and (self._ticked - now).total_seconds() > BACK_S:
+                raise ClockStepped(f"it is {now:%H:%M:%S} UTC, and the last look was {self._ticked:%H:%M:%S}")
+            if self._note is not None and (reports or batches):
+                self._note(reports, batches, now)
+            self._pace.read(reports)
+            senses.take(reports, batches, slurm, now)
+            if len(reports) + len(batches) < FEW or (now - begun).total_seconds() >= READ_ON_S:
+                return now
 
     def _may_look(self, rules: Ruleset) -> bool:
         """Rules are proven before anything is looked for with them; kernel lines are walked meanwhile.
@@ -150,7 +173,8 @@ class SensesLoop:
             reports, batches = samples.new()
             senses.rebuild(reports, batches, self._picture.slurm, self._clock.now())
             rows += len(reports) + len(batches)
-            if len(reports) + len(batches) < FEW:
+            late = (self._clock.now() - begun).total_seconds() >= REBUILD_S
+            if len(reports) + len(batches) < FEW or late:
                 break
         took_s = (self._clock.now() - begun).total_seconds()
         log.info("windows rebuilt", rows=rows, took_s=round(took_s, 3))

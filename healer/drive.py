@@ -12,6 +12,8 @@ import msgspec
 import structlog
 
 from healer.actions import CHECKS, VERBS, WAITS, Action, Again, Context, Done, Failed, Result, Skipped
+from healer.actions.checks import told_since
+from healer.actions.waits import far_from_checkpoint
 from healer.decisions import (
     SLOT_VERBS,
     decision_of,
@@ -23,6 +25,7 @@ from healer.decisions import (
     takes_canary,
 )
 from healer.incidents.lifecycle import CLEAR_FOR
+from healer.incidents.senses import ended_work, not_looked
 from healer.model import (
     REMOVING_VERBS,
     RETURNING_VERBS,
@@ -69,15 +72,18 @@ from healer.runlog import (
     is_asked,
     is_started,
     last_of,
+    moment_of,
     past_moment,
     restarts_of,
+    tested_at,
     would_have_removed,
 )
 
 log = structlog.get_logger()
 
-#: A step that a guard holds asks again after this long.
+#: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
 HELD_AGAIN_S = 1.0
+WAITS_AGAIN_S = 5.0
 _EVENT = {
     Done: StepEvent.done,
     Skipped: StepEvent.skipped,
@@ -179,7 +185,7 @@ class Driver:
         started = is_started(entries, intent.key)
         # A return asks once: read back, the node no longer shows what it was granted for.
         asks = intent.step.do not in _TELLING and not (intent.step.do in RETURNING_VERBS and started)
-        left = self._give_way(claim, intent, entries, ctx)
+        left = self._give_way(claim, intent, entries, ctx) or self._stays_out(claim, intent, entries, ctx)
         if left is not None:
             return left
         if action.effect and asks and not claim.run.shadow:
@@ -188,13 +194,17 @@ class Driver:
             seen = self._guarded(lambda: action.probe(ctx)) if started else None
             if seen is not None:
                 return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
-            kept = self._pass_gate(claim, rules, intent, entries, incident)
+            far = self._far(claim, rules, intent, entries, ctx)
+            if isinstance(far, Skipped | Failed):
+                return self._record(claim, intent, far, entries)
+            kept = self._pass_gate(claim, rules, intent, entries, incident, wait=far.text if far else None)
             if kept is not None:
                 return kept
-            if (
-                intent.step.do in RETURNING_VERBS
-            ):  # what was told before the gate let it go, the walk has stored
-                left = self._give_way(claim, intent, entries, self._context(claim, intent, entries))
+            if intent.step.do in RETURNING_VERBS:
+                # What was told before the gate let it go, the walk has stored.
+                fresh = self._context(claim, intent, entries)
+                left = self._give_way(claim, intent, entries, fresh)
+                left = left or self._stays_out(claim, intent, entries, fresh)
                 if left is not None:
                     return left
         elif action.effect and not started:
@@ -230,6 +240,29 @@ class Driver:
                 return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
         text = f"leaves {claim.run.node} to incident {worse[:8]}, which is worse"
         return self._write(claim, intent, StepEvent.skipped, text, {"ends_run": True})
+
+    def _stays_out(
+        self, claim: RunClaim, intent: Do, entries: list[LogEntry], ctx: Context
+    ) -> LogEntry | None:
+        """What speaks against giving the node back although its tests passed: then a person is asked."""
+        incident = ctx.incident
+        if intent.step.do not in RETURNING_VERBS or incident is None or claim.run.shadow:
+            return None
+        lines = told_since(incident, ctx.tested_at) if ctx.tested_at is not None else []
+        worse = incident.worse if claim.run.by == "healer" and has_removed(entries) else None
+        if not lines and worse is None:
+            return None
+        if is_started(entries, intent.key):
+            seen = self._guarded(lambda: _action(intent.step).probe(ctx))
+            if seen is not None:  # it is back already
+                return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
+        text = f"A new fault line came since the tests began: {lines[-1].text}" if lines else ""
+        if worse is not None:
+            text = (
+                f"Incident {worse[:8]} of {claim.run.node} is worse and still open. Resolve it, or resume "
+                "the node yourself."
+            )
+        return self._record(claim, intent, Failed(text=text, final=True), entries)
 
     def _skip(self, claim: RunClaim, intent: Skip) -> LogEntry:
         step = Do(step=intent.step, key=intent.key, item=None, attempt=1, fresh=True)
@@ -292,6 +325,7 @@ class Driver:
             checkpoints=self.checkpoints,
             key=effect_key(run, entries, intent.key),
             asked=is_asked(entries, intent.key, intent.attempt),
+            tested_at=tested_at(self.rules().playbooks[run.playbook], entries, intent.key),
         )
 
     def _record(self, claim: RunClaim, intent: Do, result: Result, entries: list[LogEntry]) -> LogEntry:
@@ -330,11 +364,14 @@ class Driver:
         intent: Do,
         entries: list[LogEntry],
         incident: Incident | None,
+        *,
+        wait: str | None,
     ) -> LogEntry | None:
         """Judges a step and logs `started` in one commit; the entry that keeps it back, or None.
 
         A run that was granted its slot as it began rides on that. One that waited first is judged whole here,
-        by the rule's mode and the caps of now, and takes its slot in this very commit.
+        by the rule's mode and the caps of now, and takes its slot in this very commit. `wait`: why it is not
+        done now although it may; the gate is asked first, so that a long hold is one line.
         """
         again = is_started(entries, intent.key)
         started = any(one.step == intent.key and one.event is StepEvent.started for one in entries)
@@ -355,6 +392,10 @@ class Driver:
                 tx.write(entry)
                 return entry
             verdict = judge(proposal, tx.facts, rules, now)
+            if takes and incident is not None and run.by == "healer":
+                wait = not_looked(incident, now)
+            if wait is not None and verdict.outcome is Outcome.act:
+                return self._waits(tx, claim, intent, wait, last)
             late = self._too_late(claim, intent, entries, playbook) if takes else None
             if late is not None and verdict.outcome is Outcome.act:
                 tx.write(late)
@@ -381,6 +422,33 @@ class Driver:
             if verdict.outcome is not Outcome.held or verdict.guard != held_by:
                 tx.write(entry)  # a pause of a weekend is one line of the log
             return entry
+
+    def _far(
+        self, claim: RunClaim, rules: Ruleset, intent: Do, entries: list[LogEntry], ctx: Context
+    ) -> Result | None:
+        """Why a requeue is not due: a run that waited for a good moment waits for each job's own again.
+
+        A guard may have held the step for hours, and the job's work went on. What a fatal fault has ended
+        does not go on.
+        """
+        playbook, incident = rules.playbooks[claim.run.playbook], ctx.incident
+        moment = moment_of(playbook, intent.step, entries) if intent.step.do is Verb.requeue else None
+        if moment is None or (incident is not None and (incident.unusable or ended_work(incident))):
+            return None
+        waited_for, lasts = moment
+        far = self._guarded(lambda: far_from_checkpoint(ctx, lasts))
+        first = next((one for one in entries if one.step == intent.key and one.data.get("waits")), None)
+        waited_s = (self.clock.now() - first.at).total_seconds() if first is not None else 0.0
+        if isinstance(far, Again) and waited_for.wait_s is not None and waited_s > waited_for.wait_s:
+            return Skipped(text=f"Job {intent.item} told of no checkpoint in time: it goes on to its end")
+        return far
+
+    def _waits(self, tx: GateTx, claim: RunClaim, intent: Do, why: str, last: LogEntry | None) -> LogEntry:
+        wake = (self.clock.now() + timedelta(seconds=WAITS_AGAIN_S)).isoformat()
+        entry = self._entry(claim, intent, StepEvent.held, why, {"waits": True, "wake_at": wake})
+        if last is None or last.event is not StepEvent.held or last.text != why:
+            tx.write(entry)  # a day is one line
+        return entry
 
     def _too_late(
         self, claim: RunClaim, intent: Do, entries: list[LogEntry], playbook: Playbook

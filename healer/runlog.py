@@ -59,14 +59,29 @@ def last_of(entries: Sequence[LogEntry], key: str) -> LogEntry | None:
 
 def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now: datetime) -> Step | None:
     """An earlier step whose moment has passed while a guard held this one: it is to be waited for anew."""
-    for earlier in playbook.steps:
-        if earlier.id == step.id:
-            return None
+    moment = moment_of(playbook, step, entries)
+    if moment is None:
+        return None
+    earlier, lasts = moment
+    last = last_of(entries, earlier.id)
+    return earlier if last is not None and now - last.at > lasts else None
+
+
+def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tuple[Step, timedelta] | None:
+    """The earlier step of the run that waited for a good moment, and how long such a moment lasts."""
+    for earlier in playbook.steps[: playbook.steps.index(step)]:
         last = last_of(entries, earlier.id)
         lasts = last.data.get("moment_s") if last is not None and last.event is StepEvent.done else None
-        if last is not None and lasts is not None and now - last.at > timedelta(seconds=lasts):
-            return earlier
+        if lasts is not None:
+            return earlier, timedelta(seconds=lasts)
     return None
+
+
+def tested_at(playbook: Playbook, entries: Sequence[LogEntry], key: str) -> datetime | None:
+    """When the run began to test its node; None once a person has let the step `key` try again."""
+    test = next((one for one in playbook.steps if one.do is Verb.diagnose), None)
+    retried = any(one.step == key and one.event is StepEvent.retry for one in entries)
+    return began_at(entries, test.id) if test is not None and not retried else None
 
 
 def has_removed(entries: Sequence[LogEntry]) -> bool:

@@ -66,6 +66,8 @@ from healer.observations import Picture
 from healer.ports import Ledger, WalkTx
 from healer.upkeep import Upkeep, healers_record, open_on
 
+#: How often an incident notes that it is still looked at: each tick would be a write.
+LOOK_NOTED_S = 15.0
 #: A P0 that lasts this long wakes somebody, unless the breaker's own page already did.
 PAGE_AFTER = timedelta(seconds=10)
 _WAITS_FOR_LEAVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
@@ -172,21 +174,54 @@ class _Pass:
     def _note_clear(self, incident: Incident) -> Incident:
         """Whoever decides or drives reads in the incident whether its cause still stands."""
         since = clear_since(incident, self.picture)
-        if since == incident.clear_since:
-            return incident
-        self.work.put(msgspec.structs.replace(incident, clear_since=since))
-        return self.work.by_id[incident.id]
+        changed = msgspec.structs.replace(incident, clear_since=since, ticked_at=self._looked_at(incident))
+        if changed != incident:
+            self.work.put(changed)
+        return changed
+
+    def _looked_at(self, incident: Incident) -> datetime | None:
+        """Noted where something may be done about it: only then somebody has to know."""
+        rule, noted = self.by_name.get(incident.rule), incident.ticked_at
+        if rule is None or rule.playbook is None or self.picture.sensed is None:
+            return noted
+        at = self.picture.sensed.at
+        return at if noted is None or (at - noted).total_seconds() >= LOOK_NOTED_S else noted
 
     def _made_way(self, incident: Incident) -> Incident:
-        """Its run has left the node to a worse incident, or waits for leave: that one explains this."""
-        if incident.gives_way_to is None or not incident.is_open:
+        """Its run has left the node to a worse incident, or waits for leave: that one explains this.
+
+        To one that healer may not act on nothing is left; the run only does not return the node.
+        """
+        if incident.worse is None or not incident.is_open:
             return incident
-        worse = self.work.by_id.get(incident.gives_way_to)
+        worse = self.work.by_id.get(incident.worse)
         if worse is None or not worse.is_open:
-            self.work.put(msgspec.structs.replace(incident, gives_way_to=None))
-        elif incident.run is None or self._withdrawn(incident, f"explained by {worse.short_id}"):
+            self.work.put(msgspec.structs.replace(incident, worse=None, gives_way_to=None))
+            return self.work.by_id[incident.id]
+        acts = self.work.may_act(worse)
+        if self._is_idle(incident) or (acts and self._withdrawn(incident, f"explained by {worse.short_id}")):
             self.work.merge(incident, worse)
+            self._hand_over(incident, worse)
+        elif incident.gives_way_to != (leaves := worse.id if acts else None):
+            self.work.put(msgspec.structs.replace(incident, gives_way_to=leaves))
         return self.work.by_id[incident.id]
+
+    def _hand_over(self, incident: Incident, worse: Incident) -> None:
+        """The slot of a drain that stands goes with the node: the worse one's run goes on behind it."""
+        if self.facts is None:
+            return
+        own = [slot for slot in self.facts.slots if slot.incident == incident.id]
+        for slot in own:
+            self.tx.grant_slot(msgspec.structs.replace(slot, incident=worse.id))
+        slots = tuple(
+            msgspec.structs.replace(slot, incident=worse.id) if slot in own else slot
+            for slot in self.facts.slots
+        )
+        self.facts = msgspec.structs.replace(self.facts, slots=slots)
+
+    def _is_idle(self, incident: Incident) -> bool:
+        run = self.tx.run(incident.run) if incident.run else None
+        return run is None or run.shadow or run.state in ENDED_RUN_STATES
 
     def _withdrawn(self, incident: Incident, why: str) -> bool:
         """Nothing works on the incident any more: a run that only waits for leave goes with its cause."""
@@ -391,6 +426,8 @@ class _Pass:
             if active is not None:
                 self.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=self.now)
             return None
+        if active is not None and decision.guard is None and decision.outcome is Outcome.held:
+            return active
         mode = decision.proposal.mode if decision.proposal else self.rules.mode_of(rule)
         state, shadow = run_state_of(decision, mode)
         if active is not None and shadow:

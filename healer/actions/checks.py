@@ -1,13 +1,13 @@
 """Steps that only look."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.reason import holder_of
 from healer.incidents.jobs import hit_among
 from healer.incidents.lifecycle import CLEAR_FOR
-from healer.incidents.senses import MEASURED, senses_of, spoken, too_few
-from healer.model import CommandKind, Component, Evidence, SlurmJob
+from healer.incidents.senses import MEASURED, not_looked, senses_of, spoken, too_few
+from healer.model import CommandKind, Component, Evidence, Incident, SlurmJob
 from healer.ports import SchedulerUnavailable, UnknownNode
 
 
@@ -41,22 +41,28 @@ def list_jobs(ctx: Context) -> Result:
 
 
 def _hit(ctx: Context, on_node: list[SlurmJob], node_gpus: int) -> tuple[list[SlurmJob], bool]:
-    """Jobs on the GPUs that the incident's own evidence names; what was only counted names none."""
+    """Jobs on the GPUs that the incident's own evidence names; what was only counted names none.
+
+    Fatal faults that were told come first, then whatever was told. Where all is measured the root alone
+    counts: what joined it is another matter. One that names no GPU is taken for one unknown GPU's fault.
+    """
     incident = ctx.incident
     if incident is None:
         return on_node, True
     here = [one for one in incident.evidence if one.component.node == ctx.node]
-    # What was measured of the node as a whole makes a fault of one GPU no wider.
-    told = [one for one in here if one.sense not in MEASURED] or here
+    told = [one for one in here if one.fatal] or [one for one in here if one.sense not in MEASURED]
     # A line of the kernel speaks of one GPU, also where its address is lost.
     places = {(one.component, bool(one.line)) for one in told}
+    if here and not told:
+        places = {(incident.root, True)}
+        told = [one for one in here if one.component == incident.root]
     hit: dict[str, SlurmJob] = {}
     for where, one_gpu in places or {(Component(cluster=ctx.run.cluster, node=ctx.node), False)}:
         jobs, certain = hit_among(on_node, where, node_gpus=node_gpus, one_gpu=one_gpu)
         if not certain:
             # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
             # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.
-            jobs_told = {one.job for one in incident.evidence}
+            jobs_told = {one.job for one in told}
             named = [job for job in on_node if job.id in jobs_told]
             return named, bool(named)
         hit |= {job.id: job for job in jobs}
@@ -93,38 +99,52 @@ def _told_lately(ctx: Context) -> list[Evidence]:
     A `resume` looks milliseconds after a person asked for it, so what came since then is nothing to rest on,
     while a GPU that is still broken goes on to tell so. What came before the drain was its cause. By arrival:
     the host's clock may be wrong. What was measured lags behind, and under tests it is no sign of a fault:
-    whoever measures tells again what goes on.
+    whoever measures tells again what goes on. A run that tests its node counts from the begin of its tests.
     """
     incident = ctx.incident
     if incident is None:
         return []
-    since = ctx.began_at
+    since = ctx.began_at if ctx.tested_at is None else min(ctx.began_at, ctx.tested_at)
     if incident.drained_at is not None:
         since = min(since, max(incident.drained_at, ctx.now() - LATELY))
-    lines = (one for one in incident.evidence if one.sense not in MEASURED)
-    return [one for one in lines if (one.arrived_at or one.at) > since]
+    return told_since(incident, since)
+
+
+def told_since(incident: Incident, since: datetime) -> list[Evidence]:
+    """What was told since then, and not measured."""
+    told = (one for one in incident.evidence if one.sense not in MEASURED)
+    return [one for one in told if (one.arrived_at or one.at) > since]
 
 
 def still_slow(ctx: Context) -> Result:
     """Whether the cause still stands and enough senses tell of it: `senses` of the step's input (1).
 
-    A person who asks needs no senses: theirs is one.
+    A person who asks for it or approves it needs no senses: theirs is one.
     """
     one = ctx.incident
     if one is None or ctx.run.by != "healer":
         return Done(text=f"{ctx.run.by} asks for it")
     if over := cleared(ctx):
         return over
+    if ctx.run.approved_by:
+        return Done(text=f"{ctx.run.approved_by} approved it")
     needed = int(ctx.step.input.get("senses", 1))
-    told = senses_of(one)
+    told = senses_of(one, ctx.now())
     if len(told) < needed:
-        return Failed(text=too_few(one, needed), final=True)
+        return Failed(text=too_few(one, needed, ctx.now()), final=True)
     return Done(text=f"{spoken(told)} tell of {ctx.node}", data={"senses": [str(sense) for sense in told]})
 
 
 def cleared(ctx: Context) -> Done | Again | None:
-    """What to do where the senses say that the cause is gone: nothing for a while, then the run is over."""
-    since = ctx.incident.clear_since if ctx.incident is not None and ctx.run.by == "healer" else None
+    """What to do where the senses say that the cause is gone: nothing for a while, then the run is over.
+
+    Where nobody has looked of late nobody knows: nothing is done on that either.
+    """
+    if ctx.incident is None or ctx.run.by != "healer":
+        return None
+    if why := not_looked(ctx.incident, ctx.now()):
+        return Again(text=why, after_s=5.0)
+    since = ctx.incident.clear_since
     if since is None:
         return None
     if ctx.now() - since < CLEAR_FOR:

@@ -1,5 +1,7 @@
 """Waits: for a good moment, for an empty node, for a person."""
 
+from datetime import timedelta
+
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.checks import cleared
 from healer.actions.reason import holder_of
@@ -62,6 +64,26 @@ def _not_yet(ctx: Context, job: SlurmJob) -> str | None:
         and told.restart in {0, job.restarts}  # 0 is also what a job tells that counts no lives
     )
     return None if fresh else f"job {job.id}: its next durable checkpoint, or its end"
+
+
+def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
+    """Why the job of this step is not requeued now: more than `lasts` of its work would be lost.
+
+    None where it is no longer at work, was restarted already, or has just begun.
+    """
+    told = ctx.checkpoints.newest_durable(ctx.job) if ctx.checkpoints is not None else None
+    try:
+        job = ctx.scheduler.job(ctx.job)
+    except SchedulerUnavailable as error:
+        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+    if job is None or not job.active or "COMPLETING" in job.flags or job.restarts != ctx.restarts:
+        return None
+    kept = [job.start_at] if job.start_at is not None else []
+    if told is not None and told.restart in {0, job.restarts}:
+        kept.append(min(told.at, told.arrived_at))
+    if any(ctx.now() - at <= lasts for at in kept):
+        return None
+    return Again(text=f"job {job.id}: its next durable checkpoint, or its end", after_s=LOOK_AGAIN_S)
 
 
 def empty(ctx: Context) -> Result:

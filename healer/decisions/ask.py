@@ -7,10 +7,10 @@ import msgspec
 
 from healer.decisions.gate import SLOT_VERBS, JudgeResult
 from healer.decisions.slots import slot_later
+from healer.incidents.senses import ended_work
 from healer.model import (
     REMOVING_VERBS,
     Decision,
-    FaultClass,
     Incident,
     Mode,
     Playbook,
@@ -52,7 +52,7 @@ def proposal_of(
         remedy=Remedy(run.input.get("remedy") or Remedy.none),
         mode=run.mode,
         unusable=incident.unusable if incident else False,
-        fatal=incident is not None and incident.fault_class is FaultClass.fatal,
+        fatal=incident is not None and ended_work(incident),
         by=None if run.by == "healer" else run.by,
         approved_by=run.approved_by,
         restarts=restarts if restarts is not None else run.input.get("restarts"),

@@ -7,7 +7,7 @@ from healer.decisions.gate import SLOT_VERBS, judge
 from healer.decisions.guards import recent
 from healer.decisions.places import settings_of_node
 from healer.decisions.slots import slot_later
-from healer.incidents.senses import senses_of, too_few
+from healer.incidents.senses import ended_work, not_looked, senses_of, too_few
 from healer.model import (
     REMEDY_LADDER,
     REMOVING_VERBS,
@@ -52,11 +52,8 @@ def decide(
         return _nothing(
             incident, None, f"Rule {rule.name} has no playbook: people are told, nothing is done.", now
         )
-    if incident.clear_since is not None and active is None:
-        why = f"Well again since {incident.clear_since:%H:%M:%S} UTC: nothing is done unless it comes back."
-        return _nothing(incident, rule.playbook, why, now)
-    if rule.senses > 1 and len(senses_of(incident)) < rule.senses and incident.root.node is not None:
-        return _nothing(incident, rule.playbook, too_few(incident, rule.senses), now)
+    if (active is None or active.approved_by is None) and (why := _not_now(incident, rule, now)):
+        return _nothing(incident, rule.playbook, why, now) if active is None else _stays(active, why, now)
     verb, job = _first_step(rules.playbooks.get(rule.playbook), incident)
     node = incident.root.node
     if (job if verb in {Verb.requeue, Verb.revive, Verb.cancel} else node) is None:
@@ -65,7 +62,7 @@ def decide(
     if other is not None and (active is None or other != active.id):
         return _nothing(incident, rule.playbook, f"Run {other} is at work on {node}: it goes first.", now)
     out = out_by_us(node, facts) if verb is Verb.drain and node else None
-    if out and not _leaves_jobs_behind(incident, facts):
+    if out and not _is_left_to(incident, facts) and not _leaves_jobs_behind(incident, facts):
         return _nothing(incident, rule.playbook, out, now)
     proposal = Proposal(
         cluster=incident.cluster,
@@ -80,7 +77,7 @@ def decide(
         or next_remedy(incident, rule, facts, rules, now),
         mode=facts.modes.get(rule.name) or rules.mode_of(rule),
         unusable=incident.unusable,
-        fatal=incident.fault_class is FaultClass.fatal,
+        fatal=ended_work(incident),
         approved_by=active.approved_by if active else None,
         begins=verb in SLOT_VERBS and slot_later(rules.playbooks.get(rule.playbook)),
     )
@@ -100,6 +97,29 @@ def decide(
         guard=result.guard,
         run=proposal.run,
         facts=_facts(facts, rules, now),
+    )
+
+
+def _not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
+    """Why nothing begins by itself, although the fault was told: nobody says that it stands now."""
+    if why := not_looked(incident, now):
+        return f"{why}."
+    if incident.clear_since is not None:
+        return f"Well again since {incident.clear_since:%H:%M:%S} UTC: nothing is done unless it comes back."
+    too_little = rule.senses > 1 and len(senses_of(incident, now)) < rule.senses
+    return too_few(incident, rule.senses, now) if too_little and incident.root.node is not None else None
+
+
+def _stays(run: Run, why: str, now: datetime) -> Decision:
+    """A run that waits for leave goes on to wait: no guard was asked."""
+    return Decision(
+        at=now,
+        cluster=run.cluster,
+        incident=run.incident,
+        playbook=run.playbook,
+        outcome=Outcome.held,
+        why=why,
+        run=run.id,
     )
 
 
@@ -135,6 +155,16 @@ def out_by_us(node: str, facts: GateFacts) -> str | None:
     if slot is None:
         return None
     return f"{node} is being taken out already by run {slot.run}."
+
+
+def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
+    """A milder one has given way: its drain stands, the slot is this incident's: a run goes on behind it."""
+    shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
+    if shown is None or not (shown.drain and is_ours(shown.reason)):
+        return False
+    if f" inc:{incident.short_id}" in shown.reason:
+        return False  # drained for this very incident
+    return any(slot.node == shown.name and slot.incident == incident.id for slot in facts.slots)
 
 
 def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:

@@ -9,7 +9,8 @@ from healer.detection import rule_for
 from healer.incidents.identity import incident_id
 from healer.incidents.jobs import jobs_of
 from healer.incidents.open_index import OpenIndex
-from healer.incidents.senses import MEASURED
+from healer.incidents.rank import marked, rank_of, rank_told
+from healer.incidents.senses import MEASURED, heard_with, newest
 from healer.model import (
     EVIDENCE_FIRST,
     EVIDENCE_KEPT,
@@ -43,13 +44,6 @@ _JOB_SLOW = "job-slow"
 #: What a model thinks unusual is evidence beside a fault, and no fault of its own.
 _UNUSUAL = "unusual-node"
 _HARDWARE = frozenset({FaultClass.fatal, FaultClass.degraded})
-_RANK = {
-    FaultClass.informational: 0,
-    FaultClass.unknown: 1,
-    FaultClass.application: 1,
-    FaultClass.degraded: 2,
-    FaultClass.fatal: 3,
-}
 
 
 class Correlator:
@@ -80,8 +74,8 @@ class Correlator:
 
     def take_all(self, findings: Sequence[Finding]) -> None:
         """Puts each finding where it belongs. Roots first, so that what they explain finds them."""
-        for finding in sorted(findings, key=lambda one: (-_RANK[one.fault_class], one.teardown)):
-            self.take(finding)
+        for finding in sorted(findings, key=lambda one: (-rank_told(one), one.teardown)):
+            self.take(marked(finding))
 
     def put(self, incident: Incident) -> None:
         self._keep(incident)
@@ -154,9 +148,11 @@ class Correlator:
             if hardware and same_node:
                 # Worse news about the node is a new incident under the rule that may act on it; it takes
                 # the milder one in. Anything else belongs to what is already known of the node.
-                rank, known = _RANK[finding.fault_class], _RANK[one.fault_class]
-                weaker = rank == known and self._weaker(self._rule_named(one.rule), self._rule(finding))
-                if rank <= known and not (weaker and self._is_free(one)):
+                alike = one.fault_class is finding.fault_class
+                ours, theirs = self._rule(finding), self._rule_named(one.rule)
+                weaker = alike and self._weaker(theirs, ours)
+                milder = rank_told(finding) <= rank_of(one) or (alike and self._weaker(ours, theirs))
+                if milder and not (weaker and self._is_free(one)):
                     return one
             elif one.rule == finding.rule:
                 return one
@@ -175,7 +171,10 @@ class Correlator:
     def _join(self, incident: Incident, finding: Finding) -> None:
         known = {one.digest for one in incident.evidence}
         fresh = tuple(one for one in finding.evidence if one.digest not in known)
+        heard = heard_with(incident, finding)
         if not fresh:
+            if heard != incident.heard:  # it still stands: that is news, although it is no new evidence
+                self.put(msgspec.structs.replace(incident, heard=heard))
             return
         rule = self._rule(finding)
         remedy = _higher(incident.remedy, self._remedy(rule, finding))
@@ -184,6 +183,7 @@ class Correlator:
                 incident,
                 evidence=_kept((*incident.evidence, *fresh)),
                 evidence_count=incident.evidence_count + len(fresh),
+                heard=heard,
                 affected=_with(incident.affected, (*finding.affected, finding.component), incident.root),
                 unusable=incident.unusable or finding.unusable,
                 remedy=remedy,
@@ -205,10 +205,14 @@ class Correlator:
     def _rule_named(self, name: str) -> Rule | None:
         return next((one for one in self.rules.rules if one.name == name), None)
 
-    def _weaker(self, one: Rule | None, other: Rule) -> bool:
+    def _weaker(self, one: Rule | None, other: Rule | None) -> bool:
         """Nothing is ever done for `one`, and more may be for `other`: no playbook, only watched, acts."""
         strength = self._strength(one)
         return strength < 2 and strength < self._strength(other)
+
+    def may_act(self, incident: Incident) -> bool:
+        """Its rule has a playbook, and is not only watched."""
+        return self._strength(self._rule_named(incident.rule)) == 2
 
     def _strength(self, rule: Rule | None) -> int:
         if rule is None or rule.playbook is None:
@@ -262,6 +266,7 @@ class Correlator:
         known = self._told_before(incident.id)
         if known is not None and not self._explained_no_more(known, finding):
             return
+        incident = msgspec.structs.replace(incident, heard=heard_with(incident, finding))
         self.put(incident)
         self.placed.append((incident.id, finding))
         if finding.fault_class in _HARDWARE:
@@ -303,14 +308,15 @@ class Correlator:
                 self._merge(other, root)
                 self._take_evidence(other, root)
                 continue
+            less = same_node and rank_of(other) < rank_of(root)
             if other.run is not None:
-                if same_node and _RANK[other.fault_class] < _RANK[root.fault_class]:
-                    self.put(msgspec.structs.replace(other, gives_way_to=root.id))
+                if less:
+                    self.put(msgspec.structs.replace(other, worse=root.id))
                 continue
             if other.fault == _JOB_SLOW and other.root.job in root.jobs_hit:
                 self._merge(other, root)
                 continue
-            milder = other.fault_class is FaultClass.degraded and same_node
+            milder = other.fault_class in _HARDWARE and less
             sympathetic = (
                 other.fault_class is FaultClass.application
                 and root.opened - other.opened <= JOB_WINDOW
@@ -362,6 +368,7 @@ class Correlator:
                 evidence=_kept((*root.evidence[:1], *more, *root.evidence[1:])),
                 evidence_count=root.evidence_count + other.evidence_count,
                 affected=_with(root.affected, (other.root, *other.affected), root.root),
+                heard=newest((*root.heard, *other.heard)),
             )
         )
 
@@ -412,11 +419,11 @@ def _kept(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """
     if len(evidence) <= EVIDENCE_KEPT:
         return evidence
-    first, newest = evidence[:EVIDENCE_FIRST], evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :]
-    heard = {one.sense for one in (*first, *newest)}
+    first, last = evidence[:EVIDENCE_FIRST], evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :]
+    heard = {(one.sense, one.fatal) for one in (*first, *last)}
     between = evidence[EVIDENCE_FIRST : EVIDENCE_FIRST - EVIDENCE_KEPT]
-    lone = {one.sense: one for one in between if one.sense not in heard}
-    return (*first, *lone.values(), *newest)
+    lone = {(one.sense, one.fatal): one for one in between if (one.sense, one.fatal) not in heard}
+    return (*first, *lone.values(), *last)
 
 
 def _near(incident: Incident, finding: Finding) -> bool:

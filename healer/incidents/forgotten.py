@@ -1,4 +1,4 @@
-"""Drains of ours that nothing speaks for any more: no slot, no run, no open incident.
+"""Drains of ours that nothing speaks for any more: no run, no open incident, and no slot of either.
 
 They are left by a run that was cancelled within its drain, or by an incident that a person resolved while the
 drain stood. The node would be out of service, and nobody would know.
@@ -38,7 +38,10 @@ def forgotten_drains(
     incidents: Collection[Incident],
     now: datetime,
 ) -> list[Finding]:
-    spoken_for = {slot.node for slot in facts.slots} | {run.node for run in runs if not run.shadow}
+    at_work = {run.id for run in runs}
+    known = {one.id for one in incidents}
+    spoken_for = {slot.node for slot in facts.slots if slot.run in at_work or slot.incident in known}
+    spoken_for |= {run.node for run in runs if not run.shadow}
     spoken_for |= {one.root.node for one in incidents if one.fault != "healer-drain"}
     return [
         _finding(facts.cluster, node, now)

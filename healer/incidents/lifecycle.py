@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.detection.silence import is_fleet
+from healer.incidents.senses import last_heard
 from healer.model import (
     ENDED_RUN_STATES,
     REMOVING_VERBS,
@@ -38,6 +39,8 @@ QUIET = {
 SAMPLED_FAULTS = frozenset({"straggler", "job-slow", "unusual-node"})
 #: An incident of a measured signal ends when that is known to be well again for so long.
 CLEAR_FOR = timedelta(minutes=5)
+#: Nobody has told of it for so long, and nobody knows it to be gone: whoever measured it does not any more.
+UNTOLD_FOR = timedelta(hours=24)
 PROBATION = timedelta(hours=24)
 #: A picture younger than this is believed about what is not in it.
 FRESH = timedelta(seconds=10)
@@ -149,7 +152,7 @@ def close_what_is_over(
     """
     if incident.state is not IncidentState.open:
         return incident
-    why = _well_again(incident, picture) if measured else _over(incident, picture, now)
+    why = _measured_over(incident, picture, now) if measured else _over(incident, picture, now)
     if why is None:
         return incident
     return msgspec.structs.replace(
@@ -177,9 +180,16 @@ def clear_since(incident: Incident, picture: Picture) -> datetime | None:
     return picture.sensed.clear_since.get((incident.fault, incident.root))
 
 
-def _well_again(incident: Incident, picture: Picture) -> str | None:
-    """By the time of the tick that said so: one that came long ago says nothing of now."""
+def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str | None:
+    """A fatal one ends with a person or its run alone: a counter that stands still is no repaired GPU.
+
+    By the time of the tick that said so: one that came long ago says nothing of now.
+    """
+    if incident.fault_class is FaultClass.fatal:
+        return None
     since = clear_since(incident, picture)
+    if now - last_heard(incident) > UNTOLD_FOR:
+        return "nobody tells of it any more"
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
         return None
     return f"well again since {since:%H:%M:%S} UTC"

@@ -1,9 +1,18 @@
 """Which senses tell of an incident's node. Two that fail apart from each other are worth more than one."""
 
-from healer.model import Incident, Sense
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from healer.model import Component, Finding, Heard, Incident, Sense
 
 #: They compare what was measured; the others are told of what has happened.
 MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest})
+#: What was told longer ago speaks of then and not of now. Whatever stands is told again every 5 min.
+AGREE_WITHIN = timedelta(minutes=15)
+#: A look at the fleet that is older says nothing of now.
+LOOK_LASTS = timedelta(seconds=60)
+#: The senses' last words that an incident keeps: each sense of each GPU and of the node as a whole.
+_HEARD_KEPT = 64
 _WORDS = {
     Sense.kernel: "kernel lines",
     Sense.metrics: "metrics",
@@ -14,11 +23,49 @@ _WORDS = {
 }
 
 
-def senses_of(incident: Incident) -> tuple[Sense, ...]:
-    """The senses whose evidence speaks of the root's own node, in the order of `Sense`."""
-    node = incident.root.node
-    told = {one.sense for one in incident.evidence if node is not None and one.component.node == node}
-    return tuple(sense for sense in Sense if sense in told)
+def heard_with(incident: Incident, finding: Finding) -> tuple[Heard, ...]:
+    """The senses' last words, with this finding's: only what is told of the root's own node counts."""
+    told = (one for one in finding.evidence if one.component.node == incident.root.node)
+    more = [Heard(sense=one.sense, at=finding.arrived_at, part=_part(one.component)) for one in told]
+    return newest((*incident.heard, *more))
+
+
+def newest(heard: Iterable[Heard]) -> tuple[Heard, ...]:
+    """The last word of each sense on each part."""
+    last: dict[tuple[Sense, str], Heard] = {}
+    for one in heard:
+        known = last.get((one.sense, one.part))
+        if known is None or one.at > known.at:
+            last[one.sense, one.part] = one
+    kept = sorted(last.values(), key=lambda one: (one.at, one.sense, one.part))
+    return tuple(kept[-_HEARD_KEPT:])
+
+
+def _part(where: Component) -> str:
+    return str(where.gpu) if where.gpu is not None else where.pci or ""
+
+
+def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
+    """The senses that told lately of the same part of the root's own node, in the order of `Sense`.
+
+    Those that name a GPU have to name the same one; one that names none agrees with any.
+    """
+    fresh = _fresh(incident, now)
+    found: set[Sense] = set()
+    for part in sorted({one.part for one in fresh}):
+        agreed = {one.sense for one in fresh if one.part in ("", part)}
+        found = max(found, agreed, key=len)
+    return tuple(sense for sense in Sense if sense in found)
+
+
+def _fresh(incident: Incident, now: datetime) -> list[Heard]:
+    if incident.root.node is None:
+        return []
+    return [one for one in incident.heard if now - one.at <= AGREE_WITHIN]
+
+
+def last_heard(incident: Incident) -> datetime:
+    return max((one.at for one in incident.heard), default=incident.opened)
 
 
 def spoken(senses: tuple[Sense, ...]) -> str:
@@ -27,9 +74,29 @@ def spoken(senses: tuple[Sense, ...]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
-def too_few(incident: Incident, needed: int) -> str:
+def too_few(incident: Incident, needed: int, now: datetime) -> str:
     """Why nothing is done yet."""
-    told = senses_of(incident)
-    who = f"Only {spoken(told)} speak" if told else "Nothing speaks"
+    fresh = {one.sense for one in _fresh(incident, now)}
+    told = tuple(sense for sense in Sense if sense in fresh)
+    node = incident.root.node
     agree = "a second sense" if needed == 2 else f"{needed} senses"
-    return f"{who} of {incident.root.node} so far: {agree} must agree before anything is done."
+    if not told:
+        who = f"Nothing speaks of {node} now"
+    elif len(told) < needed:
+        who = f"Only {spoken(told)} speak of {node} so far"
+    else:
+        words = spoken(told)
+        who = f"{words[0].upper()}{words[1:]} speak of different GPUs of {node}"
+    return f"{who}: {agree} must agree before anything is done."
+
+
+def ended_work(incident: Incident) -> bool:
+    """A fatal fault was told: it has ended the work on its GPU. What is only measured is a level."""
+    return any(one.fatal for one in incident.evidence)
+
+
+def not_looked(incident: Incident, now: datetime) -> str | None:
+    """Why nobody knows whether the cause still stands; None for what is not measured."""
+    if incident.ticked_at is None or now - incident.ticked_at <= LOOK_LASTS:
+        return None
+    return f"The senses looked last at {incident.ticked_at:%H:%M:%S} UTC: waits until they look again"

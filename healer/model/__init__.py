@@ -18,7 +18,7 @@ from healer.model.gate import (
     Slot,
     Veto,
 )
-from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Incident
+from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Heard, Incident
 from healer.model.node import Diagnosis, FabricState
 from healer.model.observation import Observation, ObservationKind
 from healer.model.rules import (
@@ -115,6 +115,7 @@ __all__ = [
     "GpuModel",
     "Guard",
     "GuardSettings",
+    "Heard",
     "Incident",
     "IncidentState",
     "JobCheckpoint",

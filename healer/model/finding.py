@@ -21,6 +21,8 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     job: str | None = None
     #: Which sense told it: two that agree are worth more than one told twice.
     sense: Sense = Sense.kernel
+    #: A fatal fault that was told, not measured: it has ended the work on its GPU.
+    fatal: bool = False
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -6,11 +6,29 @@ import msgspec
 
 from healer.model.component import Component
 from healer.model.finding import Evidence
-from healer.model.words import Cause, FaultClass, Guard, IncidentState, Remedy, Review, Severity, Verdict
+from healer.model.words import (
+    Cause,
+    FaultClass,
+    Guard,
+    IncidentState,
+    Remedy,
+    Review,
+    Sense,
+    Severity,
+    Verdict,
+)
 
 #: Evidence kept whole on an incident: how it began, and the newest. What lay between is only counted.
 EVIDENCE_FIRST = 10
 EVIDENCE_KEPT = 50
+
+
+class Heard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """When a sense told last of the root's node. `part` is the GPU that it named; empty: the whole node."""
+
+    sense: Sense
+    at: datetime
+    part: str = ""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +85,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     p0_since: datetime | None = None
     #: Since when the senses that told of it know its cause to be gone; None: it stands, or nobody knows.
     clear_since: datetime | None = None
-    #: A worse incident of the same node: the run that works on this one ends and leaves the node to that.
+    #: When the fleet was last looked at for it, to a quarter of a minute; None: it is not measured.
+    ticked_at: datetime | None = None
+    #: Each sense's last word, also where it brought no new evidence.
+    heard: tuple[Heard, ...] = ()
+    #: A worse incident of the same node: the run that works on this one does not return the node by itself.
+    worse: str | None = None
+    #: The same, where healer may act on it: the run ends and leaves the node to that.
     gives_way_to: str | None = None
     #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
     stopped_by: str | None = None

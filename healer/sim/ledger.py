@@ -253,9 +253,13 @@ class MemoryTx:
         if held is None:
             self._tables.slots[slot.node] = slot
             self._tables.granted.append(slot)
-        elif held.drained_at is None:  # a later run takes over what an earlier one has not used
+        elif held.drained_at is None or self._has_ended(held.run):  # a later run takes over what is left
             incident = slot.incident or held.incident
             self._tables.slots[slot.node] = msgspec.structs.replace(held, run=slot.run, incident=incident)
+
+    def _has_ended(self, run: str) -> bool:
+        known = self._tables.runs.get(run)
+        return known is not None and known.state in ENDED_RUN_STATES
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         self._tables.slots.pop(node, None)

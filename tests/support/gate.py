@@ -12,6 +12,7 @@ from healer.model import (
     Breaker,
     Cause,
     Component,
+    Evidence,
     FaultClass,
     GateFacts,
     Guard,
@@ -138,6 +139,12 @@ def job(id: str = "4711", **fields: Any) -> SlurmJob:
     return SlurmJob(**(given | fields))
 
 
+#: The line of the kernel that told it.
+LOST = Evidence(
+    digest="1", at=NOW, component=Component(cluster=CLUSTER, node=name(1), gpu=3), text="Xid 79", fatal=True
+)
+
+
 def incident(number: int = 1, **fields: Any) -> Incident:
     given = {
         "id": f"{number:08x}{'0' * 24}",
@@ -151,6 +158,7 @@ def incident(number: int = 1, **fields: Any) -> Incident:
         "updated": ago(seconds=10),
         "settle_until": ago(seconds=8),
         "severity": Severity.P1,
+        "evidence": (LOST,),
     }
     return Incident(**(given | fields))
 

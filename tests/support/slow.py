@@ -150,6 +150,7 @@ class SlowSite(Site):
         self.tick()
         end = self.now.timestamp() + seconds
         while True:
+            self.tick()
             self.drive()
             self.tick()
             if self.now.timestamp() >= end:

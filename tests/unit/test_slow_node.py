@@ -446,7 +446,8 @@ def test_a_fault_that_healer_may_not_act_on_leaves_the_waiting_run_alone() -> No
     site.checkpoint(job, 120)
     site.pass_time(120)
     assert site.node(1).drain
-    assert site.run_of("slow-node").state is RunState.done
+    run = site.run_of("slow-node")
+    assert run.state is RunState.stuck and "is worse and still open" in (run.question or "")
     assert "resume" not in site.scheduler.writes
 
 

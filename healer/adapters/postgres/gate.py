@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import decisions, gate, slots
-from healer.model import NODE_REMOVING, Breaker, Decision, GateFacts, Slot
+from healer.adapters.postgres.tables import decisions, gate, runs, slots
+from healer.model import ENDED_RUN_STATES, NODE_REMOVING, Breaker, Decision, GateFacts, Slot
 
 _FACTS = sa.text("""
 SELECT
@@ -90,7 +90,8 @@ def add_decision(conn: sa.Connection, decision: Decision) -> None:
 
 
 def grant_slot(conn: sa.Connection, slot: Slot) -> None:
-    """One slot per node. While nothing is drained yet, a later run takes over the slot of an earlier one."""
+    """One slot per node. A later run takes over that of one which drained nothing yet, or has ended."""
+    ended = sa.select(runs.c.id).where(runs.c.state.in_([str(state) for state in ENDED_RUN_STATES]))
     statement = insert(slots).values(**msgspec.structs.asdict(slot))
     given = statement.excluded
     conn.execute(
@@ -98,7 +99,7 @@ def grant_slot(conn: sa.Connection, slot: Slot) -> None:
             index_elements=["cluster", "node"],
             index_where=sa.text("released_at IS NULL"),
             set_={"run": given.run, "incident": sa.func.coalesce(given.incident, slots.c.incident)},
-            where=slots.c.drained_at.is_(None),
+            where=sa.or_(slots.c.drained_at.is_(None), slots.c.run.in_(ended)),
         )
     )
 

@@ -4,7 +4,18 @@ import msgspec
 import pytest
 
 from healer.decisions import decide
-from healer.model import FaultClass, Incident, Mode, Outcome, Remedy, RemedyUse, Run, RunState, Severity
+from healer.model import (
+    FaultClass,
+    Incident,
+    Mode,
+    Outcome,
+    Remedy,
+    RemedyUse,
+    Run,
+    RunState,
+    Severity,
+    SlurmNode,
+)
 from tests.support import gate
 from tests.support.loop import LOST, Site, name, rules_in
 
@@ -91,9 +102,16 @@ def test_the_mode_of_its_own_rule_binds(mode: Mode) -> None:
 class TestDecide:
     DRAINED = gate.node(1, state=("MIXED", "DRAIN"), reason=OURS)
 
-    def outcome(self, *, slot: str | None = "another", job: dict[str, object] | None = None, **about: object):
+    def outcome(
+        self,
+        *,
+        slot: str | None = "another",
+        job: dict[str, object] | None = None,
+        drained: SlurmNode = DRAINED,
+        **about: object,
+    ) -> Outcome:
         held = (gate.slot(1, incident=slot),) if slot else ()
-        fleet = [self.DRAINED, *(gate.node(number) for number in range(2, 33))]
+        fleet = [drained, *(gate.node(number) for number in range(2, 33))]
         known = gate.facts(fleet, jobs=[gate.job(**(job or {}))], slots=held)
         incident = gate.incident(**({"jobs_hit": ("4711",)} | about))
         decision = decide(incident, gate.GPU_LOST, known, gate.rules(), gate.NOW, None)
@@ -117,7 +135,12 @@ class TestDecide:
         assert self.outcome(**about) is Outcome.nothing
 
     def test_its_own_drain_is_no_others(self) -> None:
-        assert self.outcome(slot=gate.incident().id) is Outcome.nothing
+        own = gate.incident().id
+        drained = msgspec.structs.replace(self.DRAINED, reason=f"healer:gpu-lost inc:{own[:8]} text")
+        assert self.outcome(slot=own, drained=drained) is Outcome.nothing
+
+    def test_a_drain_that_was_left_to_it_is_gone_on_from(self) -> None:
+        assert self.outcome(slot=gate.incident().id, jobs_hit=()) is Outcome.act
 
     @pytest.mark.parametrize("job", [{"state": "COMPLETED"}, {"flags": ("COMPLETING",)}, {"nodes": ("x",)}])
     def test_a_job_that_is_over_needs_nobody(self, job: dict[str, object]) -> None:

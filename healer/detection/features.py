@@ -127,6 +127,12 @@ class NodeFeatures:
             self._samples[index, :n] = np.where(fresh, 0, self._samples[index, :n]) + known
             self._values[index, :n], self._peers[index, :n] = _told(feature, values), _told(feature, middle)
 
+    def forget(self, rows: NDArray[np.int64]) -> None:
+        """These nodes are heard anew."""
+        rows = rows[rows < self._heard.shape[1]]
+        self._heard[:, rows] = 0
+        self._samples[:, rows] = 0
+
     def matrix(self, now: datetime) -> Floats:
         """(nodes, features), NaN where unknown."""
         known = (now.timestamp() - self._heard <= STALE_S) & (self._samples >= SAMPLES_LEAST)

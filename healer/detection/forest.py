@@ -81,7 +81,8 @@ class Forest:
 
     def tick(self, telemetry: Telemetry, now: datetime, watched: Collection[Pair] = ()) -> Sensed:
         """New findings of `unusual-node`, and since when those told or `watched` are known to be usual."""
-        if self._of is not telemetry:
+        went_back = self._sampled_at is not None and now < self._sampled_at
+        if self._of is not telemetry or went_back:
             self._begin(telemetry)
         findings: list[Finding] = []
         if self._sampled_at is None or (now - self._sampled_at).total_seconds() >= SAMPLE_S:
@@ -91,6 +92,17 @@ class Forest:
             self._keep_rows(telemetry, matrix, names, now)
             findings = self._score(telemetry, matrix, names, now)
         return Sensed(at=now, findings=tuple(findings), clear_since=self._clear(telemetry, now, watched))
+
+    def forget(self, telemetry: Telemetry, node: str) -> None:
+        """The node was repaired, returned or booted: what it was like before is over."""
+        if self._of is not telemetry:
+            return
+        rows = telemetry.rows_of(node, Scope.node)
+        self._features.forget(rows)
+        for state in (self._above, self._below):
+            state[rows[rows < len(state)]] = np.nan
+        for where in [where for where in self._told if where.node == node]:
+            del self._told[where]
 
     # --- scoring ---
 
@@ -250,7 +262,7 @@ class Forest:
         for name in sorted({one for one in names if one[1]}):
             count, last = self._kept.get(name, (0, None))
             every_s = SAMPLE_S if count < FEW_ROWS else KEEP_S
-            if last is not None and (now - last).total_seconds() < every_s:
+            if last is not None and 0 <= (now - last).total_seconds() < every_s:
                 continue
             rows = np.flatnonzero(told & np.fromiter((name == one for one in names), bool, len(names)))
             if len(rows) > NODES_KEPT:

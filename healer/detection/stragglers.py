@@ -94,6 +94,14 @@ class _Watch:
         mean = np.where(count >= 2, total / np.maximum(count, 1), np.nan)
         return mean - np.median(mean[np.isfinite(mean)]) if np.isfinite(mean).any() else mean
 
+    def forget(self, node: str) -> None:
+        """What was learnt of its ranks is over."""
+        if self.places is None or node not in self.places.nodes:
+            return
+        index = self.places.nodes.index(node)
+        self.ranks.forget(np.flatnonzero(self.places.node == index))
+        self.nodes.forget(np.array([index]))
+
     def claims(self) -> Iterator[_Claim]:
         """Who is slow, unless so many are that they share a cause."""
         places, slow = self.places, self.ranks.slow
@@ -166,6 +174,14 @@ class Stragglers:
                 findings.append(job_slow(job, watch.pace, now))
         self._note_clear(live, slurm, now, watched)
         return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+
+    def forget(self, node: str) -> None:
+        """The node was repaired, returned or booted: who is slow there is found anew."""
+        for watch in self._watches.values():
+            watch.forget(node)
+        for told in (self._told, self._clear):
+            for pair in [pair for pair in told if pair[1].node == node]:
+                del told[pair]
 
     def _follow(self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime) -> list[_Watch]:
         """Takes in new steps; the watches of jobs that Slurm shows at work. Of others anybody may tell."""

@@ -39,6 +39,7 @@ LEAST = 4
 _SHORT = 5
 _SCALES = 64
 _FORGET = 64
+_BY_SERIES = ("band", "sum", "since", "mean", "_bias_sum", "_bias_n", "_mean_n", "_before", "_product")
 
 
 class Streams:
@@ -73,20 +74,18 @@ class Streams:
         more = n - len(self.sum)
         if more <= 0:
             return
-        for name in (
-            "band",
-            "sum",
-            "since",
-            "mean",
-            "_bias_sum",
-            "_bias_n",
-            "_mean_n",
-            "_before",
-            "_product",
-        ):
+        for name in _BY_SERIES:
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more)]))
         self.slow = np.concatenate([self.slow, np.zeros(more, bool)])
         self._last = np.concatenate([self._last, np.full((_SHORT, more), np.nan)], axis=1)
+
+    def forget(self, series: NDArray[np.intp]) -> None:
+        """What was learnt of these is over; they start unknown."""
+        series = series[series < len(self.sum)]
+        for name in _BY_SERIES:
+            getattr(self, name)[series] = 0
+        self.slow[series] = False
+        self._last[:, series] = np.nan
 
     def short_median(self) -> NDArray[np.float64]:
         """(n,) of the last five steps, NaN where fewer than three are known."""

@@ -25,18 +25,26 @@ COUNTED_KEPT = 100_000
 
 @dataclass
 class NodePicture:
-    """What is known of one node. `cleared_at`: a resume, reset or repair; older lines are history."""
+    """What is known of one node. `cleared_at`: a resume, reset or repair; older lines are history.
+    `booted_at`: by our clock, when another boot than the known one was first heard of."""
 
     name: str
     boot_id: str | None = None
     boot_heard_at: datetime | None = None
     old_boots: set[str] = field(default_factory=set)
     cleared_at: datetime | None = None
+    booted_at: datetime | None = None
     beats: deque[datetime] = field(default_factory=lambda: deque(maxlen=9))
     gpus: GpuMap = field(default_factory=GpuMap)
     #: Arrival less the sender's own time: of the last heartbeats, and the least of any line of this boot.
     beats_late: deque[timedelta] = field(default_factory=lambda: deque(maxlen=9))
     line_late: timedelta | None = None
+
+    @property
+    def renewed_at(self) -> datetime | None:
+        """What was measured before speaks of what is over: a repair, a return to service or a boot."""
+        known = [at for at in (self.cleared_at, self.booted_at) if at is not None]
+        return max(known, default=None)
 
     def beat(self, at: datetime) -> None:
         if not self.beats or at > self.beats[-1]:
@@ -95,11 +103,13 @@ class NodePicture:
             return min(self.beats_late)
         return min(self.line_late or timedelta(0), LATENESS_MAX)
 
-    def heard_boot(self, boot_id: str, at: datetime) -> None:
+    def heard_boot(self, boot_id: str, at: datetime, heard_at: datetime) -> None:
+        """`at` by the host's clock, `heard_at` by ours."""
         if self.boot_id is not None and boot_id != self.boot_id:
             if boot_id in self.old_boots:
                 return
             self.old_boots.add(self.boot_id)
+            self.booted_at = heard_at
             self.beats_late.clear()  # the clock may have been set meanwhile
             self.line_late = None
         self.boot_id, self.boot_heard_at = boot_id, at
@@ -108,7 +118,7 @@ class NodePicture:
         """A line tells of its boot too: not every site sends heartbeats, and shippers send old journals."""
         at = min(seen.event_at, seen.arrived_at)  # a clock that is ahead must not make the next boot look old
         if seen.boot_id and (self.boot_heard_at is None or at > self.boot_heard_at):
-            self.heard_boot(seen.boot_id, at)
+            self.heard_boot(seen.boot_id, at, at)
 
 
 class Picture:
@@ -148,7 +158,7 @@ class Picture:
         for node in snapshot.nodes.values():
             # Only a change is news: what a recording repeats was not said again at that later time.
             if node.boot_id and (node.name not in before or before[node.name].boot_id != node.boot_id):
-                self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at)
+                self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at, snapshot.taken_at)
 
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False
@@ -203,7 +213,7 @@ class Picture:
     def _heartbeat(self, node: NodePicture, seen: Observation) -> None:
         node.beat(seen.arrived_at)
         if seen.boot_id:
-            node.heard_boot(seen.boot_id, seen.event_at)
+            node.heard_boot(seen.boot_id, seen.event_at, seen.arrived_at)
         node.note_clock(seen)
         inventory = seen.data.get("gpus")
         if isinstance(inventory, list):

@@ -196,6 +196,18 @@ def test_its_end_is_told_and_what_is_silent_is_neither_well_nor_unusual(fleet: F
     assert fleet.sensed.clear_since[pair] == well
 
 
+def test_a_node_that_came_back_has_to_stay_unusual_anew(fleet: Fleet) -> None:
+    fleet.run(5)
+    fleet.odd["gpu0007"] = HOT
+    (first,) = fleet.run(9)
+    fleet.telemetry.forget("gpu0007", fleet.now)
+    fleet.forest.forget(fleet.telemetry, "gpu0007")
+    assert fleet.run(4.5) == []
+    (again, *_) = fleet.run(8)
+    assert again.component == first.component
+    assert again.evidence[0].digest != first.evidence[0].digest
+
+
 def test_without_a_model_of_its_class_no_node_is_unusual(fleet: Fleet) -> None:
     fleet.models = []
     fleet.odd["gpu0007"] = HOT
@@ -268,3 +280,22 @@ def test_other_windows_are_other_nodes(fleet: Fleet) -> None:
     other.names.reverse()
     other.at_s, other.forest = fleet.at_s, fleet.forest
     assert other.run(10) == []
+
+
+def test_a_clock_that_goes_back_leaves_no_node_unwatched(fleet: Fleet) -> None:
+    fleet.run(3)
+    kept = len(fleet.rows)
+    fleet.at_s -= 3600
+    fleet.telemetry = Fleet(seed=2).telemetry
+    fleet.odd["gpu0003"] = HOT
+    assert [one.component for one in fleet.run(20)] == [where("gpu0003")] * 3
+    assert len(fleet.rows) > kept
+
+
+def test_what_it_remembers_of_a_time_to_come_is_let_go(fleet: Fleet) -> None:
+    asked = []
+    forest = Forest(lambda: asked.append(1) or [], fleet.rows.append)
+    fleet.run(1)
+    for back_s in (0, 3600, 3590, 3570):
+        forest.tick(fleet.telemetry, fleet.now - timedelta(seconds=back_s))
+    assert len(asked) == 3

@@ -158,6 +158,29 @@ def test_when_no_step_comes_nothing_is_known_to_be_well() -> None:
     assert job.clear == {}
 
 
+def test_a_node_that_came_back_is_slow_anew_and_its_job_goes_on_as_it_was() -> None:
+    job = Job()
+    job.run(60)
+    slow = slower(slice(8, 16), 0.20)
+    (first,) = job.run(20, slow)
+    job.detector.forget("gpu0001")
+    job.tick()
+    assert len(job.found) == 1
+    assert ("straggler", on("gpu0001")) not in job.clear
+    (again, *_) = job.run(8, slow)
+    assert again.component == first.component
+    assert again.evidence[0].digest != first.evidence[0].digest
+
+
+def test_a_node_that_came_back_well_is_slow_no_more() -> None:
+    job = Job()
+    job.run(60)
+    job.run(20, slower(slice(8, 16), 0.20))
+    job.detector.forget("gpu0001")
+    assert job.run(30) == []
+    assert not job.detector._watches["4711", 0].nodes.slow.any()
+
+
 # --- what is no straggler ---
 
 

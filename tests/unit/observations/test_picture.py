@@ -382,3 +382,25 @@ def test_inventories_of_some_gpus_add_up_and_a_new_count_wins() -> None:
     gpus.heard([{"index": 0, "pci": "0000:18:00"}, {"index": 1, "pci": "0000:3a:00"}])
     assert gpus.index("0000:2a:00", expected=8) is None
     assert gpus.index("0000:3a:00", expected=8) == 1
+
+
+# --- what was measured before is over -----------------------------------------------------------------------
+
+
+def test_a_node_is_renewed_by_another_boot_and_by_a_repair_and_not_by_its_first_word() -> None:
+    shown = picture()
+    heard(shown, beat(NODE, START, boot_id=OLD))
+    assert shown.node(NODE).renewed_at is None
+    heard(shown, beat(NODE, later(100), boot_id=NEW, event_at=later(-3600)))
+    assert shown.node(NODE).renewed_at == later(100)  # by our clock
+    heard(shown, beat(NODE, later(200), boot_id=NEW))
+    assert shown.node(NODE).renewed_at == later(100)
+    shown.clear(NODE, later(150))
+    assert shown.node(NODE).renewed_at == later(150)
+
+
+def test_slurms_word_of_another_boot_renews_the_node_too() -> None:
+    shown = picture()
+    for seconds, boot in ((0, OLD), (60, OLD), (120, NEW)):
+        show(shown, SlurmNode(name=NODE, boot_id=boot), at=later(seconds))
+    assert shown.node(NODE).renewed_at == later(120)

@@ -1,6 +1,11 @@
 """When it was, by our clock, what others tell with theirs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from healer.model.samples import StepBatch
 
 #: A sender's clock that is ahead of the arrival by more is not believed: the arrival counts.
 AHEAD_S = 5.0
@@ -13,6 +18,16 @@ SLOW_S = 30.0
 LOOK_S = 120.0
 #: A lag is steady when the least of two looks differs by no more; a clock set right changes it by more.
 STEADY_S = 10.0
+
+
+def timely(batch: StepBatch, now: datetime) -> StepBatch:
+    """Step times with what lies further in the future than clocks differ told of now."""
+    latest = now + timedelta(seconds=FUTURE_S)
+    late = batch.at > latest.timestamp()
+    if batch.arrived_at <= latest and not late.any():
+        return batch
+    at = np.where(late, now.timestamp(), batch.at)
+    return replace(batch, at=at, arrived_at=min(batch.arrived_at, now))
 
 
 class ClockStepped(Exception):

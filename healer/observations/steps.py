@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import SlurmJob, SlurmSnapshot
+from healer.observations.clocks import timely
 from healer.observations.lives import RANKS_MAX, grown, make_room, ranks_most
 from healer.observations.vouched import COLUMNS, only, vouched
 
@@ -250,7 +251,7 @@ class StepTimes:
                 by_life.setdefault((batch.job, batch.restart), []).append(batch)
         self._drop_strange(slurm)
         for key, parts in by_life.items():
-            self._take(key, joined(parts), slurm)
+            self._take(key, timely(joined(parts), now), slurm)
         self._forget(slurm, now)
 
     def _take(self, key: tuple[str, int], batch: "StepBatch", slurm: SlurmSnapshot | None) -> None:

@@ -14,9 +14,9 @@ from healer.observations.steps import JobSteps, StepTimes, joined
 from tests.support.steps import CLUSTER, START, batch, slurm
 
 
-def fed(*batches: object, shown: SlurmSnapshot | None = None) -> tuple[StepTimes, JobSteps]:
+def fed(*batches: StepBatch, shown: SlurmSnapshot | None = None) -> tuple[StepTimes, JobSteps]:
     times = StepTimes(CLUSTER)
-    times.update(list(batches), shown or slurm(), START)  # type: ignore[arg-type]
+    times.update(batches, shown or slurm(), max(one.arrived_at for one in batches))
     job = times.job("4711")
     assert job is not None
     return times, job
@@ -292,7 +292,7 @@ def test_a_node_of_the_job_has_no_say_in_ranks_that_run_on_another() -> None:
 
 def test_a_rank_has_moved_once_its_node_tells_of_it_no_more() -> None:
     times, job = fed(batch(1, np.ones(32)))
-    times.update([told_by("gpu0000", slice(8, 16), 36, step=6)], slurm(), START)
+    times.update([told_by("gpu0000", slice(8, 16), 36, step=6)], slurm(), START + timedelta(minutes=5))
     assert values(job, 6)[8:16] == [9.0] * 8
     places = job.places(slurm())
     assert [places.nodes[index] for index in places.node[8:16]] == ["gpu0000"] * 8
@@ -330,6 +330,17 @@ def test_a_picture_without_the_job_costs_nothing_that_was_known() -> None:
     times.update([batch(3, np.ones(32))], slurm(), START)
     assert times.job("4711") is job
     assert (job.row(1), job.row(3)) == (1, 3)
+
+
+@pytest.mark.parametrize("ahead_s", [20, 3600])
+def test_what_a_clock_far_ahead_tells_is_of_now(ahead_s: int) -> None:
+    told = batch(1, np.ones(4), at=START + timedelta(seconds=ahead_s))
+    times = StepTimes(CLUSTER)
+    times.update([told], slurm(), START)
+    job = times.job("4711")
+    assert job is not None
+    expected = START if ahead_s > 30 else told.arrived_at
+    assert (job.told_at, job.heard_at) == (expected.timestamp(), expected)
 
 
 def test_other_clusters_are_not_ours() -> None:

@@ -177,14 +177,14 @@ class MeasuringRoutes:
             return steps
 
         steps = await self._stored(self.steps, "step-times", request, caller, Body(len(raw), read))
-        return _answer("step-times", steps.accepted, 0, steps.rejected)
+        return _answer("step-times", steps.accepted, 0, steps.rejected, steps.rejected_more)
 
     # --- before and after the queue ---
 
     async def _enter(self, request: Request) -> tuple[Caller, Known]:
         caller, known = await self._entry.enter(request)
         await no_job(request, caller)
-        return caller, known
+        return caller, _confined(caller, known)
 
     async def _query(self, request: Request, caller: Caller) -> str | None:
         """The node that the address names; the cluster in it must be this one."""
@@ -207,16 +207,12 @@ class MeasuringRoutes:
     async def _measured(
         self, route: str, request: Request, caller: Caller, size: int, read: Callable[[], Measured]
     ) -> Response:
-        def confined() -> Measured:
-            measured = read()
-            if (caller.node or caller.cluster) and (why := foreign(caller, measured.nodes())):
-                raise Refused(why)
-            return measured
-
-        measured = await self._stored(self.metrics, route, request, caller, Body(size, confined))
+        measured = await self._stored(self.metrics, route, request, caller, Body(size, read))
         if measured.inventory:
             await self._remember(measured.inventory)
-        return _answer(route, measured.samples, measured.unrecognised, measured.rejected)
+        return _answer(
+            route, measured.samples, measured.unrecognised, measured.rejected, measured.rejected_more
+        )
 
     async def _stored(
         self,
@@ -275,6 +271,22 @@ def _size(body: Body) -> int:
     return body.size
 
 
+def _confined(caller: Caller, known: Known) -> Known:
+    """Which nodes the cluster has, for a bound token: the first word of a foreign one refuses the whole,
+    before anything of that node is learned from it or numbered."""
+    if not (caller.node or caller.cluster):
+        return known
+
+    def own(cluster: str, node: str) -> bool:
+        if not known(cluster, node):
+            return False
+        if why := foreign(caller, {(cluster, node)}):
+            raise Refused(why)
+        return True
+
+    return own
+
+
 def _confine_steps(caller: Caller, steps: Steps) -> None:
     """A token bound to a node tells of ranks on that node alone; one bound to a job of that job alone."""
     for batch in steps.batches:
@@ -287,12 +299,14 @@ def _confine_steps(caller: Caller, steps: Steps) -> None:
             raise Refused(why)
 
 
-def _answer(route: str, accepted: int, unrecognised: int, rejected: Sequence[wire.Rejected]) -> Response:
+def _answer(
+    route: str, accepted: int, unrecognised: int, rejected: Sequence[wire.Rejected], rejected_more: int
+) -> Response:
     counters = _COUNTERS[route]
     for result, count in (
         ("accepted", accepted),
         ("unrecognised", unrecognised),
-        ("rejected", len(rejected)),
+        ("rejected", len(rejected) + rejected_more),
     ):
         if count:
             counters[result].inc(count)
@@ -301,5 +315,6 @@ def _answer(route: str, accepted: int, unrecognised: int, rejected: Sequence[wir
         duplicates=0,
         unrecognised=unrecognised,
         rejected=[Rejected(index=one.index, reason=one.reason) for one in rejected],
+        rejected_more=rejected_more or msgspec.UNSET,
     )
     return Response(_encode(told), 202, media_type="application/json")

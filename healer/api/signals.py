@@ -135,6 +135,7 @@ class SignalRoutes:
             duplicates=len(new) - sum(new) + repeats,
             unrecognised=parsed.unrecognised,
             rejected=[Rejected(index=one.index, reason=one.reason) for one in parsed.rejected],
+            rejected_more=parsed.rejected_more or msgspec.UNSET,
         )
         counters = _COUNTERS[route]
         for result, count in zip(
@@ -143,7 +144,7 @@ class SignalRoutes:
             if count:
                 counters[result].inc(count)
         if answer.rejected:
-            counters["rejected"].inc(len(answer.rejected))
+            counters["rejected"].inc(len(answer.rejected) + parsed.rejected_more)
         return Response(_encode(answer), 202, media_type="application/json")
 
     def _coalesced(self, arrivals: list[Arrival]) -> tuple[list[Arrival], int]:

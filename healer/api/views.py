@@ -326,12 +326,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to signals: every entry falls into exactly one of the four."""
+    """The answer to signals: every entry falls into exactly one of the four. `rejected` tells of the first
+    1,000; `rejected_more` is the number of the others, and left out when there are none."""
 
     accepted: int
     duplicates: int
     unrecognised: int
     rejected: list["Rejected"] = []
+    rejected_more: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):

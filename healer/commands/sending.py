@@ -37,6 +37,8 @@ class Total:
         self.sums["rejected"] += [
             {**one, "index": one["index"] + self.sent} for one in answer["rejected"]
         ]  # fmt: skip
+        if more := answer.get("rejected_more"):
+            self.sums["rejected_more"] = self.sums.get("rejected_more", 0) + more
         self.went(count)
 
     def went(self, count: int) -> None:
@@ -52,7 +54,8 @@ class Total:
             print_json(self.sums)
         else:
             counts = ", ".join(f"{self.sums[heap]} {heap}" for heap in _HEAPS)
-            typer.echo(f"{counts}, {len(self.sums['rejected'])} rejected")
+            rejected = len(self.sums["rejected"]) + self.sums.get("rejected_more", 0)
+            typer.echo(f"{counts}, {rejected} rejected")
             for one in self.sums["rejected"][:20]:
                 typer.echo(f"{self.noun} {one['index'] + 1}: {one['reason']}", err=True)
         if self.sums["rejected"]:

@@ -1,13 +1,14 @@
 """`POST /signals/checkpoints`: what a job can go back to -> observations of kind `checkpoint`."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 
 from healer.model import Component, Observation, ObservationKind
 from healer.signals.identity import digest_of
-from healer.signals.wire import Accepted, BadBody, Rejected, event_time, sentence
+from healer.signals.rejects import BadBody, BadEntry, Rejects
+from healer.signals.wire import Accepted, event_time
 
 _Job = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_.+\[\]-]{1,64}$")]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -28,13 +29,13 @@ class JobCheckpointBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 def checkpoint_observations(body: Any, now: datetime, *, cluster: str) -> Accepted:
     """One checkpoint, or a list of them, decoded from JSON. Told again, it is a duplicate. Raises BadBody."""
     observations: list[Observation] = []
-    rejected: list[Rejected] = []
+    rejects = Rejects()
     for index, item in enumerate(_objects(body)):
         try:
             observations.append(_observation(msgspec.convert(item, JobCheckpointBody), now, cluster))
-        except (ValueError, msgspec.ValidationError) as error:
-            rejected.append(Rejected(index, sentence(error)))
-    return Accepted(observations=tuple(observations), rejected=tuple(rejected))
+        except (BadEntry, msgspec.ValidationError) as error:
+            rejects.add(index, error)
+    return Accepted(observations=tuple(observations), rejected=rejects.sorted(), rejected_more=rejects.more)
 
 
 def jobs_of_checkpoints(body: Any, *, cluster: str) -> set[tuple[str, str]]:
@@ -57,7 +58,7 @@ def _observation(told: JobCheckpointBody, now: datetime, cluster: str) -> Observ
         digest=digest_of("checkpoint", where, job, told.restart, told.step, told.path, told.durable),
         kind=ObservationKind.checkpoint,
         component=Component(cluster=where, job=job),
-        event_at=at.astimezone(UTC),
+        event_at=at,
         arrived_at=now,
         data=data,
     )

@@ -4,10 +4,11 @@ The shape of a node's body hardly ever changes, so what its names mean is worked
 (`_Layout`); after that a body is decoded, flattened and copied, 240 samples in some 20 µs.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,49 +16,19 @@ from numpy.typing import NDArray
 
 from healer.model import Column, Part, Scope, Signal
 from healer.model.samples import Report
+from healer.signals.columnar_body import GPUS_MAX, Body, Wordy, bodies, check_sizes
 from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
-from healer.signals.measured import REJECTED_TOLD, Measured
+from healer.signals.measured import REPORTS_MAX, SAMPLES_MAX, TOO_MANY_MOMENTS, Measured
 from healer.signals.names import Names, Numbers, Way
+from healer.signals.ports import Ports
+from healer.signals.rejects import BadEntry, Rejects, utc_time
 from healer.signals.values import TOO_OLD, clean, moment, number
-from healer.signals.wire import BadBody, Gpu, Known, Rejected, sentence, wrong_node
+from healer.signals.wire import Gpu, Known, wrong_node
 
-#: GPUs of one node, NVLinks of one GPU, names of one body: far above what any machine has.
-GPUS_MAX = 64
-LINKS_MAX = 64
-NAMES_MAX = 4096
-#: Shapes remembered, then forgotten all at once.
+#: Shapes remembered and the memory they take, roughly; then all are forgotten at once.
 _LAYOUTS_MAX = 4096
-
-_Name = Annotated[str, msgspec.Meta(max_length=200)]
-_Number = float | None
-_Word = float | bool | Annotated[str, msgspec.Meta(max_length=100)] | None
-
-
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    """One node's samples, all of them numbers: the form that is decoded fast."""
-
-    node: _Name
-    cluster: _Name | None = None
-    time: str | None = None
-    gpu: dict[_Name, list[_Number]] = {}
-    host: dict[_Name, _Number] = {}
-    ports: dict[_Name, dict[_Name, _Number]] = {}
-    links: dict[_Name, list[list[_Number]]] = {}
-    gpus: list[Gpu] = []
-
-
-class _Wordy(msgspec.Struct, forbid_unknown_fields=True):
-    """The same with words among the values, such as `"Completed"`."""
-
-    node: _Name
-    cluster: _Name | None = None
-    time: str | None = None
-    gpu: dict[_Name, list[_Word]] = {}
-    host: dict[_Name, _Word] = {}
-    ports: dict[_Name, dict[_Name, _Word]] = {}
-    links: dict[_Name, list[list[_Word]]] = {}
-    gpus: list[Gpu] = []
+_LAYOUT_BYTES_MAX = 64 * 2**20
 
 
 class _Layout(msgspec.Struct, frozen=True):
@@ -72,48 +43,56 @@ class _Layout(msgspec.Struct, frozen=True):
     unknown: tuple[tuple[str, str, int], ...]
 
 
-class _Bad(ValueError):
-    """One entry is wrong; the text is the reason."""
-
-
-_fast = msgspec.json.Decoder(list[_Body] | _Body)
-_any = msgspec.json.Decoder(Any)
-
-
 class Columnar:
     """Bodies of this form -> reports. Remembers layouts, bounded."""
 
-    def __init__(self, names: Names, numbers: Numbers, gpus: GpuNames, cluster: str) -> None:
-        self._names, self._numbers, self._gpus, self._cluster = names, numbers, gpus, cluster
+    def __init__(self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, cluster: str) -> None:
+        self._names, self._numbers, self._gpus, self._ports = names, numbers, gpus, ports
+        self._cluster = cluster
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
+        self._layout_bytes = 0
 
     def take(self, raw: bytes, known: Known, now: datetime) -> Measured:
-        """Raises BadBody when it is not JSON, or neither an object nor a list."""
+        """Raises BadBody when it is not JSON, neither an object nor a list, or far too much."""
         out = Measured()
-        rejected: list[Rejected] = []
-        for index, body in _bodies(raw, rejected):
+        rejects = Rejects()
+        #: Index of the entry of each report.
+        entries: list[int] = []
+        told_gpus: set[Where] = set()
+        for index, body in bodies(raw, rejects):
             try:
-                self._one(body, known, now, out)
-            except _Bad as error:
-                rejected.append(Rejected(index, str(error)))
-        out.rejected = tuple(sorted(rejected, key=lambda one: one.index)[:REJECTED_TOLD])
+                self._one(body, known, now, out, told_gpus)
+            except BadEntry as error:
+                rejects.add(index, error)
+            if len(out.reports) > len(entries):
+                entries.append(index)
+        _drop_moments(out, entries, rejects)
+        # Last, for what is told here counts as told: a body may still be refused until now.
+        out.inventory = self._gpus.inventory(told_gpus, now)
+        out.reject(rejects)
         return out
 
-    def _one(self, body: _Body | _Wordy, known: Known, now: datetime, out: Measured) -> None:
+    def _one(
+        self, body: Body | Wordy, known: Known, now: datetime, out: Measured, told_gpus: set[Where]
+    ) -> None:
         cluster = body.cluster or self._cluster
         if wrong := wrong_node(cluster, body.node, known):
-            raise _Bad(wrong)
+            raise BadEntry(wrong)
         at = now if body.time is None else _time(body.time, now)
-        if body.gpus:
-            self._learn((cluster, body.node), body.gpus, now, out)
+        where = (cluster, body.node)
+        if body.ports:
+            self._without_strange_ports(body, where, out)
         layout = self._layout(body)
+        if body.gpus:
+            self._learn(where, body.gpus)
+            told_gpus.add(where)
         flat: list[Any] = list(chain.from_iterable(body.gpu.values()))
         if body.links:
             flat += chain.from_iterable(chain.from_iterable(body.links.values()))
         flat += body.host.values()
         if body.ports:
             flat += chain.from_iterable(port.values() for port in body.ports.values())
-        if type(body) is _Wordy:
+        if type(body) is Wordy:
             _read_words(flat, layout.signals)
         values = np.array(flat, np.float64)
         if layout.take is not None:
@@ -128,15 +107,26 @@ class Columnar:
             out.samples += samples
             out.reports.append(Report(cluster, body.node, at, now, layout.columns, values))
 
-    def _learn(self, where: Where, gpus: list[Gpu], now: datetime, out: Measured) -> None:
-        for gpu in gpus:
-            pci = normal_pci(gpu.pci)
-            if pci is None or gpu.index >= GPUS_MAX:
-                raise _Bad(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
-            self._gpus.learn(where, gpu.index, gpu.uuid[:64], pci)
-        out.inventory += self._gpus.inventory([where], now)
+    def _learn(self, where: Where, gpus: list[Gpu]) -> None:
+        if len(gpus) > GPUS_MAX:
+            raise BadEntry(f"gpus: {len(gpus)} GPUs, at most {GPUS_MAX} are taken")
+        addresses = [normal_pci(gpu.pci) for gpu in gpus]
+        for gpu, pci in zip(gpus, addresses, strict=True):
+            if pci is None:
+                raise BadEntry(
+                    f"gpus: {gpu.pci[:40]!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00"
+                )
+            if gpu.index >= GPUS_MAX:
+                raise BadEntry(f"gpus: index {gpu.index}, at most {GPUS_MAX - 1} is taken")
+        for gpu, pci in zip(gpus, addresses, strict=True):
+            self._gpus.learn(where, gpu.index, gpu.uuid, pci)
 
-    def _layout(self, body: _Body | _Wordy) -> _Layout:
+    def _without_strange_ports(self, body: Body | Wordy, where: Where, out: Measured) -> None:
+        for port, why in self._ports.wrong(where, body.ports).items():
+            for name in body.ports.pop(port):
+                out.unplaced(name, why, 1, {"port": port[:100]})
+
+    def _layout(self, body: Body | Wordy) -> _Layout:
         key = (
             tuple(body.gpu),
             tuple(map(len, body.gpu.values())),
@@ -146,15 +136,26 @@ class Columnar:
         )
         layout = self._layouts.get(key)
         if layout is None:
-            if len(self._layouts) >= _LAYOUTS_MAX:
-                self._layouts.clear()
-            layout = self._layouts[key] = self._worked_out(body)
+            layout = self._worked_out(body)
+            if len(layout.columns):  # a shape of which nothing is kept is worth no memory
+                self._remember(key, layout, body)
         return layout
 
-    def _worked_out(self, body: _Body | _Wordy) -> _Layout:
-        _check_sizes(body)
+    def _remember(self, key: tuple[Any, ...], layout: _Layout, body: Body | Wordy) -> None:
+        names = chain(body.gpu, body.host, body.links, body.ports, *body.ports.values())
+        size = 40 * len(layout.signals) + sum(200 + len(name) for name in names)
+        self._layout_bytes += size
+        if len(self._layouts) >= _LAYOUTS_MAX or self._layout_bytes > _LAYOUT_BYTES_MAX:
+            self._layouts.clear()
+            self._layout_bytes = size
+        self._layouts[key] = layout
+
+    def _worked_out(self, body: Body | Wordy) -> _Layout:
+        check_sizes(body)
         places = list(self._places(body))
         wanted = [column for _, _, column, _ in places if column is not None]
+        if len(wanted) > SAMPLES_MAX:
+            raise BadEntry(f"{len(wanted)} samples, at most {SAMPLES_MAX} of a node and moment are taken")
         numbers = dict(zip(wanted, self._numbers.of(wanted), strict=True))
         take: list[int] = []
         columns: list[int] = []
@@ -183,7 +184,7 @@ class Columnar:
             unknown=tuple((name, why, count) for (name, why), count in unknown.items()),
         )
 
-    def _places(self, body: _Body | _Wordy) -> Iterator[tuple[str, Way | None, Column | None, str]]:
+    def _places(self, body: Body | Wordy) -> Iterator[tuple[str, Way | None, Column | None, str]]:
         """(name, way, column, why not) for each flat value, in its order."""
         for name, values in body.gpu.items():
             way = self._names.plain(name, Scope.gpu) or next(
@@ -211,43 +212,22 @@ class Columnar:
         return name, None, None, why
 
 
-def _bodies(raw: bytes, rejected: list[Rejected]) -> Iterator[tuple[int, _Body | _Wordy]]:
-    """(index, body) of each entry that has the right form; the others go to `rejected`."""
-    try:
-        body = _fast.decode(raw)
-        yield from enumerate(body if isinstance(body, list) else [body])
+def _drop_moments(out: Measured, entries: list[int], rejects: Rejects) -> None:
+    """Of a node with too many reports the newest stay. `entries`: index of the entry of each report."""
+    counts = Counter((one.cluster, one.node) for one in out.reports) if len(entries) > REPORTS_MAX else {}
+    many = {where: count - REPORTS_MAX for where, count in counts.items() if count > REPORTS_MAX}
+    if not many:
         return
-    except msgspec.ValidationError:
-        pass  # one by one: one bad entry never loses the good ones
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBody(f"the body is not JSON: {error}") from None
-    try:
-        items = _any.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBody(f"the body is not JSON: {error}") from None
-    if not isinstance(items, dict | list):
-        raise BadBody("the body: expected an object with `node` and `gpu` or `host`, or a list of them")
-    for index, item in enumerate(items if isinstance(items, list) else [items]):
-        try:
-            yield index, msgspec.convert(item, _Wordy)
-        except msgspec.ValidationError as error:
-            rejected.append(Rejected(index, sentence(error)))
-
-
-def _check_sizes(body: _Body | _Wordy) -> None:
-    names = len(body.gpu) + len(body.host) + len(body.links) + sum(map(len, body.ports.values()))
-    if names > NAMES_MAX:
-        raise _Bad(f"{names} names, at most {NAMES_MAX} are taken")
-    for field, lists in (("gpu", body.gpu), ("links", body.links)):
-        for name, values in lists.items():
-            if len(values) > GPUS_MAX:
-                raise _Bad(f"{field}: {name} has {len(values)} GPUs, at most {GPUS_MAX} are taken")
-    for name, gpus in body.links.items():
-        if any(len(links) > LINKS_MAX for links in gpus):
-            raise _Bad(f"links: {name} has more than {LINKS_MAX} links on a GPU")
-    for port in body.ports:
-        if not port or len(port) > 64 or not port.isprintable():
-            raise _Bad(f"ports: {port!r} is no name of a port, such as mlx5_0/1 or eth0")
+    dropped: set[int] = set()
+    for place in sorted(range(len(entries)), key=lambda place: out.reports[place].at):
+        report = out.reports[place]
+        where = (report.cluster, report.node)
+        if many.get(where, 0) > 0:
+            many[where] -= 1
+            dropped.add(place)
+            rejects.add(entries[place], TOO_MANY_MOMENTS)
+            out.samples -= int(np.count_nonzero(~np.isnan(report.values)))
+    out.reports = [one for place, one in enumerate(out.reports) if place not in dropped]
 
 
 def _read_words(flat: list[Any], signals: tuple[Signal | None, ...]) -> None:
@@ -258,13 +238,7 @@ def _read_words(flat: list[Any], signals: tuple[Signal | None, ...]) -> None:
 
 
 def _time(text: str, now: datetime) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise _Bad("time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z") from None
-    if at.tzinfo is None:
-        raise _Bad("time: has no time zone; write Z or an offset")
-    at = moment(at if at.tzinfo is UTC else at.astimezone(UTC), now)
+    at = moment(utc_time(text), now)
     if at is None:
-        raise _Bad(TOO_OLD)
+        raise BadEntry(TOO_OLD)
     return at

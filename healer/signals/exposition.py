@@ -14,12 +14,15 @@ import msgspec
 import numpy as np
 
 from healer.signals.gpu_names import Where
-from healer.signals.measured import REJECTED_TOLD, Measured
+from healer.signals.measured import Measured
+from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
 from healer.signals.series import Placer
 from healer.signals.slots import NOT_TOLD, Samples, Slots
-from healer.signals.wire import BadBody, Known, Rejected, wrong_node
+from healer.signals.wire import Known, wrong_node
 
 LINE_LIMIT = 16_384
+#: What one exporter prints is below 50,000.
+LINES_MAX = 1_000_000
 
 _NAME = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]{0,199})(?=[\s{])\s*")
 _PLAIN = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
@@ -45,6 +48,7 @@ class Exposition:
 
     def take(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
         """Raises BadBody when it is not text. An index is a line's number, from 0."""
+        check_marks(raw, lines=(b"\n", LINES_MAX))
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
@@ -72,10 +76,10 @@ class _Reading:
     def __init__(self, slots: Slots[str], known: Known, now: datetime, where: Where | None) -> None:
         self.slots, self.known, self.now, self.where = slots, known, now, where
         self.out = Measured()
-        self.rejected: list[Rejected] = []
+        self.rejects = Rejects()
 
     def read(self, text: str) -> Measured:
-        find = self.slots.known.get
+        find, refused = self.slots.known.get, self.slots.refused.get
         found: list[int] = []
         words: list[str] = []
         careful: list[_Careful] = []
@@ -83,6 +87,8 @@ class _Reading:
         for number, line in enumerate(text.split("\n")):
             series, _, word = line.rpartition(" ")
             slot = find(series)
+            if slot is None:
+                slot = refused(series)
             if slot is not None:
                 add_slot(slot)
                 add_word(word)
@@ -93,9 +99,10 @@ class _Reading:
             np.array(self._numbers(text, words) + [one.value for one in careful], np.float64),
             np.array([NOT_TOLD] * len(found) + [one.time for one in careful], np.int64),
         )
-        self.out.rejected = tuple(self.rejected)
         lines = {len(found) + place: one.line for place, one in enumerate(careful)}
-        self.slots.report(samples, self.known, self.now, self.out, where=self.where, lines=lines)
+        self.slots.report(
+            samples, self.known, self.now, self.out, where=self.where, lines=lines, rejects=self.rejects
+        )
         nodes = {(one.cluster, one.node) for one in self.out.reports}
         self.out.inventory = self.slots.placer.gpus.inventory(nodes, self.now)
         return self.out
@@ -113,8 +120,8 @@ class _Reading:
         wrong = {word for word, value in zip(words, values, strict=True) if value is None}
         for number, line in enumerate(text.split("\n") if wrong else ()):
             series, _, word = line.rpartition(" ")
-            if word in wrong and series in self.slots.known:
-                self._reject(number, f"{word[:40]!r} is not a number")
+            if word in wrong and (series in self.slots.known or series in self.slots.refused):
+                self.rejects.add(number, f"{word[:40]!r} is not a number")
         return [math.nan if value is None else value for value in values]
 
     def _careful(self, number: int, line: str) -> _Careful | None:
@@ -129,22 +136,17 @@ class _Reading:
             name, labels, end = _series(line)
             value, stamp = _value(line[end:])
         except _BadLine as error:
-            self._reject(number, str(error))
+            self.rejects.add(number, error)
             return None
         key = line[:end]
-        slot = self.slots.known.get(key)
-        if slot is None and self.where is not None:
-            # A GPU that only this node's learned names tell: known by node and series.
-            slot = self.slots.known.get(f"{self.where[1]}\n{key}")
+        slot = self.slots.known.get(key, self.slots.refused.get(key))
+        # A GPU that only this node's learned names tell: known by node and series.
+        own = f"{self.where[1]}\n{key}" if self.where is not None else None
+        if slot is None and own is not None:
+            slot = self.slots.known.get(own)
         if slot is None:
-            slot, portable = self.slots.add(key, name, labels, self.known, self.where)
-            if not portable and self.where is not None:
-                self.slots.known[f"{self.where[1]}\n{key}"] = slot
+            slot = self.slots.add(key, name, labels, self.known, self.where, own)
         return _Careful(slot, value, stamp, number)
-
-    def _reject(self, number: int, reason: str) -> None:
-        if len(self.rejected) < REJECTED_TOLD:
-            self.rejected.append(Rejected(number, reason))
 
 
 def _series(line: str) -> tuple[str, dict[str, str], int]:

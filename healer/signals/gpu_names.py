@@ -1,5 +1,6 @@
 """Which GPU of a node has which UUID and address, as series and nvidia-smi tell it."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +12,9 @@ from healer.signals.identity import digest_of
 _NODES_MAX = 50_000
 #: An inventory is told again after so long, so that a rebuild of the last 15 min always finds one.
 _TELL_EVERY_S = 600
+
+#: What a UUID may look like; it is stored with the inventory, so no control characters.
+_UUID = re.compile(r"[\x21-\x7e]{1,64}")
 
 #: (cluster, node).
 Where = tuple[str, str]
@@ -25,20 +29,31 @@ class _NodeGpus:
 
 
 class GpuNames:
-    """Learned per process. `generation` grows when something known turned out otherwise: what was placed by
-    it has to be placed anew."""
+    """Learned per process."""
 
     def __init__(self) -> None:
         self._nodes: dict[Where, _NodeGpus] = {}
-        self.generation = 0
+        self._watching: list[set[Where]] = []
+
+    def changes(self) -> set[Where]:
+        """A set of its own for each caller, which may empty it. It receives each node of which something
+        known turned out otherwise: what was placed by it has to be placed anew."""
+        self._watching.append(set())
+        return self._watching[-1]
+
+    def _changed(self, nodes: Iterable[Where]) -> None:
+        for watching in self._watching:
+            watching.update(nodes)
 
     def learn(self, where: Where, index: int, uuid: str | None, pci: str | None) -> None:
-        """This GPU has this index. `pci` in the form `0000:9b:00`."""
+        """This GPU has this index. `pci` in the form `0000:9b:00`. A UUID that is none is not learned."""
+        if uuid and not _UUID.fullmatch(uuid):
+            uuid = None
         node = self._nodes.get(where)
         if node is None:
             if len(self._nodes) >= _NODES_MAX:
+                self._changed(self._nodes)
                 self._nodes.clear()
-                self.generation += 1
             node = self._nodes[where] = _NodeGpus()
         for known, word in ((node.uuids, uuid), (node.addresses, pci)):
             if not word or known.get(word) == index:
@@ -47,7 +62,8 @@ class GpuNames:
             others = [name for name, one in known.items() if one == index or name == word]
             for name in others:
                 del known[name]
-            self.generation += bool(others)
+            if others:
+                self._changed([where])
             known[word] = index
             node.told = -1
 

@@ -4,11 +4,15 @@ import msgspec
 
 from healer.model import Observation
 from healer.model.samples import Report
-from healer.signals.wire import Rejected
+from healer.signals.rejects import Rejected, Rejects
 
-#: Names told as unknown, and entries told as rejected, of one request; the rest is only counted.
+#: Names told as unknown, of one request; samples of the others are only counted.
 NAMES_TOLD = 200
-REJECTED_TOLD = 1000
+#: Reports of one node in one request, and samples of one report: far above what any sender needs who did not
+#: fall silent for an hour, or any machine has.
+REPORTS_MAX = 64
+SAMPLES_MAX = 20_000
+TOO_MANY_MOMENTS = f"too many moments: of one node the newest {REPORTS_MAX} of a request are taken"
 
 
 class Unknown(msgspec.Struct, kw_only=True):
@@ -21,12 +25,14 @@ class Unknown(msgspec.Struct, kw_only=True):
 
 class Measured(msgspec.Struct, kw_only=True):
     """`samples` were accepted and stand in `reports`; `unrecognised` have no place in the catalogue or on a
-    node of ours, and `unknown` lists them by name. `inventory` are observations of kind `gpu_inventory`."""
+    node of ours, and `unknown` lists them by name. `rejected_more` were rejected beyond those in `rejected`.
+    `inventory` are observations of kind `gpu_inventory`."""
 
     reports: list[Report] = []
     samples: int = 0
     unrecognised: int = 0
     rejected: tuple[Rejected, ...] = ()
+    rejected_more: int = 0
     unknown: dict[str, Unknown] = {}
     inventory: list[Observation] = []
 
@@ -35,6 +41,9 @@ class Measured(msgspec.Struct, kw_only=True):
         return {(one.cluster, one.node) for one in self.reports} | {
             (one.component.cluster, one.component.node or "") for one in self.inventory
         }
+
+    def reject(self, rejects: Rejects) -> None:
+        self.rejected, self.rejected_more = rejects.sorted(), rejects.more
 
     def unplaced(self, name: str, why: str, count: int = 1, example: dict[str, str] | None = None) -> None:
         """Counts samples that are not stored."""

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from healer.model import Catalogue, Column, Scope, Signal
+from healer.model import Catalogue, Column, Combine, Scope, Signal
 from healer.ports import ColumnBook, TooManyColumns
 
 #: NVLinks of one GPU that a `{link}` in an alias stands for: 18 on Hopper and Blackwell.
@@ -51,6 +51,14 @@ class Names:
 
     def __contains__(self, name: str) -> bool:
         return name in self._ways
+
+    def of_several(self) -> frozenset[str]:
+        """Names, other than a signal's own, of which one series is only a part of each signal it may be."""
+        return frozenset(
+            name
+            for name, ways in self._ways.items()
+            if all(way.signal.combine is not Combine.last and way.signal.name != name for way in ways)
+        )
 
     def ways(self, name: str) -> Sequence[Way]:
         return self._ways.get(name, ())

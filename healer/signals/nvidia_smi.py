@@ -1,10 +1,13 @@
 """`POST /signals/nvidia-smi`: the XML of `nvidia-smi -q -x`, as hooks and node agents send it.
 
 Paths below <gpu> are aliases of the catalogue (`nvidia-smi:temperature/gpu_temp`). The index of a GPU is its
-place in the output, which is the order of PCI addresses, as long as every GPU answers.
+minor number (/dev/nvidiaN, as Slurm counts), or its place where the output lists all GPUs of the node:
+`nvidia-smi -q -x -i 3` lists one and still says how many are attached.
 """
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from xml.parsers import expat
@@ -13,12 +16,14 @@ import numpy as np
 
 from healer.model import Catalogue, Column, Part, Scope, Signal
 from healer.model.samples import Report
-from healer.signals.gpu_names import GpuNames
+from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.measured import Measured
 from healer.signals.names import Numbers
+from healer.signals.rejects import BadBody, Rejected
+from healer.signals.series import NO_GPU
 from healer.signals.values import clean, number
-from healer.signals.wire import BadBody, Known, Rejected, wrong_node
+from healer.signals.wire import Known, wrong_node
 
 #: Real output is about 12 kB per GPU.
 XML_LIMIT_BYTES = 8 * 2**20
@@ -36,6 +41,18 @@ class _Gpu:
 
     address: str
     values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def uuid(self) -> str | None:
+        return self.values.get("uuid")
+
+    @property
+    def pci(self) -> str | None:
+        return normal_pci(self.values.get("pci/pci_bus_id", "")) or normal_pci(self.address)
+
+    @property
+    def minor(self) -> int | None:
+        return _small(self.values.get("minor_number", ""), _GPUS_MAX - 1)
 
     @property
     def lost(self) -> bool:
@@ -60,7 +77,8 @@ class NvidiaSmi:
 
     def take(self, raw: bytes, known: Known, now: datetime, *, node: str) -> Measured:
         """Raises BadBody for what is not nvidia-smi's XML. Words that say nothing are no samples."""
-        gpus = _parse(raw)
+        log = _parse(raw)
+        gpus, whole = log.gpus, log.attached == len(log.gpus)
         out = Measured()
         if wrong := wrong_node(self._cluster, node, known):
             out.rejected = (Rejected(0, wrong),)
@@ -68,26 +86,49 @@ class NvidiaSmi:
         where = (self._cluster, node)
         columns: list[Column] = []
         values: list[float] = []
-        answering = 0
-        for place, gpu in enumerate(gpus):
-            pci = normal_pci(gpu.values.get("pci/pci_bus_id", "")) or normal_pci(gpu.address)
-            if gpu.lost:
-                continue  # its values are unknown, and so is its index from now on
-            answering += 1
-            # A driver that still lists a lost GPU may have put it anywhere: what was learned before wins.
-            index = self._gpus.index(where, None, pci) if answering <= place else place
-            if index is None:
-                index = place
-            self._gpus.learn(where, index, gpu.values.get("uuid"), pci)
-            for signal, value in self._values(gpu):
+        answering = [gpu for gpu in gpus if not gpu.lost]  # values of a lost one are unknown
+        seen: set[int] = set()
+        for gpu, index in zip(answering, self._indexes(where, gpus, answering, whole), strict=True):
+            told = self._values(gpu)
+            if index is None or index in seen:
+                for signal, _ in told:
+                    out.unplaced(signal.name, NO_GPU, 1, {"pci_bus_id": gpu.address[:64]})
+                continue
+            seen.add(index)
+            for signal, value in told:
                 columns.append(Column(signal.name, Part(gpu=index)))
                 values.append(value)
-        if self._count is not None:
+        if self._count is not None and whole:
             columns.append(Column(self._count.name))
-            values.append(float(answering))
+            values.append(float(len(answering)))
         self._store(where, now, columns, values, out)
         out.inventory = self._gpus.inventory([where], now)
         return out
+
+    def _indexes(
+        self, where: Where, gpus: list[_Gpu], answering: list[_Gpu], whole: bool
+    ) -> Sequence[int | None]:
+        """The index of each GPU that answers, None where nothing tells it; learns those that are sure."""
+        minors = [gpu.minor for gpu in answering]
+        if None not in minors and len(set(minors)) == len(minors):
+            indexes = minors
+        elif whole:
+            indexes = [place for place, gpu in enumerate(gpus) if not gpu.lost]
+            if len(answering) < len(gpus):
+                # A driver that still lists a lost GPU may have put it anywhere: what was learned wins, and
+                # a place counts only as long as no other GPU has it.
+                known = [self._gpus.index(where, gpu.uuid, gpu.pci) for gpu in answering]
+                free = set(indexes) - set(known)
+                indexes = [
+                    place if one is None and place in free else one
+                    for one, place in zip(known, indexes, strict=True)
+                ]
+        else:
+            return [self._gpus.index(where, gpu.uuid, gpu.pci) for gpu in answering]
+        for gpu, index in zip(answering, indexes, strict=True):
+            if index is not None:
+                self._gpus.learn(where, index, gpu.uuid, gpu.pci)
+        return indexes
 
     def _store(
         self,
@@ -133,7 +174,13 @@ def _mask(folder: str, signal: Signal, gpu: _Gpu) -> float | None:
     return float(mask) if known else None
 
 
-def _parse(raw: bytes) -> list[_Gpu]:
+def _small(text: str, most: int) -> int | None:
+    """A number up to `most`; None for any other text."""
+    number = int(text) if re.fullmatch(r"[0-9]{1,2}", text) else None
+    return number if number is not None and number <= most else None
+
+
+def _parse(raw: bytes) -> "_Reader":
     """The GPUs, in order. No entity is ever expanded and no file read: a document with its own is refused."""
     if len(raw) > XML_LIMIT_BYTES:
         raise BadBody(f"the body is {len(raw)} bytes, at most {XML_LIMIT_BYTES} are taken")
@@ -151,13 +198,15 @@ def _parse(raw: bytes) -> list[_Gpu]:
         raise BadBody(f"the body is not the XML of `nvidia-smi -q -x`: {error}") from None
     if not reader.is_log:
         raise BadBody("the body is not the XML of `nvidia-smi -q -x`: no <nvidia_smi_log>")
-    return reader.gpus
+    return reader
 
 
 class _Reader:
     def __init__(self) -> None:
         self.gpus: list[_Gpu] = []
         self.is_log = False
+        #: What the output says of the whole node; None when it says nothing.
+        self.attached: int | None = None
         self._path: list[str] = []
         self._words: list[str] = []
 
@@ -176,7 +225,9 @@ class _Reader:
         if sum(map(len, self._words)) < _TEXT_MAX:
             self._words.append(words)
 
-    def end(self, _: str) -> None:
+    def end(self, tag: str) -> None:
+        if len(self._path) == 2 and tag == "attached_gpus":
+            self.attached = _small("".join(self._words).strip(), _GPUS_MAX)
         if len(self._path) > 2 and self._path[1] == "gpu" and (text := "".join(self._words).strip()):
             self.gpus[-1].values.setdefault("/".join(self._path[2:]), text[:_TEXT_MAX])
         self._path.pop()

@@ -20,18 +20,23 @@ from numpy.typing import NDArray
 
 from healer.signals.measured import Measured
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
+from healer.signals.rejects import BadBody
 from healer.signals.series import Placer
 from healer.signals.slots import Samples, Slots
-from healer.signals.wire import BadBody, Known
+from healer.signals.wire import Known
 
 #: A body after snappy.
 BODY_LIMIT_BYTES = 64 * 2**20
+#: Series of one body that are not known yet: reading them is a hundred times the work. Prometheus sends at
+#: most some thousands in a request.
+NEW_SERIES_MAX = 200_000
 #: One sample: tag and length, value (tag, 8 bytes), time (tag, a varint of 6 bytes until the year 2109).
 _FULL, _ZERO = 18, 9
 _NAME_FIRST = b"\x0a\x08__name__\x12"
 
-#: A label block that is not known, and its labels -> its slot; None when the series is not to be kept.
-Resolve = Callable[[bytes, dict[str, str]], int | None]
+#: A label block that is not known, and its labels as they are read when asked for -> its slot; None when the
+#: series is not to be kept.
+Resolve = Callable[[bytes, Callable[[], dict[str, str]]], int | None]
 #: The name of a series whose first label it is, and the labels as they are read when asked for: whether
 #: nobody wants that name. Counts it.
 Unwanted = Callable[[str, Callable[[], dict[str, str]]], bool]
@@ -50,8 +55,11 @@ class RemoteWrite:
         slots.forget(now)
         out = Measured()
 
-        def resolve(block: bytes, labels: dict[str, str]) -> int:
-            return slots.add(block, labels.pop("__name__", ""), labels, known)[0]
+        def resolve(block: bytes, read_labels: Callable[[], dict[str, str]]) -> int:
+            if (slot := slots.refused.get(block)) is not None:
+                return slot
+            labels = read_labels()
+            return slots.add(block, labels.pop("__name__", ""), labels, known)
 
         def unwanted(name: str, labels: Callable[[], dict[str, str]]) -> bool:
             return slots.unwanted(name, labels, out)
@@ -213,6 +221,7 @@ class _Walker:
         self._slots: list[int] = []
         self._values: list[float] = []
         self._times: list[int] = []
+        self._read = 0
 
     def samples(self) -> Samples:
         return Samples(
@@ -222,6 +231,9 @@ class _Walker:
         )
 
     def series(self, start: int, end: int) -> None:
+        self._read += 1
+        if self._read > NEW_SERIES_MAX:
+            raise BadBody(f"the body has more than {NEW_SERIES_MAX} new series: send it in several requests")
         data = self.data
         labels: list[tuple[int, int, int]] = []
         samples: list[tuple[float, int]] = []
@@ -233,7 +245,7 @@ class _Walker:
         block = b"".join(data[begin:stop] for begin, _, stop in labels)
         slot = self.known.get(block)
         if slot is None:
-            slot = self.resolve(block, dict(_label(data, value, stop) for _, value, stop in labels))
+            slot = self.resolve(block, lambda: dict(_label(data, value, stop) for _, value, stop in labels))
         if slot is None:
             return
         for number, time in samples:

@@ -4,45 +4,50 @@ Label names differ by exporter and by its age; what is here are those of dcgm-ex
 and Prometheus itself (`instance`).
 """
 
-import re
 from typing import NamedTuple
 
-from healer.model import Column, Combine, Part, Scope, SignalKind
+from healer.model import Column, Combine, Part, Scope
 from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.names import Names, Numbers, Way
+from healer.signals.ports import Ports
 from healer.signals.wire import Known
 
 #: Labels that may name the node, the surest first; the first one that names a node we know counts.
 NODE_LABELS = ("Hostname", "hostname", "node", "nodename", "host", "instance")
+#: Labels that name the cluster; one that names another than ours is believed.
+CLUSTER_LABELS = ("cluster", "slurm_cluster", "cluster_name")
 LABELS_MAX = 64
 LABEL_BYTES_MAX = 1024
+#: All labels of a series together: they are what a series is known by, so all are kept.
+BLOCK_BYTES_MAX = 4096
+NAME_MAX = 200
+#: NVLinks of a GPU and GPUs of a node that a label may number.
+INDEX_MAX = 63
 
 NOT_KNOWN = "not in the catalogue"
 NO_NODE = "no node of this cluster"
-#: Interfaces that are no hardware: they come and go with every container.
-_VIRTUAL = re.compile(
-    r"(?:lo|docker|veth|virbr|br-|cali|cni|flannel|tunl|tap|tun|dummy|vxlan|kube-|lxc|podman)"
-)
-_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,40}")
+OTHER_CLUSTER = "of another cluster"
+NO_GPU = "no GPU is known by these labels"
 
 
 class Series(NamedTuple):
-    """Where a series belongs. `portable`: its part follows from its labels alone, whatever its node."""
+    """Where a series belongs. `portable`: its part follows from its labels alone, whatever its node.
+    `own`: it came under the signal's own name."""
 
     where: Where
     column: int
     scale: float
     combine: Combine
-    counter: bool
     portable: bool
+    own: bool
 
 
 class Placer:
-    """Places series; learns GPU names from those that tell them."""
+    """Places series; learns GPU names from those that tell them, and which ports a node has."""
 
-    def __init__(self, names: Names, numbers: Numbers, gpus: GpuNames, cluster: str) -> None:
-        self.names, self.gpus = names, gpus
+    def __init__(self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, cluster: str) -> None:
+        self.names, self.gpus, self.ports = names, gpus, ports
         self._numbers, self._cluster = numbers, cluster
 
     def place(
@@ -57,40 +62,48 @@ class Placer:
         ways = [way for way in ways if way.takes(labels)]
         if not ways:
             return "no signal has these labels"
-        where = where or self._node(labels, known)
-        if where is None:
-            return NO_NODE
+        home = where or self._node(labels, known)
+        if isinstance(home, str):
+            return home
         why = ""
         for way in ways:
-            part, portable = self._part(way, labels, where)
+            part, portable = self._part(way, labels, home)
             if isinstance(part, str):
                 why = part
                 continue
             (column,) = self._numbers.of([Column(way.signal.name, part)])
             if column < 0:
                 return "no room for more series"
-            counter = way.signal.kind is SignalKind.counter
-            return Series(where, column, way.scale, way.signal.combine, counter, portable)
+            return Series(home, column, way.scale, way.signal.combine, portable, own=name == way.signal.name)
         return why
 
-    def _node(self, labels: dict[str, str], known: Known) -> Where | None:
+    def _node(self, labels: dict[str, str], known: Known) -> Where | str:
+        """The node that the labels name, or why it is none of ours."""
+        for label in CLUSTER_LABELS:
+            if labels.get(label, self._cluster) not in ("", self._cluster):
+                return OTHER_CLUSTER
         for label in NODE_LABELS:
             name = labels.get(label)
             if not name:
                 continue
             if label == "instance":
                 name = name.rsplit(":", 1)[0]
-            for word in dict.fromkeys((name, name.split(".", 1)[0])):
-                if known(self._cluster, word):
-                    return self._cluster, word
-        return None
+            if known(self._cluster, name):
+                return self._cluster, name
+            short, *domain = name[:LABEL_BYTES_MAX].split(".")
+            if not domain or not known(self._cluster, short):
+                continue
+            if any(word != self._cluster and known(word, short) for word in domain):
+                return OTHER_CLUSTER  # gpu0001.pod2.example: clusters number their nodes alike
+            return self._cluster, short
+        return NO_NODE
 
     def _part(self, way: Way, labels: dict[str, str], where: Where) -> tuple[Part | str, bool]:
         """(part, whether labels alone told it), or (why there is none, True)."""
         if way.signal.scope is Scope.node:
             return Part(), True
         if way.signal.scope is Scope.link and not way.nvlink:
-            return _port(labels), True
+            return self._port(labels, where), True
         link = way.link if way.link is not None else _index(labels.get("nvlink"))
         if way.nvlink and link is None:
             return "no label `nvlink`", True
@@ -98,7 +111,7 @@ class Placer:
             return "speaks of one link, and the signal does not", True
         gpu, portable = self._gpu(labels, where)
         if gpu is None:
-            return "no GPU is known by these labels", True
+            return NO_GPU, True
         return Part(gpu=gpu, link=link if way.nvlink else None), portable
 
     def _gpu(self, labels: dict[str, str], where: Where) -> tuple[int | None, bool]:
@@ -111,18 +124,18 @@ class Placer:
             return index, True
         return self.gpus.index(where, uuid or labels.get("gpu"), pci), False
 
+    def _port(self, labels: dict[str, str], where: Where) -> Part | str:
+        device, port = labels.get("device", ""), labels.get("port", "")
+        if not device:
+            return "no label `device`"
+        name = f"{device}/{port}" if port else device
+        return self.ports.wrong(where, (name,)).get(name) or Part(port=name)
+
 
 def _index(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() and int(text) < 64 else None
-
-
-def _port(labels: dict[str, str]) -> Part | str:
-    device, port = labels.get("device", ""), labels.get("port", "")
-    if not _PORT.fullmatch(device) or (port and not port.isalnum()):
-        return "no label `device`"
-    if _VIRTUAL.match(device):
-        return "virtual interface"
-    return Part(port=f"{device}/{port}" if port else device)
+    if not text or len(text) > 2 or not (text.isascii() and text.isdigit()):
+        return None
+    return index if (index := int(text)) <= INDEX_MAX else None
 
 
 def example(labels: dict[str, str]) -> dict[str, str]:
@@ -134,6 +147,9 @@ def check_labels(labels: dict[str, str]) -> str:
     """Why these labels are too much; empty when they are not."""
     if len(labels) > LABELS_MAX:
         return f"more than {LABELS_MAX} labels"
-    if any(len(name) + len(value) > LABEL_BYTES_MAX for name, value in labels.items()):
+    sizes = [len(name) + len(value) for name, value in labels.items()]
+    if max(sizes, default=0) > LABEL_BYTES_MAX:
         return f"a label of more than {LABEL_BYTES_MAX} characters"
+    if sum(sizes) > BLOCK_BYTES_MAX:
+        return f"labels of more than {BLOCK_BYTES_MAX} characters in all"
     return ""

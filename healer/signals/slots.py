@@ -1,6 +1,7 @@
 """Series that one process knows, by slot; and samples of slots -> one report per node and moment."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Generic, NamedTuple, TypeVar
 
@@ -10,23 +11,33 @@ from numpy.typing import NDArray
 from healer.model import Combine
 from healer.model.samples import Report
 from healer.signals.gpu_names import Where
-from healer.signals.measured import REJECTED_TOLD, Measured
-from healer.signals.series import NO_NODE, NOT_KNOWN, Placer, check_labels, example
+from healer.signals.measured import REPORTS_MAX, SAMPLES_MAX, TOO_MANY_MOMENTS, Measured
+from healer.signals.ports import TOO_MANY
+from healer.signals.rejects import Rejects
+from healer.signals.series import NAME_MAX, NO_GPU, NO_NODE, NOT_KNOWN, Placer, check_labels, example
 from healer.signals.values import TOO_OLD, clean, moment
-from healer.signals.wire import Known, Rejected
+from healer.signals.wire import Known
 
-K = TypeVar("K", bound=Hashable)
+K = TypeVar("K", str, bytes)
 
-#: Series remembered for one wire form, then forgotten all at once.
+#: Series remembered for one wire form, and bytes of what they are known by; then all are forgotten at once.
+#: 1,250 nodes of 8 GPUs are some 300,000 series of 350 bytes.
 SERIES_MAX = 500_000
+KEY_BYTES_MAX = 192 * 2**20
+#: The same of series that are not kept. They are remembered apart, so that they never push out the others.
+REFUSED_MAX = 100_000
+REFUSED_BYTES_MAX = 32 * 2**20
 #: Time of a sample that tells none.
 NOT_TOLD = -(2**62)
-#: Series without a node of ours are looked at again after so long: the node may be new.
+#: Series that are not kept are looked at again after so long: their node may be new.
 _LOOK_AGAIN = timedelta(minutes=1)
 #: Reasons of series that are not kept, told apart.
 _REASONS_MAX = 5_000
 _EXAMPLES_MAX = 5_000
 _SEVERAL = "several series make one number: send this exporter's text to /signals/openmetrics"
+_TOO_MANY_SAMPLES = f"more than {SAMPLES_MAX} samples of one moment"
+#: Reasons that may be gone with the next request of the node.
+_PASSING = frozenset({NO_GPU, TOO_MANY})
 _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
 
@@ -63,14 +74,22 @@ class Slots(Generic[K]):
 
     def __init__(self, placer: Placer, *, whole: bool) -> None:
         self.placer, self._whole = placer, whole
+        self._changed = placer.gpus.changes()
+        #: Names of which one series says nothing; their parts may come in different requests, and then the
+        #: number would jump with each. The signal's own name is whole by itself: it was put together before.
+        self._partial = frozenset() if whole else placer.names.of_several()
         self._start()
 
     def _start(self) -> None:
-        self._generation = self.placer.gpus.generation
         self.known: dict[K, int] = {}
-        #: Series that name no node of ours, until they are looked at again.
-        self._homeless: dict[K, int] = {}
-        self._homeless_since: datetime | None = None
+        self._key_bytes = 0
+        #: By node, the keys of series that its learned GPU names placed.
+        self._by_names: dict[Where, list[K]] = {}
+        self._changed.clear()
+        #: Series that are not kept, until they are looked at again.
+        self.refused: dict[K, int] = {}
+        self._refused_bytes = 0
+        self._refused_since: datetime | None = None
         self._n = 0
         #: By slot: column (-1: not kept), place in `_nodes` or in `_reasons`, scale, how several combine.
         self._column = np.empty(1024, np.int32)
@@ -86,44 +105,65 @@ class Slots(Generic[K]):
 
     def forget(self, now: datetime) -> None:
         """Before a request: drops what may be wrong by now, or is too much."""
-        full = len(self.known) + len(self._homeless) >= SERIES_MAX
-        if full or self._generation != self.placer.gpus.generation:
+        if self._n >= SERIES_MAX or self._key_bytes >= KEY_BYTES_MAX:
             self._start()
-        if self._homeless_since is None or now - self._homeless_since >= _LOOK_AGAIN:
-            self._homeless.clear()
-            self._homeless_since = now
+        if self._refused_since is None or now - self._refused_since >= _LOOK_AGAIN:
+            self.refused.clear()
+            self._refused_bytes = 0
+            self._refused_since = now
+        while self._changed:
+            for key in self._by_names.pop(self._changed.pop(), ()):
+                if self.known.pop(key, None) is not None:
+                    self._key_bytes -= len(key)
 
     def add(
-        self, key: K, name: str, labels: dict[str, str], known: Known, where: Where | None = None
-    ) -> tuple[int, bool]:
-        """(slot of a series that `known` does not have, whether its labels alone say all but its node)."""
-        slot = self._homeless.get(key)
-        if slot is not None:
-            return slot, True
-        found = check_labels(labels) or self.placer.place(name, labels, known, where)
-        if not isinstance(found, str) and found.counter and found.combine is not Combine.last:
-            # Its parts may come in different requests, and a sum over some of them would look like resets.
-            found = found if self._whole else _SEVERAL
+        self,
+        key: K,
+        name: str,
+        labels: dict[str, str],
+        known: Known,
+        where: Where | None = None,
+        own: K | None = None,
+    ) -> int:
+        """The slot of a series that neither `known` nor `refused` has. Where the request names the node,
+        `key` stands for the series on any node, and `own` for that of this node."""
+        if why := "a name of more than 200 characters" if len(name) > NAME_MAX else check_labels(labels):
+            return self._refuse(name[:NAME_MAX], why, labels)
+        found = self.placer.place(name, labels, known, where)
+        if not isinstance(found, str) and not self._whole:
+            found = found if found.own or found.combine is Combine.last else _SEVERAL
         if isinstance(found, str):
-            slot = self._refused(name, found, labels)
-            (self._homeless if found == NO_NODE else self.known)[key] = slot
-            return slot, True
+            slot = self._refuse(name, found, labels)
+            full = len(self.refused) >= REFUSED_MAX or self._refused_bytes >= REFUSED_BYTES_MAX
+            if found not in _PASSING and not full:
+                self.refused[key] = slot
+                self._refused_bytes += len(key)
+            return slot
         home = self._nodes.setdefault(found.where, len(self._nodes))
         slot = self._new(found.column, home, found.scale, _HOW[found.combine])
-        if found.portable or where is None:
+        if own is not None and not found.portable:
+            key = own
+        if self._key_bytes < KEY_BYTES_MAX:  # one request may hold more than is to be remembered
             self.known[key] = slot
-        return slot, found.portable or where is None
+            self._key_bytes += len(key)
+            if not found.portable:
+                self._by_names.setdefault(found.where, []).append(key)
+        return slot
 
     def unwanted(self, name: str, labels: Callable[[], dict[str, str]], out: Measured) -> bool:
-        """Whether the catalogue lacks this name; counts the series then. `labels` is asked once per name."""
-        if name in self.placer.names:
+        """Whether no series of this name is kept; counts it then. `labels` is asked once per name."""
+        if name not in self.placer.names:
+            why = NOT_KNOWN
+        elif name in self._partial:
+            why = _SEVERAL
+        else:
             return False
         if name not in self._examples and len(self._examples) < _EXAMPLES_MAX:
             self._examples[name] = example(labels())
-        out.unplaced(name, NOT_KNOWN, 1, self._examples.get(name))
+        out.unplaced(name, why, 1, self._examples.get(name))
         return True
 
-    def _refused(self, name: str, why: str, labels: dict[str, str]) -> int:
+    def _refuse(self, name: str, why: str, labels: dict[str, str]) -> int:
         key = (name, why) if len(self._reasons) < _REASONS_MAX else ("…", why)
         if key not in self._refusals:
             self._refusals[key] = self._new(-1, len(self._reasons), 1.0, 0)
@@ -150,9 +190,19 @@ class Slots(Generic[K]):
         *,
         where: Where | None = None,
         lines: Mapping[int, int] | None = None,
+        rejects: Rejects | None = None,
     ) -> None:
-        """Adds the samples' reports. `where`: all are of this node. `lines`: line by place, for what is told
-        as rejected."""
+        """Adds the samples' reports, and what is rejected to `rejects`. `where`: all are of this node.
+        `lines`: line by place, for what is told as rejected."""
+        rejects, lines = rejects or Rejects(), lines or {}
+        for place, why in self._reported(samples, known, now, out, where):
+            rejects.add(lines.get(place, place), why)
+        out.reject(rejects)
+
+    def _reported(
+        self, samples: Samples, known: Known, now: datetime, out: Measured, where: Where | None
+    ) -> Iterator[tuple[int, str]]:
+        """(place, reason) of what is rejected."""
         slots, values = samples.slots, clean(samples.values)
         kept = self._column[slots] >= 0
         if not kept.all():
@@ -177,10 +227,7 @@ class Slots(Generic[K]):
             rows, begins = rows.pick(first)._replace(values=one), begins[first]
         nodes = list(self._nodes) if where is None else [where]
         firsts = np.flatnonzero(begins).tolist()
-        rejected = list(out.rejected)
-        for place, node in _group(rows, firsts, nodes, known, now, out):
-            rejected.append(Rejected((lines or {}).get(place, place), f"{TOO_OLD} (node {node})"))
-        out.rejected = tuple(sorted(rejected, key=lambda one: one.index)[:REJECTED_TOLD])
+        yield from _group(rows, firsts, nodes, known, now, out)
 
     def _count_refused(self, reasons: NDArray[np.int32], out: Measured) -> None:
         numbers, counts = np.unique(reasons, return_counts=True)
@@ -192,16 +239,23 @@ class Slots(Generic[K]):
 def _group(
     rows: _Rows, firsts: list[int], nodes: list[Where], known: Known, now: datetime, out: Measured
 ) -> Iterator[tuple[int, str]]:
-    """Adds one report for each run of rows that begins at one of `firsts`; yields (place, node) of those that
-    are too old."""
+    """Adds one report for each run of rows that begins at one of `firsts`; yields (place, reason) of those
+    that are rejected. Runs of a node stand together, the oldest first."""
     seen: dict[Where, bool] = {}
-    for first, end in zip(firsts, [*firsts[1:], len(rows.columns)], strict=True):
-        where = nodes[rows.homes[first]]
+    homes = rows.homes[firsts].tolist()
+    left = Counter(homes)
+    for first, end, home in zip(firsts, [*firsts[1:], len(rows.columns)], homes, strict=True):
+        where = nodes[home]
+        left[home] -= 1
         if where not in seen:
             seen[where] = known(*where)  # what was learned may be older than Slurm's picture
         at = _at(int(rows.times[first]), now)
         if at is None:
-            yield int(rows.places[first]), where[1]
+            yield int(rows.places[first]), f"{TOO_OLD} (node {where[1]})"
+        elif left[home] >= REPORTS_MAX:
+            yield int(rows.places[first]), f"{TOO_MANY_MOMENTS} (node {where[1]})"
+        elif end - first > SAMPLES_MAX:
+            yield int(rows.places[first]), f"{_TOO_MANY_SAMPLES} (node {where[1]})"
         elif not seen[where]:
             out.unplaced("", NO_NODE, end - first, {"node": where[1]})
         else:

@@ -6,7 +6,7 @@ of its time, so one sender's steps stay apart and in order.
 
 import math
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model.samples import StepBatch
+from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, check_marks, sentence, utc_time
 from healer.signals.values import TOO_OLD, moment
-from healer.signals.wire import BadBody, Known, Rejected, sentence, wrong_node
+from healer.signals.wire import Known, wrong_node
 
-#: More than the ranks of any job times the steps that a sender would keep back.
+#: More than the ranks of any job times the steps that a sender would keep back; bodies of one request.
 SAMPLES_MAX = 200_000
-REJECTED_TOLD = 1000
+BODIES_MAX = 10_000
 #: A step longer than a day is a mistake of units.
 _SECONDS_MAX = 86_400.0
 _JOB = re.compile(r"[0-9A-Za-z_.+\[\]-]{1,64}")
@@ -54,11 +55,13 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Steps(msgspec.Struct, kw_only=True):
-    """`accepted` samples stand in `batches`. Indexes of `rejected` count samples through all bodies."""
+    """`accepted` samples stand in `batches`. Indexes of `rejected` count samples through all bodies;
+    `rejected_more` were rejected too, and are only counted."""
 
     batches: list[StepBatch] = []
     accepted: int = 0
     rejected: tuple[Rejected, ...] = ()
+    rejected_more: int = 0
 
 
 class _Told(NamedTuple):
@@ -67,10 +70,6 @@ class _Told(NamedTuple):
     body: _Body
     told: int
     samples: list[tuple[int, StepSample]]
-
-
-class _Bad(ValueError):
-    """One sample is wrong; the text is the reason."""
 
 
 _fast = msgspec.json.Decoder(list[_Body] | _Body)
@@ -84,10 +83,11 @@ _FREE = ("loss", "grad_norm")
 def step_batches(raw: bytes, known: Known, now: datetime, *, cluster: str) -> Steps:
     """One body or a list of them. The job need not be known to Slurm's picture yet; a node that is told has
     to be one of the cluster. Raises BadBody."""
-    rejected: list[Rejected] = []
+    rejects = Rejects()
     out = Steps()
     index = 0
-    for body, told, samples in _bodies(raw, rejected):
+    check_marks(raw, values=(b",", 20 * SAMPLES_MAX), objects=(b"{", SAMPLES_MAX + BODIES_MAX))
+    for body, told, samples in _bodies(raw, rejects):
         rows: list[tuple[StepSample, datetime]] = []
         nodes: dict[str, int] = {}
         wrong: dict[str, str | None] = {}
@@ -95,8 +95,8 @@ def step_batches(raw: bytes, known: Known, now: datetime, *, cluster: str) -> St
         for number, sample in samples:
             try:
                 rows.append((sample, _checked(sample, where, known, now, wrong)))
-            except _Bad as error:
-                rejected.append(Rejected(index + number, str(error)))
+            except BadEntry as error:
+                rejects.add(index + number, error)
                 continue
             if sample.node is not None:
                 nodes.setdefault(sample.node, len(nodes))
@@ -104,33 +104,35 @@ def step_batches(raw: bytes, known: Known, now: datetime, *, cluster: str) -> St
         if rows:
             out.batches.append(_batch(body, where, rows, nodes, now))
             out.accepted += len(rows)
-    out.rejected = tuple(sorted(rejected, key=lambda one: one.index)[:REJECTED_TOLD])
+    out.rejected, out.rejected_more = rejects.sorted(), rejects.more
     return out
 
 
-def _bodies(raw: bytes, rejected: list[Rejected]) -> list[_Told]:
-    """What a request holds; samples of a wrong form go to `rejected`."""
+def _bodies(raw: bytes, rejects: Rejects) -> list[_Told]:
+    """What a request holds; samples of a wrong form go to `rejects`."""
     try:
         told = _fast.decode(raw)
     except msgspec.ValidationError:
-        return _one_by_one(raw, rejected)
+        return _one_by_one(raw, rejects)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"the body is not JSON: {error}") from None
     bodies = told if isinstance(told, list) else [told]
+    _check_size(len(bodies), sum(len(body.samples) for body in bodies))
     for body in bodies:
-        _check_body(body.job, len(body.samples))
+        _check_job(body.job)
     return [_Told(body, len(body.samples), list(enumerate(body.samples))) for body in bodies]
 
 
-def _one_by_one(raw: bytes, rejected: list[Rejected]) -> list[_Told]:
+def _one_by_one(raw: bytes, rejects: Rejects) -> list[_Told]:
     """The same where something is wrong: only the wrong sample is lost. What is around it has to be right."""
     try:
         told = _any.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"the body is not JSON: {error}") from None
+    items = told if isinstance(told, list) else [told]
     found: list[_Told] = []
     start = 0
-    for number, item in enumerate(told if isinstance(told, list) else [told]):
+    for number, item in enumerate(items):
         where = f"[{number}]" if isinstance(told, list) else "the body"
         samples = item.get("samples") if isinstance(item, dict) else None
         if not isinstance(samples, list):
@@ -139,55 +141,55 @@ def _one_by_one(raw: bytes, rejected: list[Rejected]) -> list[_Told]:
             body = msgspec.convert(item | {"samples": []}, _Body)
         except msgspec.ValidationError as error:
             raise BadBody(f"{where}: {sentence(error)}") from None
-        _check_body(body.job, len(samples))
+        _check_job(body.job)
+        _check_size(len(items), start + len(samples))
         good: list[tuple[int, StepSample]] = []
         for place, sample in enumerate(samples):
             try:
                 good.append((place, msgspec.convert(sample, StepSample)))
             except msgspec.ValidationError as error:
-                rejected.append(Rejected(start + place, sentence(error)))
+                rejects.add(start + place, error)
         start += len(samples)
         found.append(_Told(body, len(samples), good))
     return found
 
 
-def _check_body(job: str | int, samples: int) -> None:
+def _check_job(job: str | int) -> None:
     if not _JOB.fullmatch(str(job)):
         raise BadBody(f"job: {str(job)[:70]!r} is no job id of Slurm")
+
+
+def _check_size(bodies: int, samples: int) -> None:
+    if bodies > BODIES_MAX:
+        raise BadBody(f"the body: a list of {bodies} objects, at most {BODIES_MAX} are taken")
     if samples > SAMPLES_MAX:
-        raise BadBody(f"samples: {samples} entries, at most {SAMPLES_MAX} are taken")
+        raise BadBody(f"samples: {samples} entries, at most {SAMPLES_MAX} are taken in one request")
 
 
 def _checked(
     sample: StepSample, cluster: str, known: Known, now: datetime, wrong: dict[str, str | None]
 ) -> datetime:
-    """When the step ended. Raises _Bad."""
+    """When the step ended. Raises BadEntry."""
     if not 0 < sample.step_s <= _SECONDS_MAX:
-        raise _Bad("step_s: has to be more than 0 s and at most a day")
+        raise BadEntry("step_s: has to be more than 0 s and at most a day")
     for name in _SECONDS:
         value = getattr(sample, name)
         if value is not None and not 0 <= value <= _SECONDS_MAX:
-            raise _Bad(f"{name}: has to be between 0 s and a day")
+            raise BadEntry(f"{name}: has to be between 0 s and a day")
     if sample.work is not None and not (sample.work > 0 and math.isfinite(sample.work)):
-        raise _Bad("work: has to be more than 0")
+        raise BadEntry("work: has to be more than 0")
     if sample.node is not None:
         if sample.node not in wrong:
             wrong[sample.node] = wrong_node(cluster, sample.node, known)
         if why := wrong[sample.node]:
-            raise _Bad(why)
+            raise BadEntry(why)
     return now if sample.time is None else _time(sample.time, now)
 
 
 def _time(text: str, now: datetime) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise _Bad("time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z") from None
-    if at.tzinfo is None:
-        raise _Bad("time: has no time zone; write Z or an offset")
-    counted = moment(at.astimezone(UTC), now)
+    counted = moment(utc_time(text), now)
     if counted is None:
-        raise _Bad(TOO_OLD)
+        raise BadEntry(TOO_OLD)
     return counted
 
 

@@ -10,6 +10,7 @@ from healer.signals.gpu_names import GpuNames
 from healer.signals.measured import Measured
 from healer.signals.names import Names, Numbers
 from healer.signals.nvidia_smi import NvidiaSmi
+from healer.signals.ports import Ports
 from healer.signals.remote_write import RemoteWrite
 from healer.signals.series import Placer
 from healer.signals.wire import Known
@@ -18,15 +19,16 @@ from healer.signals.wire import Known
 class Translator:
     """One per process; not thread-safe. All it remembers is bounded. Made anew when the catalogue changes.
 
-    Every method raises `wire.BadBody` when nothing of the body can be read; what else the book raises passes
-    through.
+    Every method raises `wire.BadBody` when nothing of the body can be read; what else the book or `known`
+    raises passes through. `known` is asked of each node before anything is learned or numbered for it.
     """
 
     def __init__(self, catalogue: Catalogue, book: ColumnBook, cluster: str) -> None:
         self.catalogue = catalogue
         names, numbers, gpus = Names(catalogue), Numbers(book), GpuNames()
-        placer = Placer(names, numbers, gpus, cluster)
-        self._columnar = Columnar(names, numbers, gpus, cluster)
+        ports = Ports()
+        placer = Placer(names, numbers, gpus, ports, cluster)
+        self._columnar = Columnar(names, numbers, gpus, ports, cluster)
         self._exposition = Exposition(placer, cluster)
         self._remote_write = RemoteWrite(placer)
         self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, cluster)

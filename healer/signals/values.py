@@ -66,6 +66,8 @@ def number(signal: Signal, text: str) -> float:
         return math.nan
     if signal.unit == "bool" and signal.kind is SignalKind.gauge:
         return 1.0 if plain in _YES else 0.0 if plain in _NO else math.nan
-    if match := _NUMBER.match(plain.removeprefix("p") if signal.unit == "state" else plain):
-        return float(match[0])
-    return float(signal.words["*"]) if "*" in signal.words else math.nan
+    plain = plain.removeprefix("p") if signal.unit == "state" else plain
+    if "*" in signal.words:  # any other word counts: one that begins like a number (a UUID) is a word
+        return float(plain) if _NUMBER.fullmatch(plain) else float(signal.words["*"])
+    match = _NUMBER.match(plain)
+    return float(match[0]) if match else math.nan

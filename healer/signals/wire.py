@@ -17,6 +17,7 @@ from healer.model import Component, Observation, ObservationKind
 from healer.signals.identity import digest_of, identify
 from healer.signals.kernel_log import ParsedLine, normal_pci, parse_batch
 from healer.signals.prefix import NO_YEAR
+from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
 
 #: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
 LINE_LIMIT_BYTES = 4096
@@ -36,21 +37,14 @@ _ID = re.compile(r"[\x21-\x7e]{1,256}")
 Known = Callable[[str, str], bool]
 
 
-class BadBody(ValueError):
-    """The outer shape of a request is wrong. The text names the field."""
-
-
-class Rejected(msgspec.Struct, frozen=True):
-    index: int
-    reason: str
-
-
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request holds. `alternatives`: digest -> other digests under which it may be stored already."""
+    """What a request holds. `alternatives`: digest -> other digests under which it may be stored already.
+    `rejected_more` were rejected too, and are only counted."""
 
     observations: tuple[Observation, ...] = ()
     unrecognised: int = 0
     rejected: tuple[Rejected, ...] = ()
+    rejected_more: int = 0
     alternatives: dict[str, tuple[str, ...]] = {}
 
 
@@ -112,13 +106,13 @@ def kernel_text_observations(
 def heartbeat_observations(body: Any, known: Known, now: datetime, *, cluster: str) -> Accepted:
     """One heartbeat, or a list of them. Raises BadBody."""
     observations: list[Observation] = []
-    rejected: list[Rejected] = []
+    rejects = Rejects()
     for index, item in enumerate(_beats(body)):
         try:
             observations.append(_heartbeat(item, known, now, cluster))
-        except (_Bad, msgspec.ValidationError) as error:
-            rejected.append(Rejected(index, sentence(error)))
-    return Accepted(observations=tuple(observations), rejected=tuple(rejected))
+        except (BadEntry, msgspec.ValidationError) as error:
+            rejects.add(index, error)
+    return Accepted(observations=tuple(observations), rejected=rejects.sorted(), rejected_more=rejects.more)
 
 
 def nodes_of_kernel_log(body: Any, *, cluster: str) -> set[tuple[str, str]]:
@@ -137,16 +131,6 @@ def nodes_of_heartbeats(body: Any, *, cluster: str) -> set[tuple[str, str]]:
 
 
 # --- kernel lines ----------------------------------------------------------------------------------------
-
-
-class _Bad(ValueError):
-    """One entry is wrong; the text is the reason."""
-
-
-def sentence(error: Exception) -> str:
-    """msgspec's `Expected `int`, got `str` - at `$.seq`` -> `seq: Expected `int`, got `str``."""
-    text, _, path = str(error).rpartition(" - at `")
-    return f"{path.strip('`').removeprefix('$').removeprefix('.')}: {text}" if text else str(error)
 
 
 def _objects(body: Any) -> list[Any]:
@@ -177,15 +161,15 @@ class _Heap:
     def __init__(self, known: Known, now: datetime) -> None:
         self.known = known
         self.now = now
-        self.rejected: list[Rejected] = []
+        self.rejects = Rejects()
         self.by_node: dict[tuple[str, str], list[_Taken]] = {}
         self.checked: dict[tuple[str, str], str | None] = {}
 
     def take(self, index: int, outer: dict[str, Any], entry: Any) -> None:
         try:
             taken = self._taken(index, outer, entry)
-        except (_Bad, msgspec.ValidationError) as error:
-            self.rejected.append(Rejected(index, sentence(error)))
+        except (BadEntry, msgspec.ValidationError) as error:
+            self.rejects.add(index, error)
         else:
             self.by_node.setdefault((taken.cluster, taken.node), []).append(taken)
 
@@ -193,18 +177,18 @@ class _Heap:
         one = msgspec.convert(entry, KernelEntry)
         cluster, node = one.cluster or outer["cluster"], one.node or outer["node"]
         if node is None:
-            raise _Bad("node: missing, in the entry and around it")
+            raise BadEntry("node: missing, in the entry and around it")
         where = (cluster, node)
         if where not in self.checked:
             self.checked[where] = wrong_node(cluster, node, self.known)
         if wrong := self.checked[where]:
-            raise _Bad(wrong)
+            raise BadEntry(wrong)
         boot_id = normal_boot_id(one.boot_id or outer["boot_id"])
         for name, word in (("boot_id", boot_id), ("job", one.job)):
             _check_id(name, word)
         size = len(one.line.encode("utf-8", "surrogatepass"))
         if size > LINE_LIMIT_BYTES:
-            raise _Bad(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
+            raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
         at = event_time(one.time, self.now)
         return _Taken(index, cluster, node, boot_id, one, at)
 
@@ -225,7 +209,8 @@ class _Heap:
         return Accepted(
             observations=tuple(observation for _, observation in observations),
             unrecognised=unrecognised,
-            rejected=tuple(sorted(self.rejected, key=lambda one: one.index)),
+            rejected=self.rejects.sorted(),
+            rejected_more=self.rejects.more,
             alternatives=alternatives,
         )
 
@@ -247,7 +232,7 @@ def wrong_node(cluster: str, node: str, known: Known) -> str | None:
 
 def _check_id(name: str, word: str | int | None) -> None:
     if word is not None and not _ID.fullmatch(str(word)):
-        raise _Bad(f"{name}: 1 to 256 printable ASCII characters without spaces")
+        raise BadEntry(f"{name}: 1 to 256 printable ASCII characters without spaces")
 
 
 def normal_boot_id(text: str | None) -> str | None:
@@ -256,17 +241,13 @@ def normal_boot_id(text: str | None) -> str | None:
 
 
 def event_time(text: str | None, now: datetime) -> datetime | None:
+    """The time that an entry tells, in UTC; None when it tells none. Raises ValueError."""
     if text is None:
         return None
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise _Bad("time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z") from None
-    if at.tzinfo is None:
-        raise _Bad("time: has no time zone; write Z or an offset")
+    at = utc_time(text)
     if at > now + FUTURE_LIMIT:
-        raise _Bad(f"time: {text} is more than 1 h ahead of this server's clock")
-    return at.astimezone(UTC)
+        raise BadEntry(f"time: {text} is more than 1 h ahead of this server's clock")
+    return at
 
 
 def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observation, tuple[str, ...]]:
@@ -344,7 +325,7 @@ def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observat
     beat = msgspec.convert(item, Heartbeat)
     where = beat.cluster or cluster
     if wrong := wrong_node(where, beat.node, known):
-        raise _Bad(wrong)
+        raise BadEntry(wrong)
     at = event_time(beat.time, now) or now
     boot_id = normal_boot_id(beat.boot_id)
     _check_id("boot_id", boot_id)
@@ -365,6 +346,6 @@ def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observat
 def _gpu(gpu: Gpu) -> dict[str, Any]:
     pci = normal_pci(gpu.pci)
     if pci is None:
-        raise _Bad(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
+        raise BadEntry(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
     _check_id("uuid", gpu.uuid or None)
     return {"index": gpu.index, "pci": pci, "uuid": gpu.uuid}

@@ -5,9 +5,10 @@ import binascii
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from healer.detection.tick import TICK_S, Senses, Watched
-from healer.model import Observation, Ruleset, Sensed, SlurmSnapshot
+from healer.detection.tick import TICK_S, Senses
+from healer.model import Observation, Ruleset, Sensed
 from healer.model.samples import Report, StepBatch
+from healer.observations import Picture
 from healer.signals.checkpoints import checkpoint_observations
 from healer.signals.measured import Measured
 from healer.signals.step_times import step_batches
@@ -51,15 +52,15 @@ class RecordedSamples:
         if entry.route == STEP_TIMES:
             told = step_batches(entry.raw, self._known, entry.at, cluster=self._cluster)
             self._batches += told.batches
-            self.rejected += len(told.rejected)
+            self.rejected += len(told.rejected) + told.rejected_more
             return []
         if entry.route == CHECKPOINTS:
             accepted = checkpoint_observations(entry.body, entry.at, cluster=self._cluster)
-            self.rejected += len(accepted.rejected)
+            self.rejected += len(accepted.rejected) + accepted.rejected_more
             return list(accepted.observations)
         measured = self._measured(entry)
         self._reports += measured.reports
-        self.rejected += len(measured.rejected)
+        self.rejected += len(measured.rejected) + measured.rejected_more
         self.unrecognised += measured.unrecognised
         return list(measured.inventory)
 
@@ -79,8 +80,10 @@ class RecordedSamples:
             return translator.nvidia_smi(body.encode(), self._known, now, node=node)
         raise ValueError("the route has to name the node: ?node=")
 
-    def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched) -> Sensed | None:
+    def tick(self, picture: Picture, now: datetime) -> Sensed | None:
         """Takes in what came, and looks if a tick is due."""
+        slurm = picture.slurm
+        self._senses.renew(picture.nodes.values(), now)
         if self._reports or self._batches:
             reports, self._reports = self._reports, []
             batches, self._batches = self._batches, []
@@ -89,7 +92,7 @@ class RecordedSamples:
             return None
         self._due = now + _TICK
         self._senses.take((), (), slurm, now)
-        return self._senses.tick(slurm, now, watched)
+        return self._senses.tick(slurm, now, picture.watched)
 
 
 def _unpacked(text: str) -> bytes:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.model import Part
+from healer.signals import columnar
 from healer.signals.measured import Measured
 from healer.signals.wire import BadBody
 from tests.unit.signals.measuring import NOW, Bench, gpu, known
@@ -156,7 +157,9 @@ def test_a_signal_told_under_two_names_counts_once(bench: Bench) -> None:
             "time: older than 15 min",
         ),
         ({"node": "gpu0001", "gpu": {"gpu_temp_c": [1] * 65}}, "gpu: gpu_temp_c has 65 GPUs"),
-        ({"node": "gpu0001", "ports": {"": {"net_up": 1}}}, "ports: '' is no name of a port"),
+        ({"node": "gpu0001", "time": "0001-01-01T00:00:00+14:00", "host": {"load1": 1}}, "time: not an RFC"),
+        ({"node": "gpu0001", "gpus": [{"index": 64, "pci": "0000:18:00"}]}, "gpus: index 64"),
+        ({"node": "gpu0001", "gpus": [{"index": 1, "pci": "0000:18:00"}] * 65}, "gpus: 65 GPUs"),
         (7, "object"),
     ],
 )
@@ -202,7 +205,99 @@ def test_a_full_book_still_serves_what_it_knows() -> None:
     assert taken.unknown["load5"].why == "no room for more series"
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"text"', b"7", b"[" * 5000])
+def test_ports_that_are_no_hardware_are_told_and_lose_no_other(bench: Bench) -> None:
+    ports = {name: {"net_carrier": 1} for name in ("eth0", "docker0", "", "Ethernet1/1")}
+    taken = take(bench, {"node": "gpu0001", "ports": ports})
+    assert bench.values(taken.reports[0]) == {("net_carrier", Part(port="eth0")): 1}
+    assert (taken.samples, taken.unrecognised, taken.rejected) == (1, 3, ())
+    assert "hardware port" in taken.unknown["net_carrier"].why
+
+
+def test_a_node_has_at_most_64_ports_also_in_a_shape_that_is_known(bench: Bench) -> None:
+    first = {f"mlx5_{port}/1": {"ib_state": 4} for port in range(64)}
+    more = {f"mlx5_{port}/1": {"ib_state": 4} for port in range(64, 70)}
+    for node, ports in (("gpu0001", first), ("gpu0002", more)):
+        assert take(bench, {"node": node, "ports": ports}).samples == len(ports)
+    taken = take(bench, {"node": "gpu0001", "ports": more})
+    assert (taken.samples, taken.unrecognised) == (0, 6)
+    assert taken.unknown["ib_state"].why == "more than 64 ports of this node"
+
+
+def test_entries_that_are_all_wrong_are_counted_and_few_are_told(bench: Bench) -> None:
+    good = {"node": "gpu0001", "host": {"load1": 1}}
+    taken = take(bench, *[1] * 1500, {"node": "cpu1"}, good)
+    assert [one.index for one in taken.rejected] == list(range(1000))
+    assert (taken.rejected_more, taken.samples) == (501, 1)
+
+
+def test_a_list_of_far_too_many_entries_is_refused_whole(bench: Bench) -> None:
+    for entry in (b"1", b'{"node":"gpu0001"}'):
+        with pytest.raises(BadBody, match="a list of 20001 entries, at most 20000 are taken"):
+            bench.translator.columnar(b"[" + b",".join([entry] * 20_001) + b"]", known, NOW)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b'{"node":"gpu0001","gpu":{"gpu_temp_c":[' + b"1," * 2_000_001 + b"1]}}", "2000000 values"),
+        (b"[" + b"[]" * 1_000_000 + b"]", "1000000 lists"),
+        (b"[" + b"{}" * 600_000 + b"]", "500000 objects"),
+    ],
+    ids=["values", "lists", "objects"],
+)
+def test_what_would_fill_the_memory_is_refused_before_it_is_read(
+    bench: Bench, raw: bytes, reason: str
+) -> None:
+    with pytest.raises(BadBody, match=f"more than {reason}"):
+        bench.translator.columnar(raw, known, NOW)
+
+
+def test_an_entry_of_far_too_many_values_is_refused_and_numbers_nothing(bench: Bench) -> None:
+    grid = [[0] * 64] * 64
+    wide = {"node": "gpu0001", "links": {f"n{name}": grid for name in range(13)}}
+    known_names = [name for name in bench.translator.catalogue.signals if name.startswith("nvlink_link_")]
+    long = {"node": "gpu0001", "links": {name: grid for name in known_names[:5]}}
+    good = {"node": "gpu0001", "host": {"load1": 1}}
+    taken = take(bench, wide, long, good)
+    assert [one.reason for one in taken.rejected] == [
+        "53248 values, at most 50000 are taken in one entry",
+        "20480 samples, at most 20000 of a node and moment are taken",
+    ]
+    assert bench.book.columns([1, 2]).keys() == {1}  # that of load1
+
+
+def test_of_a_node_the_newest_64_reports_are_taken(bench: Bench) -> None:
+    def at(second: int) -> dict[str, Any]:
+        time = (NOW - timedelta(seconds=second)).isoformat()
+        return {"node": "gpu0001", "time": time, "host": {"load1": second}}
+
+    seconds = [40, *range(100, 170), 20]
+    taken = take(bench, *map(at, seconds), {"node": "gpu0002", "host": {"load1": 1}})
+    ages = [int((NOW - one.at).total_seconds()) for one in taken.reports if one.node == "gpu0001"]
+    assert ages == [40, *range(100, 162), 20]
+    assert {one.reason[:16] for one in taken.rejected} == {"too many moments"}
+    assert [one.index for one in taken.rejected] == [index for index, age in enumerate(seconds) if age > 161]
+    assert taken.samples == 65
+
+
+def test_shapes_of_which_nothing_is_kept_are_not_remembered(bench: Bench) -> None:
+    layouts = bench.translator._columnar._layouts
+    for shape in range(5):
+        take(bench, {"node": "gpu0001", "host": {f"unknown_{shape}_{name}": 0 for name in range(100)}})
+    assert layouts == {}
+    take(bench, {"node": "gpu0001", "host": {"load1": 1}})
+    assert len(layouts) == 1
+
+
+def test_memory_of_shapes_is_bounded_by_their_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar, "_LAYOUT_BYTES_MAX", 100_000)
+    for shape in range(20):
+        unknown = {f"unknown_{shape}_{name}": 0 for name in range(100)}
+        assert take(bench, {"node": "gpu0001", "host": {"load1": 1, **unknown}}).samples == 1
+    assert 1 <= len(bench.translator._columnar._layouts) <= 5
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"text"', b"7", b"[" * 5000, b'[{"node":1},{"node":'])
 def test_a_body_that_is_none(bench: Bench, raw: bytes) -> None:
     with pytest.raises(BadBody):
         bench.translator.columnar(raw, known, NOW)

@@ -143,6 +143,70 @@ def test_a_gpu_that_changed_its_index_is_followed(bench: Bench) -> None:
         assert bench.values(take(bench, by_uuid).reports[0]) == {("gpu_temp_c", gpu(index)): 61}
 
 
+def test_gpus_that_another_node_tells_otherwise_leave_this_one_alone(bench: Bench) -> None:
+    def learn(node: str, index: int) -> str:
+        return f'DCGM_FI_DEV_SM_CLOCK{{gpu="{index}",UUID="GPU-{node}",hostname="{node}"}} 1\n'
+
+    for node in ("gpu0001", "gpu0002"):
+        take(bench, learn(node, 0) + f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{node}",hostname="{node}"}} 1\n')
+    slots = bench.translator._exposition._of_labels
+    before = dict(slots.known)
+    take(bench, learn("gpu0002", 5))
+    slots.forget(NOW)
+    gone = before.keys() - slots.known.keys()
+    assert {"gpu0002" in key and "GPU_TEMP" in key for key in gone} == {True}
+    assert all(slots.known[key] == slot for key, slot in before.items() if key not in gone)
+
+
+def test_a_gpu_that_is_told_later_is_found_at_once(bench: Bench) -> None:
+    line = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-aa",hostname="gpu0001"} 61\n'
+    assert take(bench, line).samples == 0
+    learn = 'DCGM_FI_DEV_SM_CLOCK{gpu="2",UUID="GPU-aa",hostname="gpu0001"} 1\n'
+    assert take(bench, learn + line).samples == 2
+
+
+def test_a_label_of_another_cluster_is_believed(bench: Bench) -> None:
+    text = "".join(
+        f'node_load1{{{label}="{cluster}",node="gpu000{place}"}} 1\n'
+        for place, (label, cluster) in enumerate(
+            (("cluster", "pod2"), ("slurm_cluster", "pod2"), ("cluster_name", "x"), ("cluster", "pod1")), 1
+        )
+    )
+    for _ in range(2):
+        taken = take(bench, text)
+        assert [one.node for one in taken.reports] == ["gpu0004"]
+        assert (taken.unknown["node_load1"].why, taken.unknown["node_load1"].count) == (
+            "of another cluster",
+            3,
+        )
+
+
+def test_a_domain_that_names_another_cluster_is_believed(bench: Bench) -> None:
+    def two(cluster: str, node: str) -> bool:
+        return known("pod1" if cluster == "pod2" else cluster, node)
+
+    text = b'node_load1{node="gpu0001.pod2.example"} 1\nnode_load1{node="gpu0002.pod1.example"} 1\n'
+    taken = bench.translator.exposition(text, two, NOW, node=None)
+    assert [one.node for one in taken.reports] == ["gpu0002"]
+    assert taken.unknown["node_load1"].why == "of another cluster"
+
+
+def test_of_a_node_the_newest_64_moments_are_taken(bench: Bench) -> None:
+    ms = int(NOW.timestamp() * 1000)
+    text = "".join(f'node_load1{{node="gpu0001"}} 1 {ms - 1000 * age}\n' for age in range(70))
+    taken = take(bench, text + f'node_load1{{node="gpu0002"}} 1 {ms}\n')
+    assert [one.node for one in taken.reports].count("gpu0001") == 64
+    assert min(one.at for one in taken.reports) == NOW - timedelta(seconds=63)
+    assert [one.index for one in taken.rejected] == list(range(64, 70))
+    assert taken.rejected[0].reason.startswith("too many moments")
+    assert taken.samples == 65
+
+
+def test_bad_lines_are_counted_and_few_are_told(bench: Bench) -> None:
+    taken = take(bench, "<html>\n" * 1500)
+    assert (len(taken.rejected), taken.rejected_more) == (1000, 500)
+
+
 def test_what_names_no_node_of_ours(bench: Bench) -> None:
     taken = take(bench, 'node_load1{instance="cpu7:9100"} 3\nnode_load1 4\n')
     assert taken.reports == []

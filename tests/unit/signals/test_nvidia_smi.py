@@ -13,7 +13,7 @@ HEAD = """<?xml version="1.0" ?>
 <nvidia_smi_log>
   <timestamp>Fri Nov 20 03:00:00 2026</timestamp>
   <driver_version>550.127.08</driver_version>
-  <attached_gpus>8</attached_gpus>
+  <attached_gpus>{attached}</attached_gpus>
 """
 H100 = """
   <gpu id="00000000:{bus}:00.0">
@@ -21,7 +21,7 @@ H100 = """
     <persistence_mode>Enabled</persistence_mode>
     <mig_mode><current_mig>Disabled</current_mig></mig_mode>
     <uuid>GPU-{bus}</uuid>
-    <minor_number>0</minor_number>
+    <minor_number>{minor}</minor_number>
     <gpu_recovery_action>{action}</gpu_recovery_action>
     <pci>
       <pci_bus_id>00000000:{bus}:00.0</pci_bus_id>
@@ -100,8 +100,8 @@ LOST = """
 """
 
 
-def h100(bus: str, action: str = "None") -> str:
-    return H100.format(bus=bus, action=action)
+def h100(bus: str, action: str = "None", minor: object = "N/A") -> str:
+    return H100.format(bus=bus, action=action, minor=minor)
 
 
 @pytest.fixture
@@ -109,8 +109,10 @@ def bench() -> Bench:
     return Bench()
 
 
-def take(bench: Bench, *gpus: str, node: str = "gpu0001") -> Measured:
-    raw = (HEAD + "".join(gpus) + "</nvidia_smi_log>").encode()
+def take(bench: Bench, *gpus: str, node: str = "gpu0001", attached: object = None) -> Measured:
+    """`attached`: GPUs of the node, where the output does not list all."""
+    head = HEAD.format(attached=len(gpus) if attached is None else attached)
+    raw = (head + "".join(gpus) + "</nvidia_smi_log>").encode()
     return bench.translator.nvidia_smi(raw, known, NOW, node=node)
 
 
@@ -183,6 +185,39 @@ def test_a_lost_gpu_is_unknown_and_not_counted(bench: Bench) -> None:
     assert values["gpu_count", Part()] == 2
     assert {part.gpu for _, part in values if part.gpu is not None} == {0, 2}
     assert [one["index"] for one in taken.inventory[0].data["gpus"]] == [0, 2]
+
+
+def test_minor_numbers_are_the_indexes(bench: Bench) -> None:
+    """A lost GPU that the driver no longer lists, as Slurm and jobs still count."""
+    taken = take(bench, h100("18", minor=0), h100("5D", minor=2), h100("9A", minor=7))
+    values = bench.values(taken.reports[0])
+    assert {part.gpu for _, part in values if part.gpu is not None} == {0, 2, 7}
+    assert values["gpu_count", Part()] == 3
+    assert [one["index"] for one in taken.inventory[0].data["gpus"]] == [0, 2, 7]
+
+
+@pytest.mark.parametrize("minors", [(0, 0), ("N/A", 1), (64, 0), ("-1", 0)])
+def test_minor_numbers_that_cannot_be_are_not_believed(bench: Bench, minors: tuple[object, object]) -> None:
+    taken = take(bench, *(h100(bus, minor=minor) for bus, minor in zip(("18", "5D"), minors, strict=True)))
+    assert {part.gpu for _, part in bench.values(taken.reports[0])} == {0, 1, None}
+
+
+def test_one_gpu_of_many_is_not_taken_for_the_whole_node(bench: Bench) -> None:
+    """`nvidia-smi -q -x -i 3`: its place in the output says nothing, and seven are not lost."""
+    alone = take(bench, h100("5D"), attached=8)
+    assert (alone.reports, alone.inventory) == ([], [])
+    assert alone.unknown["gpu_temp_c"].why == "no GPU is known by these labels"
+    take(bench, *(h100(bus) for bus in ("18", "2A", "3A", "5D")))
+    for told in (h100("5D"), h100("5D", minor=3)):
+        values = bench.values(take(bench, told, attached=8).reports[0])
+        assert {part for _, part in values} == {gpu(3)}
+
+
+@pytest.mark.parametrize("attached", ["", "eight", "-1", "99"])
+def test_an_output_that_does_not_say_how_many_gpus_there_are_is_no_count(bench: Bench, attached: str) -> None:
+    values = bench.values(take(bench, h100("18", minor=0), attached=attached).reports[0])
+    assert ("gpu_count", Part()) not in values
+    assert ("gpu_temp_c", gpu(0)) in values
 
 
 def test_no_gpu_answers(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.model import Part
+from healer.signals import slots
 from healer.signals.measured import Measured
 from healer.signals.remote_write import read, unpacked, walk
 from healer.signals.wire import BadBody
@@ -85,18 +86,21 @@ def test_what_is_not_kept_is_counted_each_time(bench: Bench) -> None:
         assert taken.unknown["up"].example == {"job": "x"}
 
 
-def test_parts_of_a_sum_are_not_taken_and_parts_of_a_maximum_are(bench: Bench) -> None:
+def test_parts_of_a_number_are_not_taken_unless_they_were_put_together(bench: Bench) -> None:
+    """Prometheus spreads series over its shards: each request would tell another part as the whole."""
     node = {"node": "gpu0001"}
-    taken = take(
-        bench,
-        series("node_edac_uncorrectable_errors_total", node | {"controller": "0"}, (3, MS)),
-        series("node_hwmon_temp_celsius", node | {"sensor": "a"}, (50, MS)),
-        series("node_hwmon_temp_celsius", node | {"sensor": "b"}, (40, MS)),
-        series("node_hwmon_fan_rpm", node | {"sensor": "a"}, (9000, MS)),
-        series("node_hwmon_fan_rpm", node | {"sensor": "b"}, (0, MS)),
-    )
-    assert bench.values(taken.reports[0]) == {("host_temp_c", Part()): 50, ("fan_rpm", Part()): 0}
-    assert "several series" in taken.unknown["node_edac_uncorrectable_errors_total"].why
+    parts = ("node_edac_uncorrectable_errors_total", "node_hwmon_temp_celsius", "ipmi_power_state")
+    told = [series(name, node | {"part": part}, (3, MS)) for name in parts for part in "ab"]
+    unplain = series("node_hwmon_fan_rpm", {"Before": "the name"} | node, (9000, MS))
+    recorded = series("psu_state", node, (2, MS))
+    for _ in range(2):
+        taken = take(bench, *told, unplain, recorded)
+        assert [bench.values(one) for one in taken.reports] == [{("psu_state", Part()): 2}]
+        assert {name: one.count for name, one in taken.unknown.items()} == {
+            **dict.fromkeys(parts, 2),
+            "node_hwmon_fan_rpm": 1,
+        }
+        assert all("several series" in one.why for one in taken.unknown.values())
 
 
 def test_stale_markers_and_blanks_are_no_samples(bench: Bench) -> None:
@@ -135,6 +139,58 @@ def test_metadata_exemplars_and_histograms_are_passed_over(bench: Bench) -> None
 def test_what_is_no_remote_write_is_a_bad_body(bench: Bench, raw: bytes) -> None:
     with pytest.raises(BadBody):
         bench.translator.remote_write(raw, known, NOW)
+
+
+def test_labels_that_are_too_long_are_never_remembered(bench: Bench) -> None:
+    slots = bench.translator._remote_write._slots
+    node = {"node": "gpu0001"}
+    told = [
+        series("node_load1", node | {"x": "a" * 60_000}, (1, MS)),
+        series("node_load5", node | {f"x{n}": "a" * 900 for n in range(5)}, (1, MS)),
+        series("n" * 300, node, (1, MS)),
+    ]
+    for _ in range(2):
+        taken = take(bench, *told)
+        assert {one.why.partition(" of ")[0] for one in taken.unknown.values()} == {
+            "a label",
+            "labels",
+            "a name",
+        }
+        assert taken.unrecognised == 3
+    assert (slots.known, slots.refused) == ({}, {})
+
+
+def test_series_that_are_not_kept_never_push_out_those_that_are(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "REFUSED_BYTES_MAX", 2_000)
+    remembered = bench.translator._remote_write._slots
+    take(bench, series("DCGM_FI_DEV_GPU_TEMP", DCGM, (61, MS)))
+    before = dict(remembered.known)
+    for part in range(100):
+        name = {"device": f"veth{part}", "node": "gpu0001"}
+        taken = take(bench, series("node_network_receive_errs_total", name, (1, MS)))
+        assert taken.unknown["node_network_receive_errs_total"].why == "virtual interface"
+    assert remembered.known == before
+    assert sum(map(len, remembered.refused)) <= 2_100
+
+
+def test_what_series_are_known_by_is_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "KEY_BYTES_MAX", 3_000)
+    remembered = bench.translator._remote_write._slots
+    told = [series("node_load1", {"node": "gpu0001", "x": f"{n:03}" * 30}, (1, MS + n)) for n in range(50)]
+    for _ in range(3):
+        assert take(bench, *told).samples == 50
+        assert sum(map(len, remembered.known)) <= 3_200
+
+
+def test_a_body_of_far_too_many_new_series(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healer.signals.remote_write.NEW_SERIES_MAX", 10)
+    told = [series("node_load1", {"node": f"gpu{n:04}"}, (1, MS)) for n in range(11)]
+    assert take(bench, *told[:6]).samples == 6
+    assert take(bench, *told).samples == 11  # six of them are known
+    with pytest.raises(BadBody, match="more than 10 new series"):
+        bench.translator.remote_write(snappy(b"\x0a\x00" * 11), known, NOW)
 
 
 def test_a_body_that_unpacks_to_too_much(bench: Bench) -> None:

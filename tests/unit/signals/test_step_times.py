@@ -111,6 +111,34 @@ def test_what_stands_around_the_samples_has_to_be_right(body: Any, reason: str) 
         take(body)
 
 
+def test_samples_that_are_all_wrong_are_counted_and_few_are_told() -> None:
+    wrong = [{"step_s": -1}] * 700
+    for samples in ([*wrong, *wrong, {"step_s": 1}], [*wrong, *wrong[1:], {"step_s": "x"}, {"step_s": 1}]):
+        taken = take({"job": "1", "samples": samples})
+        assert len(taken.rejected) == 1000
+        assert (taken.rejected_more, taken.accepted) == (400, 1)
+
+
+def test_a_request_of_far_too_much_is_refused_whole() -> None:
+    half = b'{"job":"1","samples":[' + b",".join([b'{"step_s":1}'] * 100_001) + b"]}"
+    for raw, reason in (
+        (b"[" + half + b"," + half + b"]", "200002 entries, at most 200000"),
+        (b"[" + b",".join([b'{"job":"1","samples":[]}'] * 10_001) + b"]", "a list of 10001 objects"),
+        (b'{"job":"1","samples":[' + b"1," * 4_000_001 + b"1]}", "more than 4000000 values"),
+        (b"[" + b"{}," * 400_000 + b"1]", "more than 210000 objects"),
+    ):
+        with pytest.raises(BadBody, match=reason):
+            step_batches(raw, known, NOW, cluster="pod1")
+
+
+def test_a_time_that_has_no_utc_is_rejected_alone() -> None:
+    odd = {"step_s": 1, "time": "0001-01-01T00:00:00+14:00"}
+    taken = take({"job": "1", "samples": [odd, {"step_s": 1}]})
+    assert (taken.rejected[0].reason[:21], taken.accepted) == ("time: not an RFC 3339", 1)
+    taken = checkpoint_observations([CHECKPOINT | {"time": odd["time"]}, CHECKPOINT], NOW, cluster="pod1")
+    assert ([one.index for one in taken.rejected], len(taken.observations)) == ([0], 1)
+
+
 def test_a_body_that_is_no_json() -> None:
     for raw in (b"", b"{", b"\xff", b"[" * 5000):
         with pytest.raises(BadBody):

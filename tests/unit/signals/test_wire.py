@@ -92,6 +92,20 @@ def test_a_list_of_bodies_counts_its_entries_through() -> None:
     assert [one.index for one in taken.rejected] == [1]
 
 
+def test_entries_that_are_all_wrong_are_counted_and_few_are_told() -> None:
+    odd = {"line": LOST, "time": "9999-12-31T23:59:59-14:00"}
+    taken = take(*[7] * 1200, odd, {"line": LOST})
+    assert [one.index for one in taken.rejected] == list(range(1000))
+    assert (taken.rejected_more, len(taken.observations)) == (201, 1)
+
+
+def test_a_time_that_has_no_utc_is_rejected_alone() -> None:
+    taken = take({"line": LOST, "time": "0001-01-01T00:00:00+14:00"}, {"line": LOST})
+    assert [(one.index, one.reason[:22]) for one in taken.rejected] == [(0, "time: not an RFC 3339 ")]
+    beat = {"node": "gpu0001", "time": "0001-01-01T00:00:00+14:00"}
+    assert len(heartbeat_observations(beat, known, NOW, cluster="pod1").rejected) == 1
+
+
 @pytest.mark.parametrize(
     "body",
     [{}, "x", 7, None, [7], {"entries": {}}, {"node": 5, "entries": []}, [{"node": "gpu0001"}]],

@@ -32,6 +32,7 @@ def senses_loop(
         reader.append(PostgresSamples(db, cluster))
         return Senses(cluster, now_in_force, book, forest), reader[0]
 
-    return SensesLoop(
-        rules=rules, prove=rules.prove, make=make, picture=picture, clock=SystemClock(), note=note
-    )
+    def prove() -> str:
+        return "" if rules.prove() else rules.problem
+
+    return SensesLoop(rules=rules, prove=prove, make=make, picture=picture, clock=SystemClock(), note=note)

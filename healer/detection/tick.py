@@ -1,6 +1,6 @@
 """The tick over the fleet: all senses that live on samples, looked at together every few seconds."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -9,6 +9,7 @@ from healer.detection.measured import RuleEngine
 from healer.detection.stragglers import Stragglers
 from healer.model import Component, Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
+from healer.observations import NodePicture
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry import Telemetry
 from healer.ports import ColumnBook
@@ -38,6 +39,8 @@ class Senses:
         self.version = rules.version
         self._topology = rules.topology
         self._primed: datetime | None = None
+        #: Node -> since when what it tells counts, as far as that is known here.
+        self._renewed: dict[str, datetime] = {}
 
     @property
     def has_samples(self) -> bool:
@@ -57,6 +60,20 @@ class Senses:
         self.engine = RuleEngine(rules.detection, rules.catalogue, before=self.engine)
         self.version, self._topology = rules.version, rules.topology
         return True
+
+    def renew(self, nodes: Iterable[NodePicture], now: datetime) -> None:
+        """Of nodes that were repaired, returned to service or booted since the last call: what was measured
+        and what held before is over. What still stands is found anew, as a new fact."""
+        for node in nodes:
+            at = node.renewed_at
+            if at is None or self._renewed.get(node.name) == at:
+                continue
+            self._renewed[node.name] = at
+            self.telemetry.forget(node.name, min(at, now))
+            self.engine.forget(self.telemetry, node.name)
+            self.stragglers.forget(node.name)
+            if self.forest is not None:
+                self.forest.forget(self.telemetry, node.name)
 
     def take(
         self,

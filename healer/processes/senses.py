@@ -9,7 +9,7 @@ import structlog
 from healer.detection.tick import TICK_S, Senses
 from healer.model import Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
-from healer.observations import Picture
+from healer.observations import NodePicture, Picture
 from healer.observations.clocks import BACK_S, ClockStepped
 from healer.ports import Clock, Samples
 
@@ -28,6 +28,10 @@ Note = Callable[[Sequence[Report], Sequence[StepBatch], datetime], None]
 #: After an error (the database is away, a rule of ours fails) the next look is so far away.
 PAUSE_S = 5.0
 
+
+UNPROVEN = "Nothing measured is looked at: the detection rules do not do what their cases say."
+#: One failed tick is a hiccup of the database; so many in a row are told to people.
+FAILURES = 2
 
 #: The log tells of the ticks so often.
 TELL_S = 60.0
@@ -68,14 +72,14 @@ class SensesLoop:
     """Reads samples, ticks, and keeps what was found until the walk fetches it with `heard`.
 
     `make` gives fresh senses and a reader that begins with the last 15 minutes: at the start and after an
-    error.
+    error. `prove` says why the rules do not do what their cases say, nothing when they do.
     """
 
     def __init__(
         self,
         *,
         rules: Callable[[], Ruleset],
-        prove: Callable[[], bool],
+        prove: Callable[[], str],
         make: Callable[[Ruleset], tuple[Senses, Samples]],
         picture: Picture,
         clock: Clock,
@@ -85,6 +89,9 @@ class SensesLoop:
         self._prove, self._proven = prove, False
         self._refused: str | None = None
         self._note = note
+        #: Why nothing is looked for, for people; empty while all is well.
+        self.problem = ""
+        self._failed = 0
         self._heard: list[Sensed] = []
         self._lock = threading.Lock()
         self._senses: Senses | None = None
@@ -105,9 +112,13 @@ class SensesLoop:
         while not stopped.is_set():
             try:
                 self.once()
-            except Exception:
+            except Exception as error:
                 # Whatever it was: windows are rebuilt from the store, and the walk goes on meanwhile.
                 log.exception("the tick failed; the windows are built anew")
+                self._failed += 1
+                if self._failed >= FAILURES:
+                    why = f"{type(error).__name__}: {str(error)[:300]}"
+                    self.problem = f"Nothing measured is looked at: the tick fails again and again. {why}"
                 self._senses = None
                 stopped.wait(PAUSE_S)
             stopped.wait(READ_S)
@@ -133,8 +144,10 @@ class SensesLoop:
             return
         self._ticked = now
         if not senses.has_samples:
+            self._well()
             return
         sensed = senses.tick(slurm, now, self._picture.watched)
+        self._well()
         with self._lock:
             self._heard.append(sensed)
         told = self._pace.ticked(now, self._clock.now())
@@ -152,9 +165,17 @@ class SensesLoop:
             if self._note is not None and (reports or batches):
                 self._note(reports, batches, now)
             self._pace.read(reports)
+            senses.renew(self._nodes(), now)
             senses.take(reports, batches, slurm, now)
             if len(reports) + len(batches) < FEW or (now - begun).total_seconds() >= READ_ON_S:
                 return now
+
+    def _well(self) -> None:
+        self.problem, self._failed = "", 0
+
+    def _nodes(self) -> list[NodePicture]:
+        """In one step: the walk's thread adds nodes meanwhile."""
+        return list(self._picture.nodes.values())
 
     def _may_look(self, rules: Ruleset) -> bool:
         """Rules are proven before anything is looked for with them; kernel lines are walked meanwhile.
@@ -162,8 +183,10 @@ class SensesLoop:
         Later sets come proven: changed files are taken in no other way.
         """
         if not self._proven and rules.version != self._refused:
-            self._proven = self._prove()
-            self._refused = None if self._proven else rules.version
+            why = self._prove()
+            self._proven = not why
+            self._refused = rules.version if why else None
+            self.problem = f"{UNPROVEN} {why}" if why else ""
         return self._proven
 
     def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:
@@ -171,7 +194,9 @@ class SensesLoop:
         senses, samples = self._make(rules)
         while True:
             reports, batches = samples.new()
-            senses.rebuild(reports, batches, self._picture.slurm, self._clock.now())
+            now = self._clock.now()
+            senses.renew(self._nodes(), now)
+            senses.rebuild(reports, batches, self._picture.slurm, now)
             rows += len(reports) + len(batches)
             late = (self._clock.now() - begun).total_seconds() >= REBUILD_S
             if len(reports) + len(batches) < FEW or late:

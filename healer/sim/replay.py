@@ -207,7 +207,7 @@ class Replay:
     def _sense(self, now: datetime) -> Sensed | None:
         if self.samples is None:
             return None
-        return self.samples.tick(self.ledger.snapshot, now, self.picture.watched)
+        return self.samples.tick(self.picture, now)
 
     def _look(self) -> None:
         snapshot = self.slurm.snapshot()

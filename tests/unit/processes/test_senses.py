@@ -57,7 +57,7 @@ class Site:
         self.picture = Picture(CLUSTER, watching_since=START)
         self.loop = SensesLoop(
             rules=lambda: self.rules,
-            prove=lambda: True,
+            prove=lambda: "",
             make=self._make,
             picture=self.picture,
             clock=self.clock,

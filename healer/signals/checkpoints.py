@@ -8,7 +8,7 @@ import msgspec
 from healer.model import Component, Observation, ObservationKind
 from healer.signals.identity import digest_of
 from healer.signals.rejects import BadBody, BadEntry, Rejects
-from healer.signals.wire import Accepted, event_time
+from healer.signals.wire import Accepted, check_entries, event_time
 
 _Job = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_.+\[\]-]{1,64}$")]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -47,7 +47,9 @@ def jobs_of_checkpoints(body: Any, *, cluster: str) -> set[tuple[str, str]]:
 def _objects(body: Any) -> list[Any]:
     if not isinstance(body, dict | list):
         raise BadBody("the body: expected an object with `job`, `step`, `path` and `durable`, or a list")
-    return body if isinstance(body, list) else [body]
+    items = body if isinstance(body, list) else [body]
+    check_entries(len(items))
+    return items
 
 
 def _observation(told: JobCheckpointBody, now: datetime, cluster: str) -> Observation:

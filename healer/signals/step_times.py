@@ -6,6 +6,7 @@ of its time, so one sender's steps stay apart and in order.
 
 import math
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -27,6 +28,10 @@ _JOB = re.compile(r"[0-9A-Za-z_.+\[\]-]{1,64}")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+#: (cluster, job) -> why the sender may not tell of that job, None if it may.
+WrongJob = Callable[[str, str], str | None]
 
 
 class StepSample(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,9 +85,15 @@ _SECONDS = ("compute_s", "comm_s", "data_s")
 _FREE = ("loss", "grad_norm")
 
 
-def step_batches(raw: bytes, known: Known, now: datetime, *, cluster: str) -> Steps:
+def _any_job(cluster: str, job: str) -> str | None:
+    return None
+
+
+def step_batches(
+    raw: bytes, known: Known, now: datetime, *, cluster: str, wrong_job: WrongJob = _any_job
+) -> Steps:
     """One body or a list of them. The job need not be known to Slurm's picture yet; a node that is told has
-    to be one of the cluster. Raises BadBody."""
+    to be one of the cluster. All samples of a body are rejected if `wrong_job` says why. Raises BadBody."""
     rejects = Rejects()
     out = Steps()
     index = 0
@@ -92,8 +103,11 @@ def step_batches(raw: bytes, known: Known, now: datetime, *, cluster: str) -> St
         nodes: dict[str, int] = {}
         wrong: dict[str, str | None] = {}
         where = body.cluster or cluster
+        why = wrong_job(where, str(body.job))
         for number, sample in samples:
             try:
+                if why is not None:
+                    raise BadEntry(why)
                 rows.append((sample, _checked(sample, where, known, now, wrong)))
             except BadEntry as error:
                 rejects.add(index + number, error)

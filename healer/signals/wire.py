@@ -21,6 +21,10 @@ from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_tim
 
 #: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
 LINE_LIMIT_BYTES = 4096
+#: Entries of one request: more than may wait to be stored, so an honest sender would get 429 anyway.
+ENTRIES_MAX = 100_000
+#: Lines of one request as text; most lines of a log say nothing that counts.
+LINES_MAX = 250_000
 #: How far a sender's clock may be ahead of ours.
 FUTURE_LIMIT = timedelta(hours=1)
 #: The widest offset of any time zone: a date without zone is surely past only beyond it.
@@ -94,9 +98,11 @@ def kernel_log_observations(body: Any, known: Known, now: datetime, *, cluster: 
 def kernel_text_observations(
     text: str, known: Known, now: datetime, *, cluster: str, node: str, boot_id: str | None = None
 ) -> Accepted:
-    """Plain lines of one node. Blank lines are no entries; an index is a line's number, from 0."""
+    """Plain lines of one node. Blank lines are no entries; an index is a line's number, from 0.
+    Raises BadBody for far too many."""
     heap = _Heap(known, now)
     outer = {"cluster": cluster, "node": node, "boot_id": boot_id}
+    check_entries(text.count("\n"), LINES_MAX, "lines")
     for index, line in enumerate(text.split("\n")):
         if line.strip():
             heap.take(index, outer, {"line": line})
@@ -133,12 +139,20 @@ def nodes_of_heartbeats(body: Any, *, cluster: str) -> set[tuple[str, str]]:
 # --- kernel lines ----------------------------------------------------------------------------------------
 
 
+def check_entries(count: int, most: int = ENTRIES_MAX, noun: str = "entries") -> None:
+    if count > most:
+        raise BadBody(f"the body: {count} {noun}, at most {most} are taken in one request")
+
+
 def _objects(body: Any) -> list[Any]:
     return body if isinstance(body, list) else [body]
 
 
 def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
     """(what the body says around the entry, the entry)."""
+    objects = [one for one in _objects(body) if isinstance(one, dict)]
+    entries_in_all = sum(len(one["entries"]) for one in objects if isinstance(one.get("entries"), list))
+    check_entries(max(len(objects), entries_in_all))
     for number, item in enumerate(_objects(body)):
         where = f"[{number}]" if isinstance(body, list) else "the body"
         if not isinstance(item, dict):
@@ -318,7 +332,9 @@ def _with_year(local: datetime, now: datetime) -> datetime:
 def _beats(body: Any) -> list[Any]:
     if not isinstance(body, dict | list):
         raise BadBody("the body: expected an object with `node`, or a list of them")
-    return _objects(body)
+    beats = _objects(body)
+    check_entries(len(beats))
+    return beats
 
 
 def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observation:

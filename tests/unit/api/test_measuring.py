@@ -229,6 +229,46 @@ def test_a_token_bound_to_a_node_measures_that_node_alone(served: Served) -> Non
     }
 
 
+def test_a_token_bound_to_a_node_tells_of_the_jobs_there_alone(served: Served) -> None:
+    api, client = served
+    mine = api.headers("signals", node="gpu0001")
+    answer = client.post(STEPS, json=[step_body("4712"), step_body()], headers=mine)
+    assert answer.status_code == 202
+    count = len(step_body()["samples"])
+    rejected = answer.json()["rejected"]
+    assert [one["index"] for one in rejected] == list(range(count))
+    assert "Slurm does not show the job 4712 there" in rejected[0]["reason"]
+    elsewhere = api.headers("signals", node="gpu0002")
+    answer = client.post(STEPS, json=step_body(node="gpu0002"), headers=elsewhere).json()
+    assert (answer["accepted"], len(answer["rejected"])) == (0, count)
+    assert [one.job for one in told(api)[1]] == ["4711"]
+
+
+def test_a_refused_body_teaches_nothing_of_the_node_it_names(served: Served) -> None:
+    api, client = served
+    mine = api.headers("signals", node="gpu0001")
+    gpus = [{"index": 5, "pci": "0000:9b:00", "uuid": "GPU-1"}]
+    assert client.post(METRICS, json=node_body("gpu0002", gpus=gpus), headers=mine).status_code == 403
+    text = {**mine, "Content-Type": "text/plain"}
+    poison = EXPOSITION.replace("NODE", "gpu0002").replace('gpu="0"', 'gpu="7"')
+    assert client.post(TEXT, content=poison, headers=text).status_code == 403
+    honest = {**api.headers("signals"), "Content-Type": "text/plain"}
+    client.post(TEXT, content=EXPOSITION.replace("NODE", "gpu0002"), headers=honest)
+    with api.engine.connect() as conn:
+        (told,) = conn.execute(sa.text("SELECT doc #> '{data,gpus}' FROM inbox")).scalars()
+        numbered = set(conn.execute(sa.text("SELECT gpu FROM signal_columns")).scalars())
+    assert [one["index"] for one in told] == [0, 1]
+    assert numbered == {0, 1}
+
+
+def test_what_is_not_told_of_rejected_entries_is_counted(served: Served) -> None:
+    api, client = served
+    answer = client.post(METRICS, json=[1] * 1200, headers=api.headers("signals")).json()
+    assert (len(answer["rejected"]), answer["rejected_more"]) == (1000, 200)
+    answer = client.post(METRICS, json=[1], headers=api.headers("signals")).json()
+    assert answer.keys() == {"accepted", "duplicates", "unrecognised", "rejected"}
+
+
 def test_a_token_bound_to_a_job_tells_of_that_job_alone(served: Served) -> None:
     api, client = served
     mine = api.headers("signals", job="4711")

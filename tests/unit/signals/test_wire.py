@@ -99,6 +99,15 @@ def test_entries_that_are_all_wrong_are_counted_and_few_are_told() -> None:
     assert (taken.rejected_more, len(taken.observations)) == (201, 1)
 
 
+def test_a_body_of_far_too_many_entries_is_refused_whole() -> None:
+    with pytest.raises(BadBody, match="100002 entries"):
+        kernel_log_observations([{"entries": [1] * 50_001}] * 2, known, NOW, cluster="pod1")
+    with pytest.raises(BadBody, match="100001 entries"):
+        heartbeat_observations([1] * 100_001, known, NOW, cluster="pod1")
+    with pytest.raises(BadBody, match="250001 lines"):
+        kernel_text_observations("\n" * 250_001, known, NOW, cluster="pod1", node="gpu0001")
+
+
 def test_a_time_that_has_no_utc_is_rejected_alone() -> None:
     taken = take({"line": LOST, "time": "0001-01-01T00:00:00+14:00"}, {"line": LOST})
     assert [(one.index, one.reason[:22]) for one in taken.rejected] == [(0, "time: not an RFC 3339 ")]

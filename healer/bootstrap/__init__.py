@@ -250,7 +250,7 @@ def run_detector(settings: Settings) -> None:
     note = recorder.note_samples if recorder else None
     with forest(db, cluster) as trees:
         senses = senses_loop(db, cluster, rules, detector.picture, trees, note)
-        detector.heard = senses.heard
+        detector.heard, detector.blind = senses.heard, lambda: senses.problem
         threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
         detector.run(stopped.is_set)
 

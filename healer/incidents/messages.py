@@ -1,6 +1,7 @@
 """What healer tells people by itself, outside of playbooks. A stable id each: a repeat is no second page."""
 
 from datetime import datetime
+from hashlib import sha256
 
 from healer.model import Breaker, Incident, Message, Run, Severity
 
@@ -43,6 +44,20 @@ def p0_page(incident: Incident, why: str) -> Message:
         severity=Severity.P0,
         page=True,
         incident=incident.id,
+    )
+
+
+def blind_page(cluster: str, problem: str, now: datetime) -> Message:
+    """healer looks at nothing that is measured; kernel lines and silence are walked as ever."""
+    told = sha256(problem.encode()).hexdigest()[:12]
+    return Message(
+        id=f"senses:{cluster}:{told}:{now:%Y%m%d}",  # the same again is a page of the next day
+        cluster=cluster,
+        title=f"healer looks at no metrics and no step times of {cluster}",
+        text=f"{problem}\nKernel lines and silence are heard as ever. `healer rules test` says what is wrong "
+        "with rules; what else fails stands in the detector's log.",
+        severity=Severity.P1,
+        page=True,
     )
 
 

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
+from healer.incidents.messages import blind_page
 from healer.model import AuditRecord, Observation, Ruleset, Sensed
 from healer.observations import Picture
 from healer.ports import Clock, Inbox, Ledger, LedgerAway, Poke, Snapshots
@@ -37,9 +38,12 @@ class Detector:
         cleared: Iterable[tuple[str, datetime]] = (),
         recorder: Recorder | None = None,
         heard: Callable[[], Sensed | None] = lambda: None,
+        blind: Callable[[], str] = lambda: "",
     ) -> None:
-        """`heard` gives what the ticks over the fleet found since it was last asked."""
-        self.heard = heard
+        """`heard` gives what the ticks over the fleet found since it was last asked, `blind` why they look at
+        nothing (empty: they do)."""
+        self.heard, self.blind = heard, blind
+        self._told_blind = ""
         self.cluster, self.ledger, self.inbox, self.snapshots = cluster, ledger, inbox, snapshots
         self.rules, self.clock, self.wait, self.poke = rules, clock, wait, poke
         self.recorder = recorder
@@ -81,7 +85,15 @@ class Detector:
         if self.recorder is not None:
             self.recorder.note(batch, self.picture.slurm, now)
         self._walk(batch, now, self.heard())
+        self._tell_if_blind(now)
         return len(batch) == BATCH
+
+    def _tell_if_blind(self, now: datetime) -> None:
+        problem = self.blind()
+        if problem and problem != self._told_blind:
+            with self.ledger.transaction() as tx:
+                tx.queue_message(blind_page(self.cluster, problem, now))
+        self._told_blind = problem
 
     def _walk(self, batch: Sequence[Observation], now: datetime, sensed: Sensed | None = None) -> None:
         try:

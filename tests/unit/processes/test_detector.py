@@ -183,3 +183,26 @@ def test_a_signal_that_cannot_be_walked_is_set_aside_and_the_others_are_walked(p
             sa.select(audit_records.c.data).where(audit_records.c.verb == "signal.set_aside")
         )
         assert ["ValueError" in row.data["why"] for row in aside] == [True]
+
+
+def test_that_nothing_measured_is_looked_at_is_paged_once_and_again_when_it_is_something_else(
+    place: Place, fresh_database: sa.Engine
+) -> None:
+    def paged() -> list[str]:
+        with fresh_database.connect() as conn:
+            rows = conn.execute(sa.text("SELECT doc->>'text' FROM messages ORDER BY at")).scalars()
+            return [text.split("\n")[0] for text in rows]
+
+    detector = place.detector()
+    detector.once()
+    assert paged() == []
+    detector.blind = lambda: "a rule does not do what its cases say"
+    detector.once()
+    detector.once()
+    assert paged() == ["a rule does not do what its cases say"]
+    detector.blind = lambda: ""
+    detector.once()
+    place.clock.advance(1)
+    detector.blind = lambda: "the tick fails again and again"
+    detector.once()
+    assert paged() == ["a rule does not do what its cases say", "the tick fails again and again"]

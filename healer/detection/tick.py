@@ -39,6 +39,8 @@ class Senses:
         self.version = rules.version
         self._topology = rules.topology
         self._primed: datetime | None = None
+        #: Since when Slurm does not show it any more.
+        self._gone: dict[tuple[str, Component], datetime] = {}
         #: Node -> since when what it tells counts, as far as that is known here.
         self._renewed: dict[str, datetime] = {}
 
@@ -115,11 +117,19 @@ class Senses:
         ]
         if self.forest is not None:
             told.append(self.forest.tick(self.telemetry, now, watched))
+        clear = {key: at for sensed in told for key, at in sensed.clear_since.items()}
         return Sensed(
             at=now,
             findings=tuple(one for sensed in told for one in sensed.findings),
-            clear_since={key: at for sensed in told for key, at in sensed.clear_since.items()},
+            clear_since=self._gone_since(watched, now) | clear,
         )
+
+    def _gone_since(self, watched: Watched, now: datetime) -> dict[tuple[str, Component], datetime]:
+        """A job that ended, and a node that Slurm has no more, have no fault any more, whatever was measured:
+        nothing more will be."""
+        gone = [pair for pair in watched if self.telemetry.is_gone(pair[1])]
+        self._gone = {pair: self._gone.get(pair, now) for pair in gone}
+        return self._gone
 
 
 def _stretches(reports: Sequence[Report], span: timedelta) -> Collection[tuple[datetime, Sequence[Report]]]:

@@ -297,6 +297,16 @@ class Telemetry:
         row = self._axes.axis(Scope.node).row(Component(cluster=self.cluster, node=node))
         return np.zeros(0, np.int64) if row is None else self._axes.of_node(scope, row)
 
+    def is_gone(self, where: Component) -> bool:
+        """Slurm shows that node no more, or that job at work no more; False where it does not tell."""
+        shown = self._snapshot
+        if shown is None or not shown.nodes:
+            return False
+        if where.node is not None:
+            return where.node not in shown.nodes
+        job = shown.jobs.get(where.job) if where.job is not None else None
+        return where.job is not None and (job is None or not job.active)
+
     def scope_of(self, signal: str) -> Scope | None:
         """Where the signal lives; None for one that nobody has told yet, or that the catalogue lacks."""
         known = self._catalogue.signals.get(signal)

@@ -1,0 +1,51 @@
+"""All senses at once: whose end is known without any measurement."""
+
+from datetime import timedelta
+
+import pytest
+
+from healer.detection.tick import Senses
+from healer.model import Component, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.sim.columns import MemoryColumns
+from tests.support.loop import shipped
+from tests.support.measured import CLUSTER, START
+
+JOB = Component(cluster=CLUSTER, job="7")
+NODE = Component(cluster=CLUSTER, node="gpu1")
+GPU = Component(cluster=CLUSTER, node="gpu1", gpu=9, job="7")
+
+
+def picture(nodes: tuple[str, ...] = ("gpu0", "gpu1"), state: str | None = "RUNNING") -> SlurmSnapshot:
+    jobs = {"7": SlurmJob(id="7", state=state, nodes=nodes)} if state else {}
+    shown = {name: SlurmNode(name=name, state=("ALLOCATED",), gpus=8) for name in nodes}
+    return SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=shown, jobs=jobs)
+
+
+@pytest.mark.parametrize(
+    ("where", "after", "clear"),
+    [
+        (JOB, picture(state="COMPLETED"), True),
+        (JOB, picture(state="PENDING"), True),
+        (JOB, picture(state=None), True),
+        (JOB, picture(), False),
+        (NODE, picture(("gpu0",)), True),
+        (GPU, picture(("gpu0",)), True),
+        # A GPU beyond those that Slurm has is unknown, and a job that ended leaves its node's faults there.
+        (GPU, picture(state=None), False),
+        # Slurm tells nothing at all.
+        (NODE, picture(()), False),
+        (JOB, picture((), state=None), False),
+    ],
+)
+def test_what_slurm_has_no_more_is_clear_since_then(
+    where: Component, after: SlurmSnapshot, clear: bool
+) -> None:
+    senses = Senses(CLUSTER, shipped(), MemoryColumns())
+    pair = ("any-fault", where)
+    since = []
+    for step, slurm in enumerate((picture(), after, after)):
+        now = START + timedelta(seconds=5 * step)
+        senses.take((), (), slurm, now)
+        since.append(senses.tick(slurm, now, {pair}).clear_since.get(pair))
+    gone_at = START + timedelta(seconds=5)
+    assert since == [None, gone_at, gone_at] if clear else [None] * 3

@@ -64,6 +64,21 @@ class Entry:
 
         return caller, known
 
+    async def wrong_job(self, caller: Caller) -> Callable[[str, str], str | None]:
+        """(cluster, job) -> why this caller may not tell of that job's steps: a token bound to a node knows
+        the jobs that Slurm shows there, and no others."""
+        node, snapshots = caller.node, await self._fleet.current()
+
+        def why(cluster: str, job: str) -> str | None:
+            if node is None:
+                return None
+            shown = snapshots[cluster].jobs.get(job) if cluster in snapshots else None
+            if shown is not None and shown.active and node in shown.nodes:
+                return None
+            return f"this token is bound to the node {node}, and Slurm does not show the job {job} there"
+
+        return why
+
     async def clusters(self) -> frozenset[str]:
         """The clusters there are: of those alone anything is stored."""
         return frozenset(await self._fleet.current())

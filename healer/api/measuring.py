@@ -168,9 +168,10 @@ class MeasuringRoutes:
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
         cluster, clusters = self._services.cluster, await self._entry.clusters()
+        wrong_job = await self._entry.wrong_job(caller)
 
         def read() -> Steps:
-            steps = step_batches(raw, known, now, cluster=cluster)
+            steps = step_batches(raw, known, now, cluster=cluster, wrong_job=wrong_job)
             _confine_steps(caller, steps)
             if why := strange((batch.cluster for batch in steps.batches), clusters):
                 raise BadBody(why)

@@ -238,8 +238,8 @@ def test_a_token_bound_to_a_node_tells_of_the_jobs_there_alone(served: Served) -
     rejected = answer.json()["rejected"]
     assert [one["index"] for one in rejected] == list(range(count))
     assert "Slurm does not show the job 4712 there" in rejected[0]["reason"]
-    elsewhere = api.headers("signals", node="gpu0002")
-    answer = client.post(STEPS, json=step_body(node="gpu0002"), headers=elsewhere).json()
+    elsewhere = api.headers("signals", node="gpu0003")
+    answer = client.post(STEPS, json=step_body(node="gpu0003"), headers=elsewhere).json()
     assert (answer["accepted"], len(answer["rejected"])) == (0, count)
     assert [one.job for one in told(api)[1]] == ["4711"]
 

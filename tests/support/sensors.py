@@ -22,8 +22,11 @@ from healer.sim.fleet_steps import Pace
 from healer.sim.nodes import NodesClient
 from healer.sim.telemetry import Sent, SimTelemetry
 from tests.support.site import CLUSTER, Site
+from tests.support.wait import wait_until
 
 ROUND_S = 5.0
+#: So long a sender repeats what healer is too busy for.
+PATIENCE_S = 30.0
 SEED = 11
 #: Steps of two seconds, a checkpoint each half minute.
 PACE = Pace(compute_s=1.7, collective_s=0.25, checkpoint_every=15, checkpoint_s=2.0)
@@ -98,10 +101,17 @@ class Sensors:
             self._post("checkpoints", sent.checkpoints)
 
     def _post(self, route: str, body: Any) -> None:
-        answer = self._http.post(f"/{route}", json=body)
+        answer = wait_until(
+            lambda: self._answer(route, body), PATIENCE_S, what=f"{route} is taken", every_s=1.0
+        )
         told = answer.json() if answer.status_code == 202 else {}
         if answer.status_code != 202 or told["rejected"] or told["unrecognised"]:
             self.errors.append(f"{route}: {answer.status_code} {answer.text[:300]}")
+
+    def _answer(self, route: str, body: Any) -> httpx.Response | None:
+        """None where healer asks to send it again, as senders then do."""
+        answer = self._http.post(f"/{route}", json=body)
+        return None if answer.status_code in (429, 503) else answer
 
 
 def healthy_history(

@@ -325,7 +325,7 @@ class Driver:
             checkpoints=self.checkpoints,
             key=effect_key(run, entries, intent.key),
             asked=is_asked(entries, intent.key, intent.attempt),
-            tested_at=tested_at(self.rules().playbooks[run.playbook], entries, intent.key),
+            tested_at=tested_at(self.rules().playbooks[run.playbook], entries),
         )
 
     def _record(self, claim: RunClaim, intent: Do, result: Result, entries: list[LogEntry]) -> LogEntry:

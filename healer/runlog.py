@@ -77,11 +77,14 @@ def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tu
     return None
 
 
-def tested_at(playbook: Playbook, entries: Sequence[LogEntry], key: str) -> datetime | None:
-    """When the run began to test its node; None once a person has let the step `key` try again."""
+def tested_at(playbook: Playbook, entries: Sequence[LogEntry]) -> datetime | None:
+    """Since when the run trusts its node: the begin of its tests, or a person's later word to go on."""
     test = next((one for one in playbook.steps if one.do is Verb.diagnose), None)
-    retried = any(one.step == key and one.event is StepEvent.retry for one in entries)
-    return began_at(entries, test.id) if test is not None and not retried else None
+    began = began_at(entries, test.id) if test is not None else None
+    if began is None:
+        return None
+    # Only a person answers a step that asks; that a moment is waited for anew comes before the tests.
+    return max([began, *(one.at for one in entries if one.event is StepEvent.retry)])
 
 
 def has_removed(entries: Sequence[LogEntry]) -> bool:

@@ -51,8 +51,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     `item` is the job of a `for_each` step; `restarts` its restart count when the list was taken;
     `began_at` when this step was first started or waited; `queue` hands a message or ticket to delivery.
     `key` names this effect: the same after a death, another one after a person's retry. `asked`: this attempt
-    has been made, only its outcome is awaited. `tested_at`: when this run began to test its node, unless a
-    person has looked since and lets the step try again. `nodes` is None where nothing can be done on nodes.
+    has been made, only its outcome is awaited. `tested_at`: when this run began to test its node, or a
+    person's later word to go on. `nodes` is None where nothing can be done on nodes.
     """
 
     run: Run

@@ -240,6 +240,22 @@ def test_a_node_has_one_slot_and_what_is_not_used_yet_goes_to_the_later_run(benc
     assert len(known.granted) == 1
 
 
+@pytest.mark.parametrize("state", [RunState.waiting, RunState.done])
+def test_a_drained_nodes_slot_goes_on_to_another_run_once_its_own_has_ended(
+    bench: Bench, state: RunState
+) -> None:
+    with bench.ledger.transaction() as tx:
+        tx.create_run(run("r1"))
+        tx.grant_slot(slot(run="r1", drained_at=START))
+    with bench.ledger.transaction() as tx:
+        tx.set_run_state("r1", state, why="", at=START)
+        tx.grant_slot(slot(run="r2", incident="i2"))
+    (held,) = facts(bench).slots
+    taken = state is RunState.done
+    assert (held.run, held.incident == "i2") == (("r2", True) if taken else ("r1", False))
+    assert held.drained_at is not None
+
+
 def test_a_slot_that_was_released_still_counts_for_its_hour(bench: Bench) -> None:
     with bench.ledger.transaction() as tx:
         tx.grant_slot(slot())

@@ -1,11 +1,13 @@
 """A level that was measured is no told death: what healer does about it, and what it leaves to people."""
 
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
 
 from healer.model import Component, FaultClass, Finding, IncidentState, Mode, RunState, StepEvent
+from healer.sim.nodes import SimNodes
 from tests.support.loop import CLUSTER, DEGRADED, name
 from tests.support.slow import SlowSite, found, slow_rules
 
@@ -14,7 +16,7 @@ NODE = name(1)
 ENDED = "NVRM: Xid (PCI:0000:9b:00): 48, pid=1234, name=python, DBE (double bit error) ECC error"
 
 
-def fatal(site: SlowSite, fault: str = "gpu-row-remap-failed", **where: int) -> Finding:
+def fatal(site: SlowSite, fault: str = "gpu-row-remap-failed", **where: Any) -> Finding:
     return msgspec.structs.replace(found(fault, site.now, **where), fault_class=FaultClass.fatal)
 
 
@@ -276,6 +278,7 @@ def says_in_tests(site: SlowSite, told: str) -> None:
 
     def says(where: str) -> None:
         if where == "started:validate" and not any(one.line for i in site.incidents for one in i.evidence):
+            site.clock.advance(1)
             site.look()
             site.walk(*site.say(1, told))
 
@@ -284,6 +287,7 @@ def says_in_tests(site: SlowSite, told: str) -> None:
 
 def test_a_fault_line_while_the_tests_run_asks_a_person_before_the_return() -> None:
     site = SlowSite()
+    site.nodes = site.driver.nodes = SimNodes(site.clock, diagnosis_s=180)
     on_gpu(site)
     says_in_tests(site, DEGRADED)
     site.find("straggler", "gpu-hot", gpu=3)

@@ -1,5 +1,7 @@
 """A GPU is lost on a node that was drained for something milder: its jobs are not left to hang."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -106,14 +108,14 @@ class TestDecide:
         self,
         *,
         slot: str | None = "another",
-        job: dict[str, object] | None = None,
+        job: dict[str, Any] | None = None,
         drained: SlurmNode = DRAINED,
-        **about: object,
+        **about: Any,
     ) -> Outcome:
         held = (gate.slot(1, incident=slot),) if slot else ()
         fleet = [drained, *(gate.node(number) for number in range(2, 33))]
         known = gate.facts(fleet, jobs=[gate.job(**(job or {}))], slots=held)
-        incident = gate.incident(**({"jobs_hit": ("4711",)} | about))
+        incident = gate.incident(**{"jobs_hit": ("4711",), **about})
         decision = decide(incident, gate.GPU_LOST, known, gate.rules(), gate.NOW, None)
         assert decision is not None
         return decision.outcome
@@ -131,7 +133,7 @@ class TestDecide:
             {"jobs_hit_final": True},
         ],
     )
-    def test_else_the_drain_is_enough(self, about: dict[str, object]) -> None:
+    def test_else_the_drain_is_enough(self, about: dict[str, Any]) -> None:
         assert self.outcome(**about) is Outcome.nothing
 
     def test_its_own_drain_is_no_others(self) -> None:

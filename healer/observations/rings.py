@@ -20,6 +20,9 @@ SLOTS = 180
 WINDOW_S = SLOT_S * SLOTS
 #: Observed time of a counter's slot is kept in these units: 16 ms, so that 15 minutes and a slot fit 16 bits.
 SPAN_UNITS = 64
+#: Growth is summed by the minute too, when first asked for: most of a long window does not change any more.
+BLOCK = 12
+BLOCKS = SLOTS // BLOCK
 #: A counter that falls by less than a unit, or than this share of it, did not fall: it has two senders,
 #: one of them coarser or a little behind. The larger value stays.
 SLIGHT, SLIGHT_SHARE = 1.0, 0.01
@@ -42,6 +45,10 @@ class Rings:
         self._at = np.full((0, 0), -np.inf)
         self._ring = np.empty((0, SLOTS, 0), np.float32)
         self._span = np.empty((0, SLOTS, 0), np.uint16)
+        # Of counters: growth and seconds of each block, by (signal, block) whether they are still right.
+        self._block_ring = np.empty((0, BLOCKS, 0), np.float32)
+        self._block_span = np.empty((0, BLOCKS, 0), np.uint16)
+        self._summed = np.zeros((0, BLOCKS), bool)
         # Of counters: the value before the last fall, and when it fell.
         self._high = np.empty((0, 0))
         self._fell = np.empty((0, 0))
@@ -54,7 +61,7 @@ class Rings:
     @property
     def nbytes(self) -> int:
         arrays = (self._last, self._at, self._ring, self._span, self._high, self._fell)
-        return sum(one.nbytes for one in arrays)
+        return sum(one.nbytes for one in (*arrays, self._block_ring, self._block_span))
 
     # --- room ---
 
@@ -78,6 +85,9 @@ class Rings:
         self._ring = _larger(self._ring, (signals, SLOTS, rows), 0 if self.counters else np.nan)
         if self.counters:
             self._span = _larger(self._span, (signals, SLOTS, rows), 0)
+            self._block_ring = _larger(self._block_ring, (signals, BLOCKS, rows), 0)
+            self._block_span = _larger(self._block_span, (signals, BLOCKS, rows), 0)
+            self._summed = _larger(self._summed, (signals, BLOCKS), 0)
             self._high = _larger(self._high, (signals, rows), np.nan)
             self._fell = _larger(self._fell, (signals, rows), -np.inf)
         self.rows = rows
@@ -94,6 +104,7 @@ class Rings:
             self._ring[:, position] = 0 if self.counters else np.nan
             if self.counters:
                 self._span[:, position] = 0
+        self._summed[:, entered // BLOCK] = False
 
     # --- writing ---
 
@@ -117,6 +128,7 @@ class Rings:
         place = (signal.astype(np.int64) * SLOTS + slot % SLOTS) * self.rows + row
         if self.counters:
             values = self._put_growth(cell, place, values, at_s, before)
+            self._wrote(slot)
         else:
             self._ring.reshape(-1)[place] = values
         self._last.reshape(-1)[cell] = values
@@ -156,6 +168,12 @@ class Rings:
         span[place] += units.astype(np.uint16)
         return kept
 
+    def _wrote(self, slot: NDArray) -> None:
+        if len(slot):
+            oldest = int(slot.min())
+            slots = oldest + np.flatnonzero(np.bincount(slot - oldest))
+            self._summed[:, slots % SLOTS // BLOCK] = False
+
     def forget(self, rows: NDArray, before_s: float) -> None:
         """Empties these rows up to `before_s` and to the end of its slot; a series whose last value is older
         begins anew. Counters are emptied whole: the growth told after that moment may have come before it."""
@@ -168,6 +186,7 @@ class Rings:
             self._ring[:, slot % SLOTS, rows] = 0 if self.counters else np.nan
             if self.counters:
                 self._span[:, slot % SLOTS, rows] = 0
+        self._summed[:] = False
         old = self._at[:, rows] <= before_s
         for array, fill in ((self._last, np.nan), (self._at, -np.inf), (self._high, np.nan)):
             if array.size:
@@ -198,10 +217,30 @@ class Rings:
         """(n,) growth in the window and seconds observed; growth is NaN where that is none."""
         grew, span = np.zeros(n), np.zeros(n, np.int64)
         for part in self._parts(slots, end):
-            grew += self._ring[number, part, :n].sum(axis=0, dtype=np.float64)
-            span += self._span[number, part, :n].sum(axis=0, dtype=np.uint32)
+            first, stop = -(-part.start // BLOCK), part.stop // BLOCK
+            if first >= stop:
+                pieces = [(self._ring, self._span, part)]
+            else:
+                self._sum_up(number, first, stop)
+                pieces = [
+                    (self._ring, self._span, slice(part.start, first * BLOCK)),
+                    (self._block_ring, self._block_span, slice(first, stop)),
+                    (self._ring, self._span, slice(stop * BLOCK, part.stop)),
+                ]
+            for ring, spans, piece in pieces:
+                if piece.start < piece.stop:
+                    grew += ring[number, piece, :n].sum(axis=0, dtype=np.float64)
+                    span += spans[number, piece, :n].sum(axis=0, dtype=np.uint32)
         grew[span == 0] = np.nan
         return grew, span / SPAN_UNITS
+
+    def _sum_up(self, number: int, first: int, stop: int) -> None:
+        """Makes the sums of these blocks right."""
+        for block in (first + np.flatnonzero(~self._summed[number, first:stop])).tolist():
+            part = slice(block * BLOCK, (block + 1) * BLOCK)
+            self._ring[number, part].sum(axis=0, out=self._block_ring[number, block])
+            self._span[number, part].sum(axis=0, dtype=np.uint16, out=self._block_span[number, block])
+            self._summed[number, block] = True
 
     def _parts(self, slots: int, end: int) -> list[slice]:
         """Where the slots up to `end` lie in the ring, oldest first; what is before the ring lies nowhere."""

@@ -137,6 +137,28 @@ def test_only_a_fall_by_a_unit_and_by_a_hundredth_is_a_reset(told: tuple[float, 
     assert made.growth(0, 2, 6, slot_of(30))[0][0] == growth
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_growth_is_the_sum_of_its_slots_whatever_was_written_and_read_before(seed: int) -> None:
+    made, chance, now_s, rows = rings(counters=True), np.random.default_rng(seed), 0.0, 2
+    values = np.zeros(50)
+    for _ in range(600):
+        now_s += float(chance.choice([0.0, 1.0, 7.0, 60.0, 1000.0], p=[0.3, 0.3, 0.3, 0.09, 0.01]))
+        made.advance(slot_of(now_s))
+        row = int(chance.integers(rows))
+        values[row] += int(chance.integers(5))
+        put(made, now_s - float(chance.choice([0, 0, 0, 30, 300])), values[row], row=row)
+        if chance.random() < 0.01:
+            made.forget(np.array([row]), now_s - 100)
+        if chance.random() < 0.02 and rows < 40:
+            rows += 3
+            made.reserve(rows)
+        slots, end = int(chance.integers(1, SLOTS + 1)), slot_of(now_s) - int(chance.integers(3))
+        grew, _ = made.growth(0, rows, slots, end)
+        window = made.window(0, rows, slots, end)
+        told = np.where(np.isnan(window).all(axis=0), np.nan, np.nansum(window, axis=0))
+        np.testing.assert_array_equal(grew, told)
+
+
 def test_what_is_back_after_the_window_has_grown_again() -> None:
     made = rings(counters=True)
     for at_s, value in ((0, 2), (10, 0), (500, 0), (911, 2)):

@@ -104,6 +104,7 @@ class Sensors:
         answer = wait_until(
             lambda: self._answer(route, body), PATIENCE_S, what=f"{route} is taken", every_s=1.0
         )
+        assert answer is not None
         told = answer.json() if answer.status_code == 202 else {}
         if answer.status_code != 202 or told["rejected"] or told["unrecognised"]:
             self.errors.append(f"{route}: {answer.status_code} {answer.text[:300]}")

@@ -15,11 +15,17 @@ _OF_SILENCE = frozenset({"age", "known"})
 Times = NDArray[np.float64]
 
 
-def rests_on(when: Expr, catalogue: Catalogue) -> frozenset[str]:
-    """The measured signals of a condition: those that Slurm's picture gives are always new, and count only
-    where it names no others. Empty for a rule about silence."""
+def rests_on(when: Expr, signal: str, catalogue: Catalogue) -> frozenset[str]:
+    """Measured signals of a rule that shows `signal`: of the conditions joined by `and` those that name it,
+    or else all. Another one, told by somebody else or rarely, neither ages nor renews what it shows.
+
+    Those that Slurm's picture gives are always new, and count only where there are no others. Empty for a
+    rule about silence.
+    """
+    conditions = when.args if when.op == "and" else (when,)
     told: set[str] = set()
-    _gather(when, told)
+    for one in [one for one in conditions if signal in one.signals] or conditions:
+        _gather(one, told)
     measured = {name for name in told if not catalogue.signals[name].derived}
     return frozenset(measured or told)
 

@@ -53,11 +53,11 @@ class _Rule:
     def __init__(self, rule: DetectionRule, catalogue: Catalogue, before: "_Rule | None") -> None:
         self.rule, signals = rule, catalogue.signals
         self.when = parse.condition(rule.when, signals, rule.scope)
-        self.rests_on = rests_on(self.when, catalogue)
         self.threshold: Expr | None = None
         if rule.threshold:
             self.threshold = parse.number(rule.threshold, signals, rule.scope)
         self.signal = signals[rule.signal or shown_signal(self.when)]
+        self.rests_on = rests_on(self.when, self.signal.name, catalogue)
         self.compares_peers = any(one.op in ("peers", "peer_z") for one in self.when.walk())
         # The chart's unit is that of the limit in it: `31/1m` is a rate, `2` a growth.
         own = (WORDS[self.signal.unit], PLAIN)

@@ -269,6 +269,14 @@ def test_two_samples_as_far_apart_as_the_rule_asks_are_enough() -> None:
     assert told == [6]
 
 
+def test_what_another_signal_tells_makes_no_sample_newer() -> None:
+    site = Site(rule("heat > 5 and work > 1", signal="heat", for_s=30))
+    told: list[Finding] = []
+    for number in range(16):
+        told += site.tick(WARM if number == 0 else None, work=[2.0] * 4).findings
+    assert told == []
+
+
 def test_silence_itself_may_hold() -> None:
     site = Site(rule("age(heat) > 60s", for_s=30))
     site.tick(WARM)

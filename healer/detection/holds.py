@@ -53,15 +53,12 @@ class Holds:
         # Between two ticks it held if it did at both ends.
         self.held[(state == TRUE) & (self.quiet == 0)] += passed
         self.quiet = np.where(state == UNKNOWN, self.quiet + passed, 0.0)
-        # What is true where nothing was ever heard is true by silence: then time counts.
-        heard = np.full(len(truth), at_s) if heard is None else np.where(np.isfinite(heard), heard, at_s)
-        now_s = heard[self.rows]
-        self._newest = np.where(state == TRUE, now_s, self._newest)
+        self._newest = np.where(state == TRUE, _heard(heard, self.rows, at_s), self._newest)
         ended = self.rows[(state == FALSE) & ~np.isnan(self.told)]
         self._keep((state != FALSE) & (self.quiet <= self.patience_s))
         new = np.setdiff1d(true, self.rows, assume_unique=True)
         if len(new):
-            self._add(new, at_s, heard[new])
+            self._add(new, at_s, _heard(heard, new, at_s))
         return ended
 
     @property
@@ -85,3 +82,11 @@ class Holds:
         more = (new, fresh + at_s, fresh, fresh, heard, heard, fresh + np.nan)
         for name, values in zip(_COLUMNS, more, strict=True):
             setattr(self, name, np.concatenate((getattr(self, name), values))[order])
+
+
+def _heard(heard: NDArray[np.float64] | None, rows: Rows, at_s: float) -> NDArray[np.float64]:
+    """(m,) of these rows. What is true where nothing was ever heard is true by silence: then time counts."""
+    if heard is None:
+        return np.full(len(rows), at_s)
+    told = heard[rows]
+    return np.where(np.isfinite(told), told, at_s)

@@ -395,6 +395,8 @@ def test_two_jobs_are_requeued_each_at_its_own_checkpoint() -> None:
     site.pass_time(5)
     site.checkpoint(first, 120)
     site.pass_time(1800, step_s=5)
+    site.find("straggler")
+    site.find("gpu-hot")
     site.checkpoint(second, 120)
     site.pass_time(60)
     assert restarts(site, first, second) == [0, 1], "half an hour of the first would be lost"

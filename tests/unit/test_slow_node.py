@@ -118,6 +118,19 @@ def test_what_is_known_to_be_over_starts_nothing() -> None:
 # --- the whole way ---
 
 
+def test_senses_that_fell_silent_while_it_waited_take_no_node() -> None:
+    site = SlowSite()
+    job = site.agreed()
+    site.find("straggler", "gpu-hot", gpu=3, job=job)
+    site.pass_time(3600, step_s=30)
+    site.checkpoint(job, 120)
+    site.pass_time(60)
+    run = site.run_of("slow-node")
+    assert run.state is RunState.stuck
+    assert site.node(1).in_service
+    assert site.ledger.tables.slots == {}
+
+
 def test_it_waits_for_the_checkpoint_then_drains_requeues_tests_and_returns() -> None:
     site = SlowSite(scheduler=Counted)
     job = site.agreed()
@@ -126,6 +139,7 @@ def test_it_waits_for_the_checkpoint_then_drains_requeues_tests_and_returns() ->
     site.pass_time(3600, step_s=30)
     assert site.scheduler.writes == [], "nothing is taken while the job works"
     assert site.ledger.tables.slots == {}
+    site.find("straggler", "gpu-hot", gpu=3, job=job)  # what stands is told again and again
     site.checkpoint(job, 120)
     site.pass_time(8)
     assert site.node(1).drain
@@ -139,8 +153,8 @@ def test_it_waits_for_the_checkpoint_then_drains_requeues_tests_and_returns() ->
     assert site.node(1).in_service
     done = [*steps(site, run.id)]
     assert done == [
-        "evidence", "moment", "drain", "jobs", f"requeue:{job}", "empty", "validate", "notify", "verify",
-        "resume",
+        "evidence", "moment", "still", "drain", "jobs", f"requeue:{job}", "empty", "validate", "notify",
+        "verify", "resume",
     ]  # fmt: skip
     assert steps(site, run.id, StepEvent.skipped) == ["ticket", "repair"]
     assert [one for one in site.scheduler.writes if one != "start_now"] == ["drain", "requeue", "resume"]

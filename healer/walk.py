@@ -125,7 +125,6 @@ class _Pass:
     def __init__(self, tx: WalkTx, rules: Ruleset, picture: Picture, now: datetime) -> None:
         self.tx, self.rules, self.picture, self.now = tx, rules, picture, now
         self.work = Correlator(rules, tx.open_incidents(), picture, now, tx.incident)
-        self.by_name = {rule.name: rule for rule in rules.rules}
         self.known = dict(self.work.by_id)
         self.started: list[str] = []
         #: What the gate knows; None while this walk has no need to ask it.
@@ -181,7 +180,7 @@ class _Pass:
 
     def _looked_at(self, incident: Incident) -> datetime | None:
         """Noted where something may be done about it: only then somebody has to know."""
-        rule, noted = self.by_name.get(incident.rule), incident.ticked_at
+        rule, noted = self.rules.by_name.get(incident.rule), incident.ticked_at
         if rule is None or rule.playbook is None or self.picture.sensed is None:
             return noted
         at = self.picture.sensed.at
@@ -249,7 +248,7 @@ class _Pass:
         untold = self.tx.spoken_of(batch)
         for listed in by_urgency(self._open()):
             incident = self.work.by_id[listed.id]  # one before it may have changed it
-            rule = self.by_name.get(incident.rule)
+            rule = self.rules.by_name.get(incident.rule)
             if (
                 rule is None
                 or not incident.is_open
@@ -361,7 +360,7 @@ class _Pass:
         return [one for one in self.work.by_id.values() if one.is_open]
 
     def _wants_gate(self, incident: Incident) -> bool:
-        rule = self.by_name.get(incident.rule)
+        rule = self.rules.by_name.get(incident.rule)
         return rule is not None and (rule.playbook is not None or incident.drained_at is not None)
 
     def _carry_out(

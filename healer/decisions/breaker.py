@@ -51,10 +51,9 @@ def storm_roots(
     Held ones count too (else a storm would hide itself); planned work and nodes that were out already do not,
     nor what was merged into another incident.
     """
-    by_name = {rule.name: rule for rule in rules.rules}
     found: dict[tuple[str, str], Root] = {}
     for incident in sorted(incidents, key=lambda one: (one.opened, one.id)):
-        rule, node = by_name.get(incident.rule), incident.root.node
+        rule, node = rules.by_name.get(incident.rule), incident.root.node
         if rule is None or node is None or not _removes(rule, incident, rules):
             continue
         if incident.opened <= now - STORM_WINDOW or incident.node_was_out or incident.merged_into:

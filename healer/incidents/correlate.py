@@ -149,7 +149,7 @@ class Correlator:
                 # Worse news about the node is a new incident under the rule that may act on it; it takes
                 # the milder one in. Anything else belongs to what is already known of the node.
                 alike = one.fault_class is finding.fault_class
-                ours, theirs = self._rule(finding), self._rule_named(one.rule)
+                ours, theirs = self._rule(finding), self.rules.by_name.get(one.rule)
                 weaker = alike and self._weaker(theirs, ours)
                 milder = rank_told(finding) <= rank_of(one) or (alike and self._weaker(ours, theirs))
                 if milder and not (weaker and self._is_free(one)):
@@ -202,9 +202,6 @@ class Correlator:
             return incident.severity
         return min(incident.severity, rule.severity)
 
-    def _rule_named(self, name: str) -> Rule | None:
-        return next((one for one in self.rules.rules if one.name == name), None)
-
     def _weaker(self, one: Rule | None, other: Rule | None) -> bool:
         """Nothing is ever done for `one`, and more may be for `other`: no playbook, only watched, acts."""
         strength = self._strength(one)
@@ -212,7 +209,7 @@ class Correlator:
 
     def may_act(self, incident: Incident) -> bool:
         """Its rule has a playbook, and is not only watched."""
-        return self._strength(self._rule_named(incident.rule)) == 2
+        return self._strength(self.rules.by_name.get(incident.rule)) == 2
 
     def _strength(self, rule: Rule | None) -> int:
         if rule is None or rule.playbook is None:
@@ -303,7 +300,7 @@ class Correlator:
                 continue
             same_node = other.root.node is not None and other.root.node == root.root.node
             watched = other.fault_class is root.fault_class is FaultClass.degraded and same_node
-            weaker = watched and self._weaker(self._rule_named(other.rule), self._rule_of(root))
+            weaker = watched and self._weaker(self.rules.by_name.get(other.rule), self._rule_of(root))
             if (weaker and self._is_free(other)) or (other.fault == _UNUSUAL and same_node):
                 self._merge(other, root)
                 self._take_evidence(other, root)
@@ -352,7 +349,7 @@ class Correlator:
         self._merge(other, root)
 
     def _rule_of(self, incident: Incident) -> Rule:
-        rule = self._rule_named(incident.rule)
+        rule = self.rules.by_name.get(incident.rule)
         if rule is None:
             raise LookupError(f"there is no rule {incident.rule}")
         return rule
@@ -376,7 +373,7 @@ class Correlator:
         return not jobs.isdisjoint(root.jobs_hit) or (node is not None and node == root.root.node)
 
     def _rule(self, finding: Finding) -> Rule:
-        rule = next((one for one in self.rules.rules if one.name == finding.rule), None)
+        rule = self.rules.by_name.get(finding.rule)
         rule = rule or rule_for(self.rules, finding.fault, finding.fault_class)
         if rule is None:
             raise LookupError(f"no rule takes the fault {finding.fault} ({finding.fault_class})")

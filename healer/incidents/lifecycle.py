@@ -170,7 +170,8 @@ def is_measured(rules: Ruleset, incident: Incident) -> bool:
     """Whether ticks over the fleet tell when its cause is gone."""
     if incident.fault in SAMPLED_FAULTS:
         return True
-    return any(rule.name == incident.rule and rule.detection for rule in rules.rules)
+    rule = rules.by_name.get(incident.rule)
+    return rule is not None and rule.detection
 
 
 def clear_since(incident: Incident, picture: Picture) -> datetime | None:

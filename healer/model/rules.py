@@ -1,6 +1,7 @@
 """What `rules/` says, as values. `healer.ruleset` loads and cross-checks them."""
 
 from datetime import timedelta
+from functools import cached_property
 
 import msgspec
 
@@ -163,7 +164,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     gpu_pci: dict[str, tuple[str, ...]] = {}
 
 
-class Ruleset(msgspec.Struct, frozen=True, kw_only=True):
+class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All of `rules/` as one value. `version` is a hash of the files it was read from."""
 
     version: str
@@ -185,6 +186,11 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True):
     catalogue: Catalogue = Catalogue()
     detection: tuple[DetectionRule, ...] = ()
     gpu_models: tuple[GpuModel, ...] = ()
+
+    @cached_property
+    def by_name(self) -> dict[str, Rule]:
+        """Rules by their names, reckoned once for each set."""
+        return {rule.name: rule for rule in self.rules}
 
     def mode_of(self, rule: Rule) -> Mode:
         return rule.mode or self.default_mode

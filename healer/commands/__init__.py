@@ -4,6 +4,16 @@ The modules are imported for `--help`, so they import nothing heavy at the top: 
 Celery, numpy or scikit-learn. What a command needs it imports when it runs.
 """
 
+import getpass
+
 
 class Failed(Exception):
     """The command did not succeed. One sentence, printed to standard error; the exit status is 1."""
+
+
+def person() -> str:
+    """Who types: the login name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "command line"

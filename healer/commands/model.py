@@ -1,6 +1,5 @@
 """`healer model`: trains the isolation forest's models and shows them."""
 
-import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, person
 from healer.commands.remote import AS_JSON, print_json, print_table
 from healer.commands.token import parse_lasts
 from healer.settings import load
@@ -45,7 +44,7 @@ def train(
             if isinstance(one, TooLittle):
                 refused.append(str(one))
                 continue
-            new = False if dry_run else desk.save(one, by=_person(), at=now)
+            new = False if dry_run else desk.save(one, by=person(), at=now)
             made += 1
             told.append(_plain(one.model) | {"stored": new})
             if not json:
@@ -173,11 +172,3 @@ def _desk(cluster: str | None) -> "Iterator[ModelDesk]":
             yield found
     except (Unavailable, NoCluster) as error:
         raise Failed(str(error)) from None
-
-
-def _person() -> str:
-    """Who types: the login name."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "command line"

@@ -1,6 +1,5 @@
 """`healer token`: makes, lists and revokes tokens, straight in the database."""
 
-import getpass
 import os
 import re
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, person
 from healer.commands.remote import AS_JSON, print_json, print_table
 from healer.model.words import Role
 from healer.settings import load
@@ -53,7 +52,7 @@ def create(
             role=role,
             name=name,
             now=now,
-            by=_person(),
+            by=person(),
             node=node,
             job=job,
             cluster=cluster,
@@ -85,7 +84,7 @@ def revoke(token: str = typer.Argument(help="The token's id, or the token itself
     """Make a token worthless, within a second, on all machines. Its sessions end too."""
     identity = token.split("_")[1] if token.startswith("heal_") and token.count("_") >= 2 else token
     with _tokens() as tokens:
-        if not tokens.revoke(identity, by=_person(), now=datetime.now(UTC)):
+        if not tokens.revoke(identity, by=person(), now=datetime.now(UTC)):
             raise Failed(f"there is no token {identity} in force")
     typer.echo(f"revoked {identity}")
 
@@ -108,11 +107,3 @@ def _tokens() -> Iterator[Any]:
             yield found
     except Unavailable as error:
         raise Failed(str(error)) from None
-
-
-def _person() -> str:
-    """Who types: the login name."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "command line"

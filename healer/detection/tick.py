@@ -1,6 +1,6 @@
 """The tick over the fleet: all senses that live on samples, looked at together every few seconds."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -144,7 +144,3 @@ def _stretches(reports: Sequence[Report], span: timedelta) -> Collection[tuple[d
             begun = one.arrived_at
     edges.append(len(reports))
     return [(reports[b - 1].arrived_at, reports[a:b]) for a, b in pairwise(edges)]
-
-
-#: What the tick's thread hands over: called with each result.
-Hear = Callable[[Sensed], None]

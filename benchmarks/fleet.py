@@ -42,7 +42,7 @@ class Fleet:
         self._slurm, self._port = running.slurm, running.stack.port
         names = list(self._slurm.snapshot().nodes)
         for _ in range(len(names) * 4 // 5 // JOB_NODES):
-            self._slurm.submit(name="pretrain", nodes=JOB_NODES)
+            self._slurm.add_job(name="pretrain", nodes=JOB_NODES)
         self._sensors = SimTelemetry(CLUSTER, names, start=datetime.now(UTC))
         self._headers = {"Authorization": f"Bearer {running.token}", "Content-Type": "application/json"}
         self.samples = self.rounds = self.behind = 0

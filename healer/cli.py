@@ -20,13 +20,16 @@ COMMANDS = (
     "token",
     "send",
     "nodes",
+    "node_package",
     "incidents",
     "runs",
+    "reconcile",
     "rules",
     "model",
     "replay",
     "simulate",
     "audit",
+    "hook",
     "doctor",
 )
 

@@ -4,62 +4,44 @@
 between is taken up by the next worker, which looks first.
 """
 
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import structlog
 
-from healer.actions import CHECKS, VERBS, WAITS, Action, Again, Context, Done, Failed, Result, Skipped
+from healer.actions import CHECKS, VERBS, WAITS, Action, Again, Context, Done, Failed, Result, Skipped, note
 from healer.actions.checks import told_since
-from healer.actions.waits import far_from_checkpoint
-from healer.decisions import (
-    SLOT_VERBS,
-    decision_of,
-    holds_slot,
-    judge,
-    out_by_us,
-    proposal_of,
-    slot_later,
-    takes_canary,
-)
-from healer.incidents.lifecycle import CLEAR_FOR
-from healer.incidents.senses import ended_work, not_looked
+from healer.decisions import settings_of
+from healer.leave import TELLING, Leave, paused, remedy_use
 from healer.model import (
     REMOVING_VERBS,
+    RESTARTING_VERBS,
     RETURNING_VERBS,
     Command,
     CommandKind,
-    GateFacts,
     Incident,
     LogEntry,
-    Mode,
-    Outcome,
-    Playbook,
-    Proposal,
-    Remedy,
     RemedyUse,
-    RequeueUse,
     Ruleset,
     Run,
     RunState,
-    Slot,
+    SlurmSnapshot,
     Step,
     StepEvent,
     Verb,
 )
 from healer.playbooks.advance import Ask, Do, Finish, Skip, Sleep, advance
 from healer.ports import (
-    AlreadyRequeued,
     Checkpoints,
     Clock,
-    GateTx,
     LeaseLost,
     Ledger,
     LedgerAway,
     NodeError,
     NodeExec,
+    NotAvailable,
     RunClaim,
     Scheduler,
     SchedulerError,
@@ -68,12 +50,13 @@ from healer.runlog import (
     audit_of,
     began_at,
     effect_key,
+    entry_of,
+    has_drained,
     has_removed,
+    has_reserved,
     is_asked,
     is_started,
     last_of,
-    moment_of,
-    past_moment,
     restarts_of,
     tested_at,
     would_have_removed,
@@ -81,17 +64,12 @@ from healer.runlog import (
 
 log = structlog.get_logger()
 
-#: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
-HELD_AGAIN_S = 1.0
-WAITS_AGAIN_S = 5.0
 _EVENT = {
     Done: StepEvent.done,
     Skipped: StepEvent.skipped,
     Failed: StepEvent.failed,
     Again: StepEvent.waiting,
 }
-#: People are told without leave; everything else that is done asks for it.
-_TELLING = frozenset({Verb.ticket, Verb.notify})
 
 
 class Driver:
@@ -107,6 +85,8 @@ class Driver:
         checkpoint: Callable[[str], None] = lambda _: None,
         nodes: NodeExec | None = None,
         checkpoints: Checkpoints | None = None,
+        picture: Callable[[], SlurmSnapshot | None] = lambda: None,
+        users: Callable[[], Sequence[str]] = lambda: ("root",),
     ) -> None:
         self.ledger, self.scheduler, self.rules = ledger, scheduler, rules
         self.clock = clock
@@ -114,6 +94,8 @@ class Driver:
         self.nodes = nodes
         #: What jobs can go back to; None: nobody tells, and only their end is waited for.
         self.checkpoints = checkpoints
+        #: Slurm's newest stored picture, and as whom healer comes to Slurm: its reservations let those in.
+        self.picture, self.users = picture, users
         #: Called with the name of each line where a crash would matter; tests kill the process there.
         self.checkpoint = checkpoint
 
@@ -139,6 +121,7 @@ class Driver:
             news = self._news(claim.run, RunState.running)
             if news is not None:  # what healer started itself, the detector knows
                 claim.tell(news)
+        before = len(entries)
         while True:
             intent = advance(playbook, entries, self.clock.now())
             match intent:
@@ -151,9 +134,12 @@ class Driver:
                     self._end(claim, RunState.done, would)
                     return
                 case Sleep():
+                    if intent.until is None or has_drained(entries[before:]):
+                        self._note(claim, entries, "running" if intent.until else "waiting")
                     self._sleep(claim, intent, entries)
                     return
                 case Ask():
+                    self._note(claim, entries, "stuck")
                     self._ask(claim, intent.question)
                     return
                 case Finish():
@@ -176,6 +162,16 @@ class Driver:
         tell = self._news(claim.run, RunState.stuck)
         claim.set_state(RunState.stuck, why=question, question=question, tell=tell)
 
+    def _note(self, claim: RunClaim, entries: list[LogEntry], state: str) -> None:
+        """For other programs, beside our drain, when there is time for it."""
+        if claim.run.node is None or claim.run.shadow or not has_drained(entries):
+            return
+        if paused(claim, self.clock):
+            return
+        claim.fence()
+        if why := note.write(self.scheduler, claim.run, state):
+            log.info("no note beside the drain", node=claim.run.node, why=why)
+
     # --- one step ------------------------------------------------------------------------------------------
 
     def _do(self, claim: RunClaim, rules: Ruleset, intent: Do, entries: list[LogEntry]) -> LogEntry:
@@ -183,28 +179,29 @@ class Driver:
         incident = claim.incident()
         ctx = self._context(claim, intent, entries, incident)
         started = is_started(entries, intent.key)
-        # A return asks once: read back, the node no longer shows what it was granted for.
-        asks = intent.step.do not in _TELLING and not (intent.step.do in RETURNING_VERBS and started)
-        left = self._give_way(claim, intent, entries, ctx) or self._stays_out(claim, intent, entries, ctx)
+        asks = intent.step.do not in TELLING or intent.item is not None
+        left = self._leaves(claim, intent, entries, ctx)
         if left is not None:
             return left
         if action.effect and asks and not claim.run.shadow:
             # What is done already needs no leave; what is still to be done asks for it each time: a pause,
             # the breaker or a person may have come since the last attempt.
-            seen = self._guarded(lambda: action.probe(ctx)) if started else None
+            seen = self._seen(claim, intent, entries, ctx) if started else None
             if seen is not None:
-                return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
-            far = self._far(claim, rules, intent, entries, ctx)
+                return seen
+            keeps = started and self._guarded(lambda: action.only_keeps(ctx)) is True
+            leave = Leave(claim, intent, entries, self.clock)
+            playbook = rules.playbooks[claim.run.playbook]
+            far = None if keeps else self._guarded(lambda: leave.far(playbook, ctx))
             if isinstance(far, Skipped | Failed):
                 return self._record(claim, intent, far, entries)
-            kept = self._pass_gate(claim, rules, intent, entries, incident, wait=far.text if far else None)
-            if kept is not None:
-                return kept
+            if not keeps:
+                kept = leave.ask(rules, incident, wait=far.text if far else None)
+                if kept is not None:
+                    return kept
             if intent.step.do in RETURNING_VERBS:
                 # What was told before the gate let it go, the walk has stored.
-                fresh = self._context(claim, intent, entries)
-                left = self._give_way(claim, intent, entries, fresh)
-                left = left or self._stays_out(claim, intent, entries, fresh)
+                left = self._leaves(claim, intent, entries, self._context(claim, intent, entries))
                 if left is not None:
                     return left
         elif action.effect and not started:
@@ -221,6 +218,16 @@ class Driver:
             result = Done(text=f"shadow: would wait: {result.text}")
         return self._record(claim, intent, result, entries)
 
+    def _seen(self, claim: RunClaim, intent: Do, entries: list[LogEntry], ctx: Context) -> LogEntry | None:
+        """What became of a step that was begun, where there is something to be seen."""
+        seen = self._guarded(lambda: _action(intent.step).probe(ctx))
+        if seen is None:
+            return None
+        return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
+
+    def _leaves(self, claim: RunClaim, intent: Do, entries: list[LogEntry], ctx: Context) -> LogEntry | None:
+        return self._give_way(claim, intent, entries, ctx) or self._stays_out(claim, intent, entries, ctx)
+
     def _give_way(
         self, claim: RunClaim, intent: Do, entries: list[LogEntry], ctx: Context
     ) -> LogEntry | None:
@@ -235,9 +242,9 @@ class Driver:
         if is_started(entries, intent.key):
             if verb in REMOVING_VERBS:
                 return None  # read back first what was begun
-            seen = self._guarded(lambda: _action(intent.step).probe(ctx)) if verb in RETURNING_VERBS else None
+            seen = self._seen(claim, intent, entries, ctx) if verb in RETURNING_VERBS else None
             if seen is not None:  # the node is back already: the other incident takes it out anew
-                return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
+                return seen
         text = f"leaves {claim.run.node} to incident {worse[:8]}, which is worse"
         return self._write(claim, intent, StepEvent.skipped, text, {"ends_run": True})
 
@@ -253,9 +260,9 @@ class Driver:
         if not lines and worse is None:
             return None
         if is_started(entries, intent.key):
-            seen = self._guarded(lambda: _action(intent.step).probe(ctx))
+            seen = self._seen(claim, intent, entries, ctx)
             if seen is not None:  # it is back already
-                return self._record(claim, intent, self._in_time(ctx, intent, seen), entries)
+                return seen
         text = f"A new fault line came since the tests began: {lines[-1].text}" if lines else ""
         if worse is not None:
             text = (
@@ -266,7 +273,7 @@ class Driver:
 
     def _skip(self, claim: RunClaim, intent: Skip) -> LogEntry:
         step = Do(step=intent.step, key=intent.key, item=None, attempt=1, fresh=True)
-        entry = self._entry(claim, step, StepEvent.skipped, intent.why, {})
+        entry = entry_of(claim.run, step, self.clock.now(), StepEvent.skipped, intent.why)
         claim.write(entry)
         return entry
 
@@ -277,12 +284,14 @@ class Driver:
             self.checkpoint(f"done:{key}")
         return result if result is not None else action.verify(ctx)
 
-    def _guarded(self, act: Callable[[], Result | None]) -> Any:
+    def _guarded(self, act: Callable[[], object]) -> Any:
         """Slurm's refusals are failed attempts; an error of our own asks a person instead of looping."""
         try:
             return act()
         except (LeaseLost, LedgerAway):
             raise
+        except NotAvailable as error:
+            return Failed(text=str(error), final=True)
         except (SchedulerError, NodeError) as error:
             return Failed(text=str(error))
         except Exception as error:
@@ -292,7 +301,8 @@ class Driver:
     def _in_time(self, ctx: Context, intent: Do, result: Result) -> Result:
         if not isinstance(result, Again) or result.after_s is None:
             return result
-        waited_s = (self.clock.now() - ctx.began_at).total_seconds()
+        began = ctx.began_at if result.since is None else max(ctx.began_at, result.since)
+        waited_s = (self.clock.now() - began).total_seconds()
         if intent.step.do is None:
             limit_s = intent.step.wait_s
             if limit_s is None or waited_s <= limit_s:
@@ -306,7 +316,7 @@ class Driver:
         self, claim: RunClaim, intent: Do, entries: list[LogEntry], incident: Incident | None = None
     ) -> Context:
         """`incident` as it was just read; else it is read now."""
-        run = claim.run
+        run, rules = claim.run, self.rules()
         return Context(
             run=run,
             step=intent.step,
@@ -325,7 +335,15 @@ class Driver:
             checkpoints=self.checkpoints,
             key=effect_key(run, entries, intent.key),
             asked=is_asked(entries, intent.key, intent.attempt),
-            tested_at=tested_at(self.rules().playbooks[run.playbook], entries),
+            tested_at=tested_at(rules.playbooks[run.playbook], entries),
+            log=tuple(entries),
+            guards=settings_of(rules, run.cluster),
+            known_bad=claim.known_bad,
+            permits=claim.permits,
+            reserved=has_reserved(entries),
+            picture=self.picture,
+            users=self.users,
+            scripts=rules.scripts,
         )
 
     def _record(self, claim: RunClaim, intent: Do, result: Result, entries: list[LogEntry]) -> LogEntry:
@@ -341,168 +359,20 @@ class Driver:
             data["final"] = True
         last = last_of(entries, intent.key)
         if isinstance(result, Again) and _says_the_same(last, result, intent):
-            return self._entry(claim, intent, StepEvent.waiting, result.text, data)  # a day is one line
+            # A day is one line.
+            return entry_of(claim.run, intent, self.clock.now(), StepEvent.waiting, result.text, data)
+        if isinstance(result, Skipped) and intent.step.do in RESTARTING_VERBS:
+            return Leave(claim, intent, entries, self.clock).no_restart(result.text, data)
+        if data.get("final") and intent.step.do is Verb.drain:
+            Leave(claim, intent, entries, self.clock).no_drain(self.scheduler)
         drained = isinstance(result, Done) and intent.step.do is Verb.drain and claim.run.node is not None
-        use = self._remedy_use(claim.run) if drained else None
+        use = None
+        if drained:
+            playbook = self.rules().playbooks[claim.run.playbook]
+            use = remedy_use(claim.run, playbook, entries, self.clock.now())
         return self._write(claim, intent, _EVENT[type(result)], result.text, data, drained=use)
 
-    def _remedy_use(self, run: Run) -> RemedyUse:
-        return RemedyUse(
-            node=run.node or "",
-            remedy=_remedy(run),
-            rule=run.rule,
-            at=self.clock.now(),
-            incident=run.incident,
-        )
-
-    # --- the gate ------------------------------------------------------------------------------------------
-
-    def _pass_gate(
-        self,
-        claim: RunClaim,
-        rules: Ruleset,
-        intent: Do,
-        entries: list[LogEntry],
-        incident: Incident | None,
-        *,
-        wait: str | None,
-    ) -> LogEntry | None:
-        """Judges a step and logs `started` in one commit; the entry that keeps it back, or None.
-
-        A run that was granted its slot as it began rides on that. One that waited first is judged whole here,
-        by the rule's mode and the caps of now, and takes its slot in this very commit. `wait`: why it is not
-        done now although it may; the gate is asked first, so that a long hold is one line.
-        """
-        again = is_started(entries, intent.key)
-        started = any(one.step == intent.key and one.event is StepEvent.started for one in entries)
-        now = self.clock.now()
-        run, step = claim.run, intent.step
-        restarts = restarts_of(run, intent.item, entries)
-        asked = proposal_of(run, step.do or Verb.drain, incident, job=intent.item, restarts=restarts)
-        playbook = rules.playbooks[run.playbook]
-        last = last_of(entries, intent.key)
-        held_by = last.data.get("guard") if last is not None else None
-        with claim.gate() as tx:
-            ride = not slot_later(playbook) or holds_slot(tx.facts, run)
-            takes = not ride and step.do in SLOT_VERBS
-            mode = asked.mode if ride else _mode(rules, run)
-            proposal = msgspec.structs.replace(asked, ride=ride, mode=mode)
-            if takes and (why := _no_more(run, incident, tx.facts, now)):
-                entry = self._entry(claim, intent, StepEvent.skipped, why, {"ends_run": True})
-                tx.write(entry)
-                return entry
-            verdict = judge(proposal, tx.facts, rules, now)
-            if takes and incident is not None and run.by == "healer":
-                wait = not_looked(incident, now)
-            if wait is not None and verdict.outcome is Outcome.act:
-                return self._waits(tx, claim, intent, wait, last)
-            late = self._too_late(claim, intent, entries, playbook) if takes else None
-            if late is not None and verdict.outcome is Outcome.act:
-                tx.write(late)
-                return late
-            # That a drain may go was decided, and stored, when its run began.
-            decided = again or (not takes and (step.do in SLOT_VERBS or step.do in RETURNING_VERBS))
-            begun = verdict.outcome is Outcome.act and decided and held_by is None
-            if not begun and (verdict.guard is None or verdict.guard != held_by):
-                tx.add_decision(decision_of(proposal, verdict, now))
-            if verdict.outcome is Outcome.act:
-                if takes_canary(tx.facts, proposal):
-                    tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
-                if takes:
-                    tx.grant_slot(_slot(proposal, run, now))
-                return None if again else self._granted(tx, claim, intent, proposal, ours=started)
-            data: dict[str, object] = {"guard": str(verdict.guard)}
-            if verdict.outcome is Outcome.held:
-                data["wake_at"] = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
-                entry = self._entry(claim, intent, StepEvent.held, verdict.why, data)
-            else:
-                # A refused requeue leaves the job to its owner; a refused drain needs a person.
-                event = StepEvent.skipped if step.do is Verb.requeue else StepEvent.failed
-                entry = self._entry(claim, intent, event, verdict.why, {**data, "final": True})
-            if verdict.outcome is not Outcome.held or verdict.guard != held_by:
-                tx.write(entry)  # a pause of a weekend is one line of the log
-            return entry
-
-    def _far(
-        self, claim: RunClaim, rules: Ruleset, intent: Do, entries: list[LogEntry], ctx: Context
-    ) -> Result | None:
-        """Why a requeue is not due: a run that waited for a good moment waits for each job's own again.
-
-        A guard may have held the step for hours, and the job's work went on. What a fatal fault has ended
-        does not go on.
-        """
-        playbook, incident = rules.playbooks[claim.run.playbook], ctx.incident
-        moment = moment_of(playbook, intent.step, entries) if intent.step.do is Verb.requeue else None
-        if moment is None or (incident is not None and (incident.unusable or ended_work(incident))):
-            return None
-        waited_for, lasts = moment
-        far = self._guarded(lambda: far_from_checkpoint(ctx, lasts))
-        first = next((one for one in entries if one.step == intent.key and one.data.get("waits")), None)
-        waited_s = (self.clock.now() - first.at).total_seconds() if first is not None else 0.0
-        if isinstance(far, Again) and waited_for.wait_s is not None and waited_s > waited_for.wait_s:
-            return Skipped(text=f"Job {intent.item} told of no checkpoint in time: it goes on to its end")
-        return far
-
-    def _waits(self, tx: GateTx, claim: RunClaim, intent: Do, why: str, last: LogEntry | None) -> LogEntry:
-        wake = (self.clock.now() + timedelta(seconds=WAITS_AGAIN_S)).isoformat()
-        entry = self._entry(claim, intent, StepEvent.held, why, {"waits": True, "wake_at": wake})
-        if last is None or last.event is not StepEvent.held or last.text != why:
-            tx.write(entry)  # a day is one line
-        return entry
-
-    def _too_late(
-        self, claim: RunClaim, intent: Do, entries: list[LogEntry], playbook: Playbook
-    ) -> LogEntry | None:
-        """The moment that was waited for has passed while a guard held this step: it is waited for anew."""
-        earlier = past_moment(playbook, intent.step, entries, self.clock.now())
-        if earlier is None:
-            return None
-        again = Do(step=earlier, key=earlier.id, item=None, attempt=1, fresh=False)
-        text = f"{intent.key} was held until the moment had passed: waits for the next"
-        return self._entry(claim, again, StepEvent.retry, text, {})
-
-    def _granted(
-        self, tx: GateTx, claim: RunClaim, intent: Do, proposal: Proposal, *, ours: bool
-    ) -> LogEntry | None:
-        """Logs `started`; a job whose life was requeued before is left to whoever did it.
-
-        `ours`: this run was granted it before, and a person lets it try again.
-        """
-        now = self.clock.now()
-        requeues = intent.step.do is Verb.requeue and not ours
-        if requeues and proposal.job and proposal.restarts is not None:
-            use = RequeueUse(
-                job=proposal.job, restarts=proposal.restarts, at=now, incident=claim.run.incident
-            )
-            try:
-                tx.add_requeue(use)
-            except AlreadyRequeued:
-                text = f"Job {proposal.job} was requeued already (restart {proposal.restarts + 1})"
-                entry = self._entry(claim, intent, StepEvent.skipped, text, {})
-                tx.write(entry)
-                return entry
-        # Whoever sees the node come back knows by this that it is no person's doing.
-        returns: dict[str, object] = (
-            {"verb": str(intent.step.do)} if intent.step.do in RETURNING_VERBS else {}
-        )
-        tx.write(self._entry(claim, intent, StepEvent.started, "", returns))
-        return None
-
-    # --- writing ---
-
-    def _entry(
-        self, claim: RunClaim, intent: Do, event: StepEvent, text: str, data: dict[str, object]
-    ) -> LogEntry:
-        return LogEntry(
-            run=claim.run.id,
-            at=self.clock.now(),
-            epoch=claim.run.epoch,
-            step=intent.key,
-            event=event,
-            attempt=intent.attempt,
-            text=text,
-            data=data,
-        )
+    # --- writing -------------------------------------------------------------------------------------------
 
     def _write(
         self,
@@ -514,7 +384,7 @@ class Driver:
         *,
         drained: RemedyUse | None = None,
     ) -> LogEntry:
-        entry = self._entry(claim, intent, event, text, data or {})
+        entry = entry_of(claim.run, intent, self.clock.now(), event, text, data)
         claim.write(entry, audit=audit_of(claim.run, intent, entry), drained=drained)
         return entry
 
@@ -522,7 +392,15 @@ class Driver:
         """What the detector is told of a run's new state; nothing for shadow runs."""
         if run.incident is None or run.shadow:
             return None
-        return _command(run, self.clock.now(), state)
+        return Command(
+            kind=CommandKind.run_changed,
+            cluster=run.cluster,
+            at=self.clock.now(),
+            by=run.by,
+            incident=run.incident,
+            reason=run.reason,
+            data={"run": run.id, "playbook": run.playbook, "state": str(state)},
+        )
 
     def _end(self, claim: RunClaim, state: RunState, why: str, *, early: bool = False) -> None:
         """`early`: not by its last step; its incident stands as if nobody had worked on it."""
@@ -551,48 +429,5 @@ def _says_the_same(last: LogEntry | None, result: Again, intent: Do) -> bool:
     return (last.text, last.attempt) == (result.text, intent.attempt)
 
 
-def _no_more(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> str | None:
-    """Why a run of healer's that has waited has nothing left to take its node for."""
-    if run.by != "healer" or run.node is None:
-        return None
-    since = incident.clear_since if incident is not None else None
-    if since is not None and now - since >= CLEAR_FOR:
-        return f"{run.node} is well again since {since:%H:%M:%S} UTC: nothing is done"
-    return out_by_us(run.node, facts)
-
-
-def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:
-    return Slot(
-        cluster=run.cluster,
-        node=run.node or "",
-        incident=run.incident,
-        run=run.id,
-        granted_at=now,
-        unusable=proposal.unusable,
-    )
-
-
 def _tell_nobody(_: Command) -> None:
     return None
-
-
-def _remedy(run: Run) -> Remedy:
-    return Remedy(run.input.get("remedy", Remedy.none))
-
-
-def _mode(rules: Ruleset, run: Run) -> Mode:
-    """The rule's mode as it stands now: it was another one, maybe, when the run began to wait."""
-    rule = next((one for one in rules.rules if one.name == run.rule), None)
-    return rules.mode_of(rule) if rule is not None and run.by == "healer" else run.mode
-
-
-def _command(run: Run, at: datetime, state: RunState) -> Command:
-    return Command(
-        kind=CommandKind.run_changed,
-        cluster=run.cluster,
-        at=at,
-        by=run.by,
-        incident=run.incident,
-        reason=run.reason,
-        data={"run": run.id, "playbook": run.playbook, "state": str(state)},
-    )

@@ -4,8 +4,12 @@ import re
 
 #: More than the largest Slurm cluster; a typing mistake must not eat the memory.
 MOST_NAMES = 100_000
+#: In one name; each multiplies.
+_MOST_BRACKETS = 16
 
 _BRACKET = re.compile(r"\[([0-9,\- ]+)\]")
+#: Up to a comma that stands in no bracket. Users write such lists too: linear, whatever they hold.
+_PART = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -16,9 +20,13 @@ def expand(text: str) -> list[str]:
     Raises ValueError with a sentence.
     """
     names: list[str] = []
-    for part in re.split(r",(?![^\[]*\])", text):
+    for part in _PART.findall(text):
+        if part.count("[") > _MOST_BRACKETS:
+            raise ValueError(f"{part[:80]} has more than {_MOST_BRACKETS} brackets")
         if part.strip():
             names.extend(_expand_one(part.strip()))
+        if len(names) > MOST_NAMES:
+            raise ValueError(f"the hostlist names more than {MOST_NAMES} nodes")
     if not names:
         raise ValueError("the hostlist is empty")
     return names
@@ -48,4 +56,6 @@ def _numbers(text: str) -> list[str]:
         if int(last) - int(first) >= MOST_NAMES:
             raise ValueError(f"[{text}]: the range {piece} names more than {MOST_NAMES} nodes")
         numbers.extend(str(n).zfill(len(first)) for n in range(int(first), int(last) + 1))
+        if len(numbers) > MOST_NAMES:
+            raise ValueError(f"[{text[:80]}] names more than {MOST_NAMES} nodes")
     return numbers

@@ -101,6 +101,9 @@ def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any]]
                     "signals/checkpoints",
                     {name: value for name, value in body.items() if value is not None},
                 )
+        elif kind == ObservationKind.hook:
+            for one in told:
+                yield f"signals/hooks/{one.data['hook']}", _told(_hook(one))
         elif kind == ObservationKind.gpu_inventory and node is not None:
             for one in told:
                 yield "signals/metrics", _inventory(cluster, node, one)
@@ -108,6 +111,14 @@ def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any]]
 
 def _told(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
+
+
+def _hook(one: Observation) -> dict[str, Any]:
+    checks = [{"name": name} for name in one.data.get("passed", ())]
+    checks += [{"name": name, "text": text} for name, text in one.data.get("failed", {}).items()]
+    where = one.component
+    named = {"cluster": where.cluster, "node": where.node, "job": where.job, "boot_id": one.boot_id}
+    return {**named, "id": one.data.get("id"), "time": one.event_at, "checks": checks}
 
 
 def _inventory(cluster: str, node: str, one: Observation) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from healer.model import (
     Step,
     Topology,
     Verb,
+    WatchSettings,
 )
+from healer.playbooks.advance import JOB_LISTS
 from healer.rulefiles import Source, did_you_mean
 from healer.signals.kernel_log import normal_pci
 
@@ -34,17 +36,21 @@ _AT_LEAST_ONE = ("max_nodes",)
 _AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h")
 _STEP_ID = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _TARGETS = ("node", "job")
-_FOR_EACH = ("jobs_hit",)
 _LEVELS = (1, 2)
 #: They answer yes or no; every other step either works or asks a person.
-_VERDICTS = frozenset({"fabric_state", Verb.diagnose})
+_VERDICTS = frozenset({"fabric_state", "jobs_left", Verb.diagnose})
 #: They may end the run where nothing needs to be done: a node that is out already would stay so.
-_BEFORE_REMOVING = frozenset({"still_slow", "job_end_or_checkpoint"})
+_BEFORE_REMOVING = frozenset({"still_slow", "job_end_or_checkpoint", "reached"})
 #: What a step reads of `input`: name, type, whether it has to be there.
 _INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "still_slow": {"senses": (int, False)},
+    "jobs_left": {"run_on_s": (int, False)},
+    Verb.drain: {"adopt": (bool, False)},
+    Verb.release: {"hold": (bool, False)},
+    Verb.diagnose: {"script": (str, False), "limit_s": (int, False)},
     Verb.restart_service: {"service": (str, True)},
 }
+_WANTED: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
 _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 
 
@@ -153,7 +159,7 @@ def _check_step(source: Source, path: tuple[str, int], step: Step) -> None:
         if word is not None:
             _one_of(source, (*path, kind), kind, word, [str(name) for name in known])
     if step.for_each is not None:
-        _one_of(source, (*path, "for_each"), "for_each", step.for_each, _FOR_EACH)
+        _one_of(source, (*path, "for_each"), "for_each", step.for_each, list(JOB_LISTS))
     if step.timeout_s <= 0:
         source.problem((*path, "timeout_s"), "timeout_s: has to be more than 0")
     if step.retries < 0:
@@ -176,7 +182,7 @@ def _check_input(source: Source, path: tuple[str, int], step: Step) -> None:
             hint = did_you_mean(name, list(known)) or (f"it reads {', '.join(known)}" if known else "")
             source.problem((*path, "input", name), f"input: {word} does not read {name}", hint)
         elif type(value) is not known[name][0]:
-            wanted = "a text" if known[name][0] is str else "a whole number"
+            wanted = _WANTED[known[name][0]]
             source.problem((*path, "input", name), f"input: {name} has to be {wanted}")
     for name, (_, needed) in known.items():
         if needed and name not in step.input:
@@ -193,6 +199,19 @@ def _one_of(source: Source, path: Sequence[str | int], name: str, word: str, kno
     if word not in known:
         hint = did_you_mean(word, known) or f"one of {', '.join(known)}"
         source.problem(path, f"{name}: there is no {word}", hint)
+
+
+def read_watches(source: Source | None) -> WatchSettings:
+    """The defaults where the file is missing or wrong. Times and thresholds are above 0."""
+    if source is None:
+        return WatchSettings()
+    data = source.mapping((), source.data, "a mapping of watch settings")
+    settings = source.convert((), data, WatchSettings) or WatchSettings()
+    for name in WatchSettings.__struct_fields__:
+        value = getattr(settings, name)
+        if not isinstance(value, tuple) and value <= 0:
+            source.problem((name,), f"{name}: has to be more than 0")
+    return settings
 
 
 def read_topology(source: Source | None) -> Topology:

@@ -1,8 +1,8 @@
 """Loads and cross-checks all of `rules/` as one value. Everything wrong is found at once, by file and line.
 
 Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
-`xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml` and `signals.yaml` may be left out. Formats:
-`docs/rules.md`, `docs/signals.md`.
+`xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml`, `watches.yaml`, `signals.yaml` may be left out.
+Formats: `docs/rules.md`, `docs/signals.md`.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from healer.model import (
     Ruleset,
     Xid74Bits,
 )
-from healer.rulechecks import check_guards, check_playbook, read_topology
+from healer.rulechecks import check_guards, check_playbook, read_topology, read_watches
 from healer.rulefiles import Problem, Source, did_you_mean
 
 __all__ = ["Problem", "RulesInvalid", "load"]
@@ -54,9 +54,17 @@ OTHER_FAULTS = (
     "straggler",
     "job-slow",
     "unusual-node",
+    "node-offline",
+    "switch-offline",
+    "fleet-offline",
+    "below-configured",
+    "jobs-completing",
+    "controller-backlog",
+    "accounting-away",
 )
-#: Faults with an open tail: the kind of drain that Slurm set.
-OPEN_FAULTS = ("slurm-drain:",)
+#: Faults with an open tail: the kind of drain that Slurm set, the program that drained, the check of a node's
+#: own hooks, the partition of jobs and why they wait.
+OPEN_FAULTS = ("slurm-drain:", "foreign-drain:", "hook:", "jobs-waiting:", "jobs-held:")
 _RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
@@ -86,12 +94,14 @@ def load(
     asks = folder.by_code("xid154.yaml", DriverAsk, lambda ask: ask.code, required=False)
     nvlink5 = _nvlink5(folder)
     xid74 = tuple(row for _, row in folder.entries("xid74.yaml", Xid74Bits, required=False))
-    playbooks = _playbooks(folder)
+    scripts = _scripts(folder)
+    playbooks = _playbooks(folder, scripts)
     known = _known_faults(xids, sxids, asks)
     rules = _rules(folder, known, playbooks)
     guards, clusters, partitions = _guards(folder, dict(overrides or {}))
     source = folder.source("topology.yaml", required=False)
     topology = read_topology(source)
+    watches = read_watches(folder.source("watches.yaml", required=False))
     catalogue = read_catalogue(folder.source("signals.yaml", required=False))
     models = read_models(folder.source("gpu_models.yaml", required=False))
     placed = _detection(folder, catalogue, models, rules, playbooks)
@@ -118,6 +128,8 @@ def load(
         catalogue=catalogue,
         detection=detection,
         gpu_models=models,
+        watches=watches,
+        scripts=scripts,
     )
 
 
@@ -197,7 +209,24 @@ def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
     return tuple(rows)
 
 
-def _playbooks(folder: _Folder) -> dict[str, Playbook]:
+def _scripts(folder: _Folder) -> dict[str, str]:
+    """Whole scripts by the name of their file; each is a batch job that Slurm runs as it stands."""
+    found: dict[str, str] = {}
+    for path in sorted((folder.path / "validation").glob("*.sh")):
+        name = f"validation/{path.name}"
+        raw = path.read_bytes()
+        folder.read[name] = raw
+        try:
+            found[path.stem] = raw.decode()
+        except UnicodeDecodeError:
+            folder.problems.append(Problem(name, 1, "the script is not UTF-8"))
+            continue
+        if not raw.startswith(b"#!"):
+            folder.problems.append(Problem(name, 1, "the script has no #! line: Slurm would not take it"))
+    return found
+
+
+def _playbooks(folder: _Folder, scripts: Mapping[str, str]) -> dict[str, Playbook]:
     found: dict[str, Playbook] = {}
     for path in sorted((folder.path / "playbooks").glob("*.yaml")):
         source = folder.source(f"playbooks/{path.name}")
@@ -207,6 +236,11 @@ def _playbooks(folder: _Folder) -> dict[str, Playbook]:
         if playbook is None:
             continue
         check_playbook(source, playbook)
+        for index, step in enumerate(playbook.steps):
+            script = step.input.get("script")
+            if isinstance(script, str) and script not in scripts:
+                hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
+                source.problem(("steps", index, "input", "script"), f"there is no script {script}", hint)
         if playbook.name != path.stem:
             source.problem(("name",), f"the playbook {playbook.name} stands in a file of another name")
         found[playbook.name] = playbook
@@ -330,6 +364,11 @@ def _guards(
                 continue
             own = check_guards(source, (name, place), fields)
             if own is not None:
-                found[place] = msgspec.structs.replace(base, **{key: getattr(own, key) for key in fields})
+                told = {key: getattr(own, key) for key in fields}
+                found[place] = msgspec.structs.replace(base, **told)
+                if name == "partitions":
+                    # What a partition leaves out is its cluster's, where that has values of its own.
+                    for cluster, around in places[0].items():
+                        found[f"{cluster}/{place}"] = msgspec.structs.replace(around, **told)
         places.append(found)
     return base, places[0], places[1]

@@ -1,9 +1,10 @@
-"""What a run's log tells the driver about one step, and what of a step goes into the audit."""
+"""What a run's log tells the driver about one step, and what of a step goes into the log and the audit."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from healer.model import (
+    JOB_VERBS,
     REMOVING_VERBS,
     AuditRecord,
     LogEntry,
@@ -13,14 +14,20 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.playbooks.advance import Do, jobs_hit
+from healer.playbooks.advance import Do, jobs_all
 
 _PAST = {
     Verb.drain: "node.drained",
     Verb.resume: "node.resumed",
     Verb.requeue: "job.requeued",
+    Verb.revive: "job.revived",
+    Verb.release: "job.released",
     Verb.restart_service: "service.restarted",
     Verb.diagnose: "node.diagnosed",
+    Verb.undrain: "node.undrained",
+    Verb.down: "node.set_down",
+    Verb.reboot: "node.rebooted",
+    Verb.reserve: "node.reserved",
 }
 
 
@@ -31,8 +38,10 @@ def since_retry(entries: Sequence[LogEntry], key: str) -> list[LogEntry]:
     return own[retries[-1] :] if retries else own
 
 
-def is_started(entries: Sequence[LogEntry], key: str) -> bool:
-    return any(one.event is StepEvent.started for one in since_retry(entries, key))
+def is_started(entries: Sequence[LogEntry], key: str, attempt: int | None = None) -> bool:
+    """Granted; with `attempt`: granted in that very one."""
+    begun = (one for one in since_retry(entries, key) if one.event is StepEvent.started)
+    return any(attempt in {None, one.attempt} for one in begun)
 
 
 def began_at(entries: Sequence[LogEntry], key: str) -> datetime | None:
@@ -92,6 +101,22 @@ def has_removed(entries: Sequence[LogEntry]) -> bool:
     return any(one.event is StepEvent.done and one.data.get("verb") in REMOVING_VERBS for one in entries)
 
 
+def has_drained(entries: Sequence[LogEntry]) -> bool:
+    return any(one.event is StepEvent.done and one.data.get("verb") == Verb.drain for one in entries)
+
+
+def has_reserved(entries: Sequence[LogEntry]) -> bool:
+    """The node was reserved for tests, or may have been: it was granted."""
+    granted = (StepEvent.started, StepEvent.done)
+    return any(one.event in granted and one.data.get("verb") == Verb.reserve for one in entries)
+
+
+def stuck_since(entries: Sequence[LogEntry]) -> datetime | None:
+    """Since when the check `jobs_left` saw all jobs of the node completing, where it ended so."""
+    told = [one for one in entries if one.event is StepEvent.done and "stuck_since" in one.data]
+    return datetime.fromisoformat(told[-1].data["stuck_since"]) if told else None
+
+
 def would_have_removed(entries: Sequence[LogEntry]) -> bool:
     """A removing step of a shadow run is done, as if."""
     return any(one.event is StepEvent.done and one.data.get("would") in REMOVING_VERBS for one in entries)
@@ -99,9 +124,24 @@ def would_have_removed(entries: Sequence[LogEntry]) -> bool:
 
 def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int | None:
     if item is not None:
-        return jobs_hit(entries).get(item)
+        return jobs_all(entries).get(item)
     given = run.input.get("restarts")
     return int(given) if given is not None else None
+
+
+def entry_of(
+    run: Run, intent: Do, at: datetime, event: StepEvent, text: str, data: dict[str, object] | None = None
+) -> LogEntry:
+    return LogEntry(
+        run=run.id,
+        at=at,
+        epoch=run.epoch,
+        step=intent.key,
+        event=event,
+        attempt=intent.attempt,
+        text=text,
+        data=data or {},
+    )
 
 
 def audit_of(run: Run, intent: Do, entry: LogEntry) -> AuditRecord | None:
@@ -110,7 +150,8 @@ def audit_of(run: Run, intent: Do, entry: LogEntry) -> AuditRecord | None:
         return None
     worked = entry.event is StepEvent.done and not run.shadow
     verb = _PAST.get(intent.step.do, f"{intent.step.do}.done") if worked else f"step.{entry.event}"
-    subject = f"job/{intent.item or run.job}" if intent.step.do is Verb.requeue else f"node/{run.node}"
+    job = intent.item or (run.job if intent.step.do in JOB_VERBS else None)
+    subject = f"job/{job}" if job else f"node/{run.node}"
     return AuditRecord(
         cluster=run.cluster,
         at=entry.at,

@@ -3,11 +3,13 @@
 The environment wins. A wrong or unknown setting is a SettingsError of one sentence that names it. An empty
 value counts as not set.
 Settings marked secret may be given as `NAME_FILE`, the path of a file that holds the value.
+One healer for several clusters has a table `[clusters.NAME]` for each in the file; what stands there is that
+cluster's alone and wins over all else.
 """
 
 import difflib
-import math
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping
@@ -16,27 +18,24 @@ from typing import Any
 
 import msgspec
 
+from healer import setting_values as values_of
 from healer.model.words import Mode
+from healer.setting_values import Listen
 
-ADAPTERS = ("rest", "cli", "pyslurm", "sim")
-DEFAULT_LISTEN = "127.0.0.1:8080"
+#: ClusterName of Slurm has at most 40 characters; ours stands in names of files and queues too.
+_CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
 
 
 class SettingsError(Exception):
     """A setting is wrong or unknown. The text is one sentence that names it."""
 
 
-class Listen(msgspec.Struct, frozen=True):
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of a server process. None: not set, the default of `docs/settings.md` holds."""
+    """All settings of a server process. None: not set, the default of `docs/settings.md` holds.
+
+    `clusters` are the whole settings of each cluster, by name, where the file has tables of them; then what
+    stands here of Slurm belongs to none. `slurm_conf` can stand in a table alone.
+    """
 
     data_dir: Path
     listen: Listen
@@ -49,7 +48,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str | None = None
     slurm_rest_url: str | None = None
     slurm_token_file: Path | None = None
+    slurm_token_command: tuple[str, ...] | None = None
     slurm_user: str | None = None
+    munge_socket: Path | None = None
+    slurm_bin_dir: Path | None = None
+    slurm_conf: Path | None = None
     sim_socket: Path | None = None
     sim_nodes_socket: Path | None = None
     recording: Path | None = None
@@ -64,6 +67,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notify_webhook_url: str | None = None
     ticket_webhook_url: str | None = None
     webhook_secret: str | None = None
+    clusters: "dict[str, Settings]" = {}
+
+    def each(self) -> "list[Settings]":
+        """The settings of every cluster: one where there are no tables."""
+        return list(self.clusters.values()) or [self]
+
+    def of(self, cluster: str | None) -> "Settings":
+        """Those of this cluster; it must be named where there are several. SettingsError lists them."""
+        if not self.clusters:
+            if cluster is None or self.cluster in (None, cluster):
+                return self if cluster is None else msgspec.structs.replace(self, cluster=cluster)
+            raise SettingsError(f"healer looks after the cluster {self.cluster}, not {cluster}.")
+        known = ", ".join(self.clusters)
+        if cluster is None and len(self.clusters) == 1:
+            return next(iter(self.clusters.values()))
+        if cluster is None:
+            raise SettingsError(f"--cluster says which cluster is meant: one of {known}.")
+        if cluster not in self.clusters:
+            raise SettingsError(f"{cluster} is no cluster of HEALER_CONFIG: it has {known}.")
+        return self.clusters[cluster]
 
 
 def guard_overrides(settings: Settings) -> dict[str, Any]:
@@ -89,8 +112,27 @@ def load(
     **overrides: str | None,
 ) -> Settings:
     """Reads, checks and completes the settings. `overrides`: options of the command line, by field name."""
-    given = _from_file(environ) | {n: v for n, v in environ.items() if n.startswith("HEALER_")}
+    where = environ.get("HEALER_CONFIG", "")
+    file, tables = _from_file(where) if where else ({}, {})
+    given = file | {n: v for n, v in environ.items() if n.startswith("HEALER_")}
     given |= {f"HEALER_{field.upper()}": value for field, value in overrides.items() if value is not None}
+    values = _parsed(given)
+    default: tuple[str, ...] = ("cli",) if which("scontrol") else ("sim",)
+    values.setdefault("data_dir", default_data_dir(environ))
+    values.setdefault("listen", values_of.listen(values_of.DEFAULT_LISTEN))
+    values.setdefault("slurm_adapters", default)
+    if tables and "cluster" in values:
+        raise SettingsError(f"HEALER_CLUSTER and the tables of clusters in {where} are both set: keep one.")
+    clusters = {name: _of_table(where, name, table, values) for name, table in tables.items()}
+    _check_apart(clusters)
+    if not clusters:
+        _check_rest(values)
+    values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
+    return Settings(**values, clusters=clusters)
+
+
+def _parsed(given: Mapping[str, str]) -> dict[str, Any]:
+    """Values by field."""
     values: dict[str, Any] = {}
     for name, text in _without_files({n: v for n, v in given.items() if v != ""}).items():
         known = _KNOWN[name]
@@ -101,13 +143,85 @@ def load(
         except ValueError as error:
             shown = "" if known.secret else f", not {text!r}"
             raise SettingsError(f"{name} must be {error}{shown}.") from None
-    if "rest" in values.get("slurm_adapters", ()) and "slurm_rest_url" not in values:
-        raise SettingsError("HEALER_SLURM_ADAPTERS names rest, which needs HEALER_SLURM_REST_URL.")
-    values.setdefault("data_dir", default_data_dir(environ))
-    values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
-    values.setdefault("listen", _listen(DEFAULT_LISTEN))
-    values.setdefault("slurm_adapters", ("cli",) if which("scontrol") else ("sim",))
+    return values
+
+
+# --- several clusters ------------------------------------------------------------------------------------
+
+#: What may stand in a table of a cluster.
+PER_CLUSTER = (
+    "HEALER_SLURM_ADAPTERS",
+    "HEALER_SLURM_REST_URL",
+    "HEALER_SLURM_TOKEN_FILE",
+    "HEALER_SLURM_TOKEN_COMMAND",
+    "HEALER_SLURM_USER",
+    "HEALER_SLURM_BIN_DIR",
+    "SLURM_CONF",
+    "HEALER_MUNGE_SOCKET",
+    "HEALER_SIM_SOCKET",
+    "HEALER_SIM_NODES_SOCKET",
+    "HEALER_RECORDING",
+    "HEALER_MODE",
+)
+#: Two clusters with the same one of these would be one Slurm twice, or write one file over another.
+_APART = ("slurm_rest_url", "slurm_conf", "munge_socket", "sim_socket", "sim_nodes_socket", "recording")
+
+
+def _of_table(where: str, name: str, table: object, around: Mapping[str, Any]) -> Settings:
+    """One cluster's settings: its table above all that stands around it."""
+    title = f"{where} [clusters.{name}]"
+    if not _CLUSTER_NAME.fullmatch(name):
+        raise SettingsError(f"{title}: {name!r} cannot be the ClusterName of a Slurm.")
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: clusters.{name} must be a table, [clusters.{name}].")
+    try:
+        for setting in table:
+            if setting not in PER_CLUSTER:
+                raise SettingsError(_elsewhere(setting))
+        given = {setting: _as_text(setting, value) for setting, value in table.items()}
+        conf = given.pop("SLURM_CONF", "")
+        own = _parsed(given) | ({"slurm_conf": values_of.path(conf)} if conf else {})
+        tokens = {"slurm_token_file", "slurm_token_command"}
+        replaced = tokens if tokens & own.keys() else set()
+        values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | own
+        _check_rest(values)
+    except SettingsError as error:
+        raise SettingsError(f"{title}: {error}") from None
+    values.setdefault("sim_socket", own_sim_socket(values["data_dir"], name))
+    values["cluster"] = name
     return Settings(**values)
+
+
+def _elsewhere(setting: str) -> str:
+    if setting in _KNOWN:
+        return f"{setting} holds for all clusters: it stands above the tables, or in the environment."
+    return _unknown(setting)
+
+
+def _check_apart(clusters: Mapping[str, Settings]) -> None:
+    for field in _APART:
+        seen: dict[object, str] = {}
+        for name, settings in clusters.items():
+            value = getattr(settings, field)
+            setting = "SLURM_CONF" if field == "slurm_conf" else f"HEALER_{field.upper()}"
+            if value is not None and value in seen:
+                raise SettingsError(
+                    f"The clusters {seen[value]} and {name} have the same {setting}: each needs its own."
+                )
+            seen[value] = name
+
+
+def _check_rest(values: Mapping[str, Any]) -> None:
+    if "rest" not in values["slurm_adapters"]:
+        return
+    needs = "HEALER_SLURM_ADAPTERS names rest, which needs"
+    if "slurm_rest_url" not in values:
+        raise SettingsError(f"{needs} HEALER_SLURM_REST_URL.")
+    tokens = {"slurm_token_file", "slurm_token_command"} & values.keys()
+    if not tokens:
+        raise SettingsError(f"{needs} HEALER_SLURM_TOKEN_FILE or HEALER_SLURM_TOKEN_COMMAND.")
+    if len(tokens) > 1:
+        raise SettingsError("HEALER_SLURM_TOKEN_FILE and HEALER_SLURM_TOKEN_COMMAND are both set: keep one.")
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
@@ -118,35 +232,39 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
     return Path(state) / "healer"
 
 
-def own_sim_socket(data_dir: Path) -> Path:
+def own_sim_socket(data_dir: Path, cluster: str = "") -> Path:
     """Where `healer up` offers its own simulated Slurm when HEALER_SIM_SOCKET names no other."""
-    return data_dir / "sim-slurm.sock"
+    return data_dir / (f"sim-slurm-{cluster}.sock" if cluster else "sim-slurm.sock")
 
 
-def _from_file(environ: Mapping[str, str]) -> dict[str, str]:
-    where = environ.get("HEALER_CONFIG", "")
-    if not where:
-        return {}
+def _from_file(where: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The settings of the file as texts, and its tables of clusters."""
     try:
         document = tomllib.loads(Path(where).read_text())
     except OSError as error:
         raise SettingsError(f"HEALER_CONFIG names {where}, which cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"HEALER_CONFIG: {where} is not TOML: {error}.") from None
-    return {name: _as_text(name, value, where) for name, value in document.items()}
+    tables = document.pop("clusters", {})
+    if not isinstance(tables, dict):
+        raise SettingsError(f"{where}: clusters must be tables, like [clusters.pod1].")
+    try:
+        return {name: _as_text(name, value) for name, value in document.items()}, tables
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None
 
 
-def _as_text(name: str, value: object, where: str) -> str:
+def _as_text(name: str, value: object) -> str:
     """A value of the file in the form it has in the environment."""
-    if name not in _KNOWN and name.removesuffix("_FILE") not in _KNOWN:
-        raise SettingsError(f"{where}: {_unknown(name)}")
+    if name not in _KNOWN and name.removesuffix("_FILE") not in _KNOWN and name not in PER_CLUSTER:
+        raise SettingsError(_unknown(name))
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
-    raise SettingsError(f"{where}: {name} must be a text or a number.")
+    raise SettingsError(f"{name} must be a text or a number.")
 
 
 def _without_files(given: Mapping[str, str]) -> dict[str, str]:
@@ -177,81 +295,6 @@ def _unknown(name: str) -> str:
     return f"{name} is not a setting of healer" + (f"; did you mean HEALER_{close[0]}?" if close else ".")
 
 
-# --- what values may be: each returns the value, or raises ValueError with the words after "must be" ------
-
-
-def _text(text: str) -> str:
-    return text
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
-
-
-def _listen(text: str) -> Listen:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"an address and a port, like {DEFAULT_LISTEN}")
-    return Listen(host.removeprefix("[").removesuffix("]"), int(port))
-
-
-def _number(low: float, high: float, *, open_low: bool = False) -> Callable[[str], float]:
-    words = f"a number {'above' if open_low else 'from'} {low:g} to {high:g}"
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(words) from None
-        if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
-            raise ValueError(words)
-        return value
-
-    return parse
-
-
-def _nodes(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError("a whole number of nodes, at least 1")
-    return int(text)
-
-
-def _mode(text: str) -> Mode:
-    try:
-        return Mode(text)
-    except ValueError:
-        raise ValueError(f"one of {', '.join(Mode)}") from None
-
-
-def _adapters(text: str) -> tuple[str, ...]:
-    names = tuple(word.strip() for word in text.split(","))
-    if not set(names) <= set(ADAPTERS) or len(set(names)) != len(names):
-        raise ValueError(f"a comma list of {', '.join(ADAPTERS)}, each at most once")
-    return names
-
-
-def _database(text: str) -> str:
-    for scheme in ("postgresql+psycopg://", "postgresql://", "postgres://"):
-        if text.startswith(scheme):
-            return "postgresql+psycopg://" + text.removeprefix(scheme)
-    raise ValueError("a PostgreSQL URL, like postgresql://healer@db.example/healer")
-
-
-def _broker(text: str) -> str:
-    """What Celery takes. `unix://` is redis-py's word for a socket, `redis+socket://` Celery's."""
-    if text.startswith("unix://"):
-        return "redis+socket://" + text.removeprefix("unix://")
-    if text.startswith(("redis://", "rediss://", "redis+socket://", "sqla+postgresql+psycopg://")):
-        return text
-    raise ValueError("a Redis URL, like redis://redis.example:6379/0")
-
-
-def _web(text: str) -> str:
-    if not text.startswith(("http://", "https://")) or len(text.split("://", 1)[1]) == 0:
-        raise ValueError("an http or https URL")
-    return text
-
-
 class _Known(msgspec.Struct, frozen=True):
     """`parse` None: belongs to clients and hooks, no server reads it."""
 
@@ -259,36 +302,39 @@ class _Known(msgspec.Struct, frozen=True):
     secret: bool = False
 
 
-_SHARE = _number(0, 1, open_low=True)
+_SHARE = values_of.number(0, 1, open_low=True)
 
 _KNOWN: dict[str, _Known] = {
     "HEALER_CONFIG": _Known(None),
-    "HEALER_DATA_DIR": _Known(_path),
-    "HEALER_LISTEN": _Known(_listen),
-    "HEALER_DATABASE_URL": _Known(_database, secret=True),
-    "HEALER_REDIS_URL": _Known(_broker, secret=True),
-    "HEALER_RULES_DIR": _Known(_path),
-    "HEALER_CLUSTER": _Known(_text),
-    "HEALER_SLURM_ADAPTERS": _Known(_adapters),
-    "HEALER_SLURM_REST_URL": _Known(_web),
-    "HEALER_SLURM_TOKEN_FILE": _Known(_path),
-    "HEALER_SLURM_USER": _Known(_text),
-    "HEALER_SIM_SOCKET": _Known(_path),
-    "HEALER_SIM_NODES_SOCKET": _Known(_path),
-    "HEALER_RECORDING": _Known(_path),
-    "HEALER_MODE": _Known(_mode),
+    "HEALER_DATA_DIR": _Known(values_of.path),
+    "HEALER_LISTEN": _Known(values_of.listen),
+    "HEALER_DATABASE_URL": _Known(values_of.database, secret=True),
+    "HEALER_REDIS_URL": _Known(values_of.broker, secret=True),
+    "HEALER_RULES_DIR": _Known(values_of.path),
+    "HEALER_CLUSTER": _Known(values_of.text),
+    "HEALER_SLURM_ADAPTERS": _Known(values_of.adapters),
+    "HEALER_SLURM_REST_URL": _Known(values_of.slurmrestd),
+    "HEALER_SLURM_TOKEN_FILE": _Known(values_of.path),
+    "HEALER_SLURM_TOKEN_COMMAND": _Known(values_of.command),
+    "HEALER_SLURM_USER": _Known(values_of.text),
+    "HEALER_SLURM_BIN_DIR": _Known(values_of.path),
+    "HEALER_MUNGE_SOCKET": _Known(values_of.path),
+    "HEALER_SIM_SOCKET": _Known(values_of.path),
+    "HEALER_SIM_NODES_SOCKET": _Known(values_of.path),
+    "HEALER_RECORDING": _Known(values_of.path),
+    "HEALER_MODE": _Known(values_of.mode),
     "HEALER_GUARD_MAX_SHARE": _Known(_SHARE),
-    "HEALER_GUARD_MAX_NODES": _Known(_nodes),
-    "HEALER_GUARD_MIN_SERVICE_SHARE": _Known(_number(0, 1)),
+    "HEALER_GUARD_MAX_NODES": _Known(values_of.nodes),
+    "HEALER_GUARD_MIN_SERVICE_SHARE": _Known(values_of.number(0, 1)),
     "HEALER_GUARD_SHARE_PER_HOUR": _Known(_SHARE),
     "HEALER_GUARD_RACK_SHARE": _Known(_SHARE),
     "HEALER_GUARD_PARTITION_SHARE": _Known(_SHARE),
-    "HEALER_GUARD_REPEAT_H": _Known(_number(0, 8760)),
+    "HEALER_GUARD_REPEAT_H": _Known(values_of.number(0, 8760)),
     "HEALER_BREAKER_SHARE": _Known(_SHARE),
-    "HEALER_SETTLE_S": _Known(_number(0, 60)),
-    "HEALER_NOTIFY_WEBHOOK_URL": _Known(_web, secret=True),
-    "HEALER_TICKET_WEBHOOK_URL": _Known(_web, secret=True),
-    "HEALER_WEBHOOK_SECRET": _Known(_text, secret=True),
+    "HEALER_SETTLE_S": _Known(values_of.number(0, 60)),
+    "HEALER_NOTIFY_WEBHOOK_URL": _Known(values_of.web, secret=True),
+    "HEALER_TICKET_WEBHOOK_URL": _Known(values_of.web, secret=True),
+    "HEALER_WEBHOOK_SECRET": _Known(values_of.text, secret=True),
     "HEALER_URL": _Known(None),
     "HEALER_TOKEN": _Known(None),
     "HEALER_TOKEN_FILE": _Known(None),

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from healer.decisions import COOLDOWN, after_news, next_breaker, storm_roots
+from healer.decisions import COOLDOWN, after_news, next_breaker, releases, storm_roots, take_backs
 from healer.incidents import Correlator, find_vetoes, idle_slots, slots_of_gone_nodes
 from healer.incidents.messages import breaker_page
 from healer.model import (
@@ -42,7 +42,7 @@ class Upkeep:
     def _slots(self, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
         """Slots whose node a person has given back, or whose drain never came: they are free again."""
         freed = set()
-        for slot in idle_slots(facts, runs.values()):
+        for slot in idle_slots(facts, runs.values(), self.tx.run):
             self.tx.release_slot(slot.node, at=self.now, why="its run ended before the node was drained")
             freed.add(slot.node)
         for slot in slots_of_gone_nodes(facts, self.now):
@@ -74,6 +74,21 @@ class Upkeep:
         over = {"state": IncidentState.resolved, "closed": self.now, "updated": self.now, "closed_why": why}
         for one in open_on(self.work, veto.node):
             self.work.put(msgspec.structs.replace(one, **over, run=None))
+
+    def release(self, facts: GateFacts, runs: Mapping[str, Run]) -> list[str]:
+        """Jobs that a permitted prolog left held, and those that need not be kept off a node any more; the
+        runs that were set going for it."""
+        open_ones = (one for one in self.work.by_id.values() if one.is_open and one.known_bad_in_service)
+        bad = {one.root.node or "" for one in open_ones}
+        at_work = {run.job for run in runs.values() if run.job is not None}
+        back = [run for run in take_backs(facts.snapshot, bad, self.now) if run.job not in at_work]
+        held = releases(facts, self.picture.ran_on, self.rules, self.now)
+        begun = [run for run in (*held, *back) if self.tx.run(run.id) is None]
+        for run in begun:
+            self.tx.create_run(run)
+            data = {"playbook": run.playbook, "job": run.job, "reason": run.reason}
+            self.tx.audit(healers_record(self.picture, "run.started", f"run/{run.id}", data, self.now))
+        return [run.id for run in begun]
 
     def _breaker(self, facts: GateFacts) -> GateFacts:
         breaker = facts.breaker

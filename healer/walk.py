@@ -19,6 +19,7 @@ from healer.decisions import (
     decision_of,
     is_untouched,
     judge,
+    kept_off,
     known_bad_in_service,
     new_run,
     run_state_of,
@@ -36,6 +37,7 @@ from healer.incidents import (
     is_measured,
     our_drains,
 )
+from healer.incidents.jobs import hit_so_far
 from healer.incidents.messages import approval_page, opened_message, p0_page
 from healer.model import (
     ENDED_RUN_STATES,
@@ -62,6 +64,7 @@ from healer.model import (
     Severity,
     Slot,
 )
+from healer.model.permits import permit_for
 from healer.observations import Picture
 from healer.ports import Ledger, WalkTx
 from healer.upkeep import Upkeep, healers_record, open_on
@@ -97,12 +100,13 @@ def walk(
         pass_.lock(commands, findings)
         for command in commands:
             pass_.apply(command)
-        pass_.work.take_all(findings)
+        pass_.work.take_all(pass_.without_own(findings))
         pass_.close_what_is_over()
         pass_.decide_all(batch)
         pass_.save()
         tx.consume(batch)
     picture.nodes_changed = False
+    picture.told(findings, now)
     settling = [
         one.settle_until for one in pass_.work.by_id.values() if one.is_open and one.settle_until > now
     ]
@@ -132,7 +136,7 @@ class _Pass:
 
     def lock(self, commands: Sequence[Command], findings: Sequence[Finding]) -> None:
         """Takes the gate before any run's row, as people's commands do, if this walk may touch either."""
-        wanting = any(self._wants_gate(one) for one in self._open())
+        wanting = any(self._wants_gate(one) for one in self._open()) or kept_off(self.picture.slurm)
         if commands or findings or wanting or self.tx.active_runs() or our_drains(self.picture):
             self.facts = self.tx.lock_gate()
             self.work.modes = self.facts.modes
@@ -157,6 +161,21 @@ class _Pass:
         if run is not None and run.state not in ENDED_RUN_STATES and run.id != command.data.get("run"):
             self.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or "", at=self.now)
         self.work.put(changed)
+
+    def without_own(self, findings: Sequence[Finding]) -> Sequence[Finding]:
+        """Without drains that Slurm made because a hook of ours was permitted to fail, while a run holds the
+        node: its drain step gives them our reason."""
+        permits = self.facts.permits if self.facts is not None else ()
+        if self.facts is None or not permits or self.picture.slurm is None:
+            return findings
+        held = {slot.node for slot in self.facts.slots}
+        shown = self.picture.slurm.nodes
+        own = {name for name in held if name in shown and permit_for(shown[name], permits) is not None}
+        return [
+            one
+            for one in findings
+            if not (one.fault.startswith("slurm-drain:") and one.component.node in own)
+        ]
 
     def close_what_is_over(self) -> None:
         for name in list(self.work.by_id):
@@ -242,6 +261,7 @@ class _Pass:
         runs = {run.id: run for run in self.tx.active_runs()}
         upkeep = Upkeep(self.tx, self.rules, self.picture, self.work, now=self.now)
         facts = upkeep.put_right(facts, runs)
+        self.started += upkeep.release(facts, runs)
         self.work.take_all(
             forgotten_drains(our_drains(self.picture), facts, list(runs.values()), self._open(), self.now)
         )
@@ -379,14 +399,16 @@ class _Pass:
             self._audit(f"decision.{decision.outcome}", f"incident/{incident.id}", data, incident)
         acting = run is not None and run.state is RunState.running and not run.shadow
         severity = severity_of(incident, decision, facts)
+        bad = known_bad_in_service(incident, decision, facts)
         changed = msgspec.structs.replace(
             incident,
+            jobs_hit=hit_so_far(incident, facts.snapshot) if bad else incident.jobs_hit,
             run=run.id if run else None,
             run_count=incident.run_count + (1 if new else 0),
             held_by=None if acting else decision.guard,
             decision_key=key,
             state=IncidentState.mitigating if acting else incident.state,
-            known_bad_in_service=known_bad_in_service(incident, decision, facts),
+            known_bad_in_service=bad,
             severity=severity,
             p0_since=(incident.p0_since or self.now) if severity is Severity.P0 else None,
         )
@@ -409,10 +431,12 @@ class _Pass:
         # Stuck, or begun and then held at the worker by a pause, the breaker or an old picture.
         decision = stuck if run.question is not None else None
         severity = severity_of(incident, decision, facts)
+        bad = decision is not None and known_bad_in_service(incident, decision, facts)
         changed = msgspec.structs.replace(
             incident,
+            jobs_hit=hit_so_far(incident, facts.snapshot) if bad else incident.jobs_hit,
             severity=severity,
-            known_bad_in_service=decision is not None and known_bad_in_service(incident, decision, facts),
+            known_bad_in_service=bad,
             p0_since=(incident.p0_since or self.now) if severity is Severity.P0 else None,
         )
         self._page(changed, stuck, facts)

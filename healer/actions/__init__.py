@@ -3,18 +3,38 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from healer.actions import checks, drain, nodes, requeue, resume, tell, waits
+from healer.actions import (
+    checks,
+    diagnose,
+    down,
+    drain,
+    nodes,
+    reboot,
+    release,
+    requeue,
+    resume,
+    revive,
+    tell,
+    under_test,
+    waits,
+)
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
-from healer.model import Verb
+from healer.model import SlurmCall, Step, Verb
 
 #: What `do:` may name.
 VERBS: Mapping[Verb, Action] = MappingProxyType(
     {
         Verb.drain: drain.ACTION,
-        Verb.resume: resume.ACTION,
+        Verb.undrain: resume.UNDRAIN,
+        Verb.resume: resume.RESUME,
+        Verb.down: down.DOWN,
+        Verb.reboot: reboot.ACTION,
+        Verb.reserve: under_test.RESERVE,
         Verb.requeue: requeue.ACTION,
+        Verb.revive: revive.ACTION,
+        Verb.release: release.ACTION,
         Verb.restart_service: nodes.RESTART_SERVICE,
-        Verb.diagnose: nodes.DIAGNOSE,
+        Verb.diagnose: diagnose.DIAGNOSE,
         Verb.ticket: tell.TICKET,
         Verb.notify: tell.NOTIFY,
     }
@@ -24,6 +44,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
 CHECKS: Mapping[str, Action] = MappingProxyType(
     {
         "jobs_hit": checks.JOBS_HIT,
+        "jobs_left": down.JOBS_LEFT,
         "node_answers": checks.NODE_ANSWERS,
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
@@ -32,7 +53,46 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
 
 #: What `wait:` may name.
 WAITS: Mapping[str, Action] = MappingProxyType(
-    {"job_end_or_checkpoint": waits.MOMENT, "empty": waits.EMPTY, "repair": waits.REPAIR}
+    {
+        "job_end_or_checkpoint": waits.MOMENT,
+        "empty": waits.EMPTY,
+        "reached": checks.REACHED,
+        "repair": waits.REPAIR,
+    }
 )
 
-__all__ = ["CHECKS", "VERBS", "WAITS", "Action", "Again", "Context", "Done", "Failed", "Result", "Skipped"]
+#: What a step asks of Slurm beside reading, by its verb.
+_CALLS: Mapping[Verb, tuple[SlurmCall, ...]] = MappingProxyType(
+    {
+        Verb.drain: (SlurmCall.drain,),
+        Verb.undrain: (SlurmCall.undrain,),
+        Verb.resume: (SlurmCall.resume,),
+        Verb.down: (SlurmCall.down,),
+        Verb.reboot: (SlurmCall.reboot,),
+        Verb.reserve: (SlurmCall.reserve, SlurmCall.resume, SlurmCall.unreserve),
+        Verb.requeue: (SlurmCall.requeue, SlurmCall.start_now),
+        Verb.revive: (SlurmCall.revive, SlurmCall.start_now),
+    }
+)
+
+
+def calls_of(step: Step) -> tuple[SlurmCall, ...]:
+    """What an adapter must be able to do for this step. Where it cannot, the step asks a person."""
+    if step.do is Verb.diagnose and step.input.get("script"):
+        return (SlurmCall.submit,)
+    return _CALLS.get(step.do, ()) if step.do is not None else ()
+
+
+__all__ = [
+    "CHECKS",
+    "VERBS",
+    "WAITS",
+    "Action",
+    "Again",
+    "Context",
+    "Done",
+    "Failed",
+    "Result",
+    "Skipped",
+    "calls_of",
+]

@@ -1,12 +1,25 @@
 """What an action is given and what it may answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from healer.model import Command, CommandKind, Incident, Message, Run, Step, Ticket
+from healer.model import (
+    Command,
+    CommandKind,
+    GuardSettings,
+    Incident,
+    LogEntry,
+    Message,
+    Permit,
+    Run,
+    SlurmSnapshot,
+    Step,
+    StepEvent,
+    Ticket,
+)
 from healer.ports import Checkpoints, NodeExec, Scheduler
 
 
@@ -29,10 +42,16 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Again(msgspec.Struct, frozen=True, kw_only=True):
-    """Not yet: look again after `after_s`; None: only when somebody wakes the run."""
+    """Not yet: look again after `after_s`; None: only when somebody wakes the run.
+
+    `since`: what was asked for can come from then on only (a job was given time to save its work), so the
+    step's time-out counts from there. `data` is kept in the log.
+    """
 
     text: str
     after_s: float | None
+    since: datetime | None = None
+    data: dict[str, Any] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +72,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     `key` names this effect: the same after a death, another one after a person's retry. `asked`: this attempt
     has been made, only its outcome is awaited. `tested_at`: when this run began to test its node, or a
     person's later word to go on. `nodes` is None where nothing can be done on nodes.
+    `log` is the run's so far; `known_bad` asks for the nodes that are known bad and must stay in service.
+    `reserved`: this run has begun to reserve its node for tests. `picture` is the newest that is stored of
+    Slurm, `users` asks as whom healer comes to Slurm, `scripts` are the tests of `rules/validation` by name.
     """
 
     run: Run
@@ -72,6 +94,22 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     asked: bool = False
     tested_at: datetime | None = None
+    log: tuple[LogEntry, ...] = ()
+    guards: GuardSettings = GuardSettings()
+    known_bad: Callable[[], Collection[str]] = frozenset
+    #: Asks for the hooks that were permitted to fail of late.
+    permits: Callable[[], Collection[Permit]] = tuple
+    reserved: bool = False
+    picture: Callable[[], SlurmSnapshot | None] = lambda: None
+    users: Callable[[], Sequence[str]] = tuple
+    scripts: Mapping[str, str] = {}
+
+    @property
+    def lines(self) -> list[LogEntry]:
+        """This step's own lines since a person last let it go on."""
+        own = [one for one in self.log if one.step == self.part]
+        retries = [index for index, one in enumerate(own) if one.event is StepEvent.retry]
+        return own[retries[-1] :] if retries else own
 
     @property
     def node(self) -> str:
@@ -85,6 +123,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         if job is None:
             raise ValueError(f"run {self.run.id} of {self.run.playbook} names no job")
         return job
+
+    @property
+    def part(self) -> str:
+        """The step's key in the run's log: its id, and the job of a `for_each`."""
+        return f"{self.step.id}:{self.item}" if self.item is not None else self.step.id
 
     def command(self, kind: CommandKind, **data: Any) -> Command:
         return Command(
@@ -102,7 +145,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """`probe` looks whether it is so already (None: it is not); `do` causes it; `verify` reads back.
 
     `do` may answer at once where there is nothing to wait for. `undo` is None where nothing can be undone.
-    `effect` is False for steps that only look.
+    `effect` is False for steps that only look. `only_keeps` tells that all which is left to do of a step that
+    was let go keeps its node out of service: no guard is asked about that again.
     """
 
     probe: Callable[[Context], Result | None]
@@ -110,3 +154,4 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     verify: Callable[[Context], Result]
     undo: Callable[[Context], Result] | None = None
     effect: bool = True
+    only_keeps: Callable[[Context], bool] = lambda _: False

@@ -2,12 +2,16 @@
 
 from datetime import datetime, timedelta
 
+import msgspec
+
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.look import at_node
 from healer.actions.reason import holder_of
-from healer.incidents.jobs import hit_among
+from healer.incidents.jobs import crashed_among, hit_among, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.senses import MEASURED, not_looked, senses_of, spoken, too_few
-from healer.model import CommandKind, Component, Evidence, Incident, SlurmJob
+from healer.model import CommandKind, Component, Evidence, Incident, SlurmJob, SlurmNode
+from healer.model.reasons import slurm_kind
 from healer.ports import SchedulerUnavailable, UnknownNode
 
 
@@ -20,24 +24,61 @@ def list_jobs(ctx: Context) -> Result:
     try:
         node_gpus = ctx.scheduler.node(ctx.node).gpus
         on_node = ctx.scheduler.jobs_on(ctx.node)
+        hit, certain = _hit(ctx, on_node, node_gpus)
+        hit = _whole(ctx, hit)
+        crashed = _crashed(ctx, {job.id for job in (*on_node, *hit)})
     except UnknownNode as error:
         return Failed(text=str(error), final=True)
     except SchedulerUnavailable as error:
         return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
-    hit, certain = _hit(ctx, on_node, node_gpus)
+    data: dict[str, object] = {
+        "jobs": {job.id: job.restarts for job in hit} if certain else {},
+        "crashed": {job.id: job.restarts for job in crashed},
+        "titles": {job.id: job.title for job in (*hit, *crashed) if job.title != job.id},
+        "on_node": [job.id for job in on_node],
+    }
+    told = sorted(job.id for job in (*hit, *crashed)) if certain else sorted(job.id for job in crashed)
+    ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=told))
+    return Done(text=_listed(ctx, hit, crashed, on_node, certain=certain), data=data)
+
+
+def _listed(
+    ctx: Context, hit: list[SlurmJob], crashed: list[SlurmJob], on_node: list[SlurmJob], *, certain: bool
+) -> str:
+    before = f"Ended before anybody looked: {', '.join(f'{job.title} ({job.state})' for job in crashed)}"
     if not certain:
-        listed = ", ".join(sorted(job.id for job in on_node))
+        listed = ", ".join(sorted(job.title for job in on_node))
         pci = ctx.incident.root.pci if ctx.incident else None
-        ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=[]))
-        return Done(
-            text=f"Which GPU {pci or 'it'} is cannot be told, so nobody can say which of the jobs {listed} "
-            "it hits: none is requeued",
-            data={"jobs": {}, "on_node": [job.id for job in on_node]},
+        unsure = (
+            f"Which GPU {pci or 'it'} is cannot be told, so nobody can say which of the jobs {listed} "
+            "it hits: none is requeued"
         )
-    jobs = {job.id: job.restarts for job in sorted(hit, key=lambda one: one.id)}
-    ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=sorted(jobs)))
-    text = f"Jobs hit: {', '.join(jobs)}" if jobs else "No job was hit"
-    return Done(text=text, data={"jobs": jobs, "on_node": [job.id for job in on_node]})
+        return f"{unsure}. {before}" if crashed else unsure
+    if not hit:
+        return before if crashed else "No job was hit"
+    text = f"Jobs hit: {', '.join(job.title for job in hit)}"
+    return f"{text}. {before}" if crashed else text
+
+
+def _whole(ctx: Context, hit: list[SlurmJob]) -> list[SlurmJob]:
+    """Each heterogeneous job once, as its leader: Slurm requeues all components with it, and only so."""
+    found: dict[str, SlurmJob] = {}
+    for job in hit:
+        leader = ctx.scheduler.job(job.leader) if job.leader != job.id else job
+        whole = leader or job
+        found[whole.id] = whole
+    return sorted(found.values(), key=lambda one: one.id)
+
+
+def _crashed(ctx: Context, at_work: set[str]) -> list[SlurmJob]:
+    """Of the jobs that the incident names: those whose work had ended when the list was taken."""
+    incident = ctx.incident
+    if incident is None:
+        return []
+    known = (ctx.scheduler.job(name) for name in incident.jobs_hit if name not in at_work)
+    gone = _whole(ctx, [job for job in known if job is not None and job.crashed])
+    where = msgspec.structs.replace(incident.root, node=ctx.node)
+    return crashed_among(gone, where, moments_of(incident))
 
 
 def _hit(ctx: Context, on_node: list[SlurmJob], node_gpus: int) -> tuple[list[SlurmJob], bool]:
@@ -75,12 +116,9 @@ LATELY = timedelta(minutes=1)
 
 def node_answers(ctx: Context) -> Result:
     """Fit to return as far as Slurm and its kernel tell: it answers, and no new fault line came."""
-    try:
-        node = ctx.scheduler.node(ctx.node)
-    except UnknownNode as error:
-        return Failed(text=str(error), final=True)
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
+    node = at_node(ctx)
+    if not isinstance(node, SlurmNode):
+        return node
     if holder := holder_of(node):
         return Failed(text=f"{holder} it: {node.reason or 'no reason given'}", final=True)
     if "NOT_RESPONDING" in node.state:
@@ -91,6 +129,21 @@ def node_answers(ctx: Context) -> Result:
         text=f"{node.name} answers Slurm ({'+'.join(node.state)}); no new fault line",
         data={"state": list(node.state), "gpus": node.gpus},
     )
+
+
+def reached(ctx: Context) -> Result:
+    """Waits until Slurm reaches a node that it took out itself. Back in service by then: the run is over."""
+    node = at_node(ctx, after_s=5.0)
+    if not isinstance(node, SlurmNode):
+        return node
+    state = "+".join(node.state)
+    if not node.held:
+        return Done(text=f"{node.name} is {state}: there is nothing to take over", data={"ends_run": True})
+    if slurm_kind(node.reason) is None and (holder := holder_of(node)):
+        return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
+    if "NOT_RESPONDING" in node.state:
+        return Again(text=f"Slurm does not reach {node.name} ({state})", after_s=5.0)
+    return Done(text=f"Slurm reaches {node.name} ({state})", data={"state": list(node.state)})
 
 
 def _told_lately(ctx: Context) -> list[Evidence]:
@@ -154,5 +207,6 @@ def cleared(ctx: Context) -> Done | Again | None:
 
 
 JOBS_HIT = Action(probe=_nothing, do=_nothing, verify=list_jobs, effect=False)
+REACHED = Action(probe=_nothing, do=_nothing, verify=reached, effect=False)
 NODE_ANSWERS = Action(probe=_nothing, do=_nothing, verify=node_answers, effect=False)
 STILL_SLOW = Action(probe=_nothing, do=_nothing, verify=still_slow, effect=False)

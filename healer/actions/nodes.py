@@ -56,10 +56,10 @@ def _restarted(ctx: Context) -> Result:
     return Done(text=f"{service} was restarted on {ctx.node} and is active", data={"service": service})
 
 
-# --- diagnose ---
+# --- the node's own tests: `healer.actions.diagnose` ---
 
 
-def _diagnosis_probe(ctx: Context) -> Result | None:
+def diagnosis_probe(ctx: Context) -> Result | None:
     if ctx.nodes is None:
         return _no_way(ctx)
     try:
@@ -71,7 +71,7 @@ def _diagnosis_probe(ctx: Context) -> Result | None:
         return None  # never started
 
 
-def _diagnose(ctx: Context) -> Result | None:
+def start_diagnosis(ctx: Context) -> Result | None:
     assert ctx.nodes is not None  # the probe has looked
     ctx.fence()
     try:
@@ -83,7 +83,7 @@ def _diagnose(ctx: Context) -> Result | None:
     return None
 
 
-def _diagnosed(ctx: Context) -> Result:
+def diagnosed(ctx: Context) -> Result:
     try:
         return _result(ctx, ctx.nodes) if ctx.nodes is not None else _no_way(ctx)
     except NodeUnavailable as error:
@@ -118,5 +118,4 @@ def fabric_state(ctx: Context) -> Result:
 
 
 RESTART_SERVICE = Action(probe=_restart_probe, do=_restart, verify=_restarted)
-DIAGNOSE = Action(probe=_diagnosis_probe, do=_diagnose, verify=_diagnosed)
 FABRIC_STATE = Action(probe=_nothing, do=_nothing, verify=fabric_state, effect=False)

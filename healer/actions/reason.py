@@ -1,22 +1,16 @@
 """The reason healer writes into Slurm: the same bytes for the life of an incident."""
 
-import re
+from collections.abc import Sequence
 
-from healer.model import SlurmNode
-from healer.model.reasons import OUR_PREFIX, slurm_kind
+from healer.model import LogEntry, SlurmNode, Verb
+from healer.model.reasons import MAX_LENGTH, OUR_PREFIX, first_words, plain, slurm_kind
 from healer.model.reasons import is_ours as is_healers
-
-#: `sinfo -R` cuts at 20 columns by default; operators print up to about this many.
-MAX_LENGTH = 120
 
 
 def drain_reason(rule: str, incident: str | None, text: str) -> str:
-    """`healer:<rule> inc:<8 characters> <text>`, ASCII without quotes, commas and `=` (parsers)."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    plain = plain.encode("ascii", "ignore").decode()
-    plain = re.sub(r"""["'`,=\\;|]""", " ", plain)
-    plain = re.sub(r"\s+", " ", plain).strip()
-    return f"{OUR_PREFIX}{rule} inc:{(incident or 'none')[:8]} {plain}"[:MAX_LENGTH].rstrip()
+    """`healer:<rule> inc:<8 characters> <text>`, the text as `plain` leaves it."""
+    whole = f"{OUR_PREFIX}{rule} inc:{(incident or 'none')[:8]} {plain(text)}"
+    return whole[:MAX_LENGTH].rstrip(" :")
 
 
 def is_ours(reason: str, incident: str | None = None) -> bool:
@@ -24,13 +18,23 @@ def is_ours(reason: str, incident: str | None = None) -> bool:
     return is_healers(reason) and (incident is None or f" inc:{incident[:8]}" in reason)
 
 
-def holder_of(node: SlurmNode) -> str | None:
+def own_words(log: Sequence[LogEntry]) -> str:
+    """The reason by which this run knows its node to be out: as its last drain was read back."""
+    read = (one.data.get("reason") for one in reversed(log) if one.data.get("verb") == Verb.drain)
+    return next((str(reason) for reason in read if reason), "")
+
+
+def holder_of(node: SlurmNode, words: str = "") -> str | None:
     """`ann holds`, where somebody else's word keeps the node out; None where only ours or Slurm's own does.
 
     A drain without a reason is somebody's too. Slurm's own DOWN ends by itself when the node registers.
+    `words`: what this run has read back of its drain; whoever has added to them since holds the node.
     """
-    if not node.held or is_healers(node.reason):
+    if not node.held:
         return None
+    if is_healers(node.reason):
+        added = is_healers(words) and first_words(node.reason).startswith(f"{first_words(words)} ")
+        return f"{node.reason_user or 'Somebody'} holds" if added else None
     if not node.drain and (not node.reason or slurm_kind(node.reason) is not None):
         return None
     return f"{node.reason_user or 'Somebody'} holds"

@@ -1,14 +1,33 @@
-"""Resume: the node may run jobs again. Only a drain of ours is ever lifted."""
+"""Resume: the node may run jobs again. Only a drain of ours is ever lifted, and our reservation ends with it.
 
+Undrain lifts the drain alone: a node that Slurm itself set DOWN stays so.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from healer.actions import note, under_test
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.reason import holder_of, is_ours
-from healer.model import CommandKind
-from healer.ports import SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.actions.look import look
+from healer.actions.reason import holder_of, is_ours, own_words
+from healer.model import CommandKind, Reservation, SlurmNode
+from healer.ports import Scheduler, SchedulerRefused, SchedulerUnavailable
 
-_REBOOTING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
+#: Slurm refuses a return of a node that has not registered as configured, and one amid a reboot would lose it
+#: half way (d.8, 4 and 5).
+_NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
+_Lift = Callable[[Scheduler, str], None]
 
 
-def _returned(ctx: Context, text: str) -> Done:
+def _resume(scheduler: Scheduler, node: str) -> None:
+    scheduler.resume(node)
+
+
+def _undrain(scheduler: Scheduler, node: str) -> None:
+    scheduler.undrain(node)
+
+
+def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
     # In this order: with its slot gone and its incident open the node would be drained once more.
     # What opened while the run went on was none of its business, and what came since it let the node go
     # speaks of a node in service.
@@ -21,44 +40,74 @@ def _returned(ctx: Context, text: str) -> Done:
         )
     )
     ctx.release_slot("the node returned to service")
+    note.clear(ctx.scheduler, node)
     return Done(text=text)
 
 
-def probe(ctx: Context) -> Result | None:
-    try:
-        node = ctx.scheduler.node(ctx.node)
-    except UnknownNode as error:
-        return Failed(text=str(error), final=True)
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
-    if holder := holder_of(node):
+def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again:
+    read = look(lambda: (ctx.scheduler.node(ctx.node), under_test.reservation(ctx)))
+    if not isinstance(read, tuple):
+        return read
+    node, kept = read
+    if holder := holder_of(node, own_words(ctx.log)):
         return Failed(
             text=f"{holder} {node.name}: {node.reason or 'no reason given'}. healer lifts only its drains.",
             final=True,
         )
-    if _REBOOTING.intersection(node.state):
-        return Again(text=f"{node.name} is {'+'.join(node.state)}", after_s=5.0)
-    if ctx.run.by == "healer" and node.drain and not is_ours(node.reason, ctx.run.incident or ctx.run.id):
+    return node, kept
+
+
+def _probe(ctx: Context, *, lift: _Lift) -> Result | None:
+    read = _read(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, kept = read
+    state = "+".join(node.state)
+    if _NOT_YET.intersection(node.state):
+        return Again(text=f"{node.name} is {state}", after_s=5.0)
+    if ctx.run.by == "healer":
         # A person may end any drain of ours, another incident's too; healer by itself only this one's.
-        return Failed(text=f"{node.name} is out for something else: {node.reason}", final=True)
+        if node.drain and not is_ours(node.reason, ctx.run.incident or ctx.run.id):
+            return Failed(text=f"{node.name} is out for something else: {node.reason}", final=True)
+        if node.held and not node.resumable:
+            unknown = ", ".join(node.unknown_flags)
+            return Failed(text=f"{node.name} shows {unknown}, which healer does not know", final=True)
+    back = not node.drain if lift is _undrain else node.in_service
+    if not back or kept is not None:
+        return None
     if node.in_service:
-        return _returned(ctx, f"{node.name} is in service ({'+'.join(node.state)})")
-    return None
+        return _returned(ctx, node, f"{node.name} is in service ({state})")
+    # Its slot and its incidents stay until it is back.
+    return Done(text=f"{node.name} is no longer drained, and not in service ({state})")
 
 
-def do(ctx: Context) -> Result | None:
+def _do(ctx: Context, *, lift: _Lift) -> Result | None:
+    read = _read(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, kept = read
+    if kept is not None and not node.held:
+        return under_test.end(ctx)  # read back before anything else: one effect at a time
     ctx.fence()
     try:
-        ctx.scheduler.resume(ctx.node)
+        lift(ctx.scheduler, ctx.node)
     except SchedulerRefused as error:
-        return Failed(text=str(error))
+        return Failed(text=str(error), final=error.no_right)
     except SchedulerUnavailable:
         return None
     return None
 
 
-def verify(ctx: Context) -> Result:
-    return probe(ctx) or Again(text="The node is not back in service yet", after_s=1.0)
+def _verify(ctx: Context, *, lift: _Lift) -> Result:
+    again = Again(text="The node is not back in service yet", after_s=1.0)
+    return _probe(ctx, lift=lift) or again
 
 
-ACTION = Action(probe=probe, do=do, verify=verify)
+def _action(lift: _Lift) -> Action:
+    return Action(
+        probe=partial(_probe, lift=lift), do=partial(_do, lift=lift), verify=partial(_verify, lift=lift)
+    )
+
+
+RESUME = _action(_resume)
+UNDRAIN = _action(_undrain)

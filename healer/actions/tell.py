@@ -1,5 +1,6 @@
 """Tickets and messages. They stand in healer's own list with a stable id; delivery is never waited for."""
 
+from healer.actions import owners
 from healer.actions.base import Action, Context, Done, Result
 from healer.model import Message, Severity, Ticket
 
@@ -36,6 +37,9 @@ def open_ticket(ctx: Context) -> Result:
 
 
 def notify(ctx: Context) -> Result:
+    """People, by the site's sinks; for each job its owner, in Slurm."""
+    if ctx.item is not None:
+        return owners.tell(ctx)
     title, text = _story(ctx)
     name = f"{ctx.run.incident or ctx.run.id}:{ctx.step.id}"
     severity = ctx.incident.severity if ctx.incident else Severity.P3

@@ -2,12 +2,13 @@
 
 from datetime import timedelta
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.base import Action, Again, Context, Done, Result
 from healer.actions.checks import cleared
+from healer.actions.look import at_node_and_jobs
 from healer.actions.reason import holder_of
-from healer.decisions.consent import OPT_IN
-from healer.model import SlurmJob, SlurmNode
-from healer.ports import SchedulerUnavailable, UnknownNode
+from healer.decisions.wishes import agreed, wish_of
+from healer.model import SlurmJob
+from healer.ports import SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
 #: A checkpoint is worth so much less the longer the job goes on after it.
@@ -18,25 +19,16 @@ def _nothing(_: Context) -> None:
     return None
 
 
-def _read(ctx: Context) -> tuple[SlurmNode, list[SlurmJob]] | Result:
-    try:
-        return ctx.scheduler.node(ctx.node), ctx.scheduler.jobs_on(ctx.node)
-    except UnknownNode as error:
-        return Failed(text=str(error), final=True)
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
-
-
 def job_end_or_checkpoint(ctx: Context) -> Result:
     """The moment at which taking the node costs its jobs least: each ended, or has just saved its work.
 
-    A checkpoint helps only a job whose owner agreed to be requeued (law 8): the others are waited for. It
-    must be durable, of the job's present life (or tell none), and newer than this wait by both clocks, the
-    job's and ours.
+    A checkpoint helps only a job that agreed to be requeued (law 8): the others are waited for. It must be
+    durable, of the job's present life (or tell none), and newer than this wait by both clocks, the job's and
+    ours. A job that saves its work on a signal is ready at any time.
     """
     if over := cleared(ctx):
         return over
-    read = _read(ctx)
+    read = at_node_and_jobs(ctx, LOOK_AGAIN_S)
     if not isinstance(read, tuple):
         return read
     node, jobs = read
@@ -55,8 +47,10 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
 
 def _not_yet(ctx: Context, job: SlurmJob) -> str | None:
     """What this job is waited for; None where its work is safe."""
-    if not (job.batch and job.requeue and OPT_IN in job.comment.split()):
+    if not (job.batch and job.requeue and agreed(job, ctx.guards.consent)):
         return f"job {job.id} has not agreed to be requeued: its end"
+    if wish_of(job).signal:
+        return None  # it saves its work when it is told to
     told = ctx.checkpoints.newest_durable(job.id) if ctx.checkpoints is not None else None
     fresh = (
         told is not None
@@ -78,6 +72,8 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
         return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
     if job is None or not job.active or "COMPLETING" in job.flags or job.restarts != ctx.restarts:
         return None
+    if wish_of(job).signal:
+        return None
     kept = [job.start_at] if job.start_at is not None else []
     if told is not None and told.restart in {0, job.restarts}:
         kept.append(min(told.at, told.arrived_at))
@@ -88,7 +84,7 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
 
 def empty(ctx: Context) -> Result:
     """No job holds the node, and none can come."""
-    read = _read(ctx)
+    read = at_node_and_jobs(ctx, LOOK_AGAIN_S)
     if not isinstance(read, tuple):
         return read
     node, jobs = read

@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
-from healer.api.problems import Problem, unauthenticated
+from healer.api.problems import Problem, field_error, unauthenticated
 from healer.api.services import Caller, Services
 from healer.model import AuditRecord, Role
 
@@ -39,6 +39,10 @@ ALLOWED: dict[Role, frozenset[Role]] = {
 
 _CACHE_S = 1.0
 _CACHE_SIZE = 20_000
+_NO_CLUSTER = (
+    "this token is bound to a node or a job, and not to its cluster: make it anew with --cluster, "
+    "as clusters number their nodes and jobs alike"
+)
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -101,6 +105,8 @@ class Access:
                 _check_csrf(request, caller)
         if caller is None:
             raise unauthenticated()
+        if (caller.node or caller.job) and not caller.cluster and not self._services.only:
+            raise Problem(403, _NO_CLUSTER)
         return caller
 
     def note_refusal(self, caller: Caller, what: str, why: str) -> None:
@@ -225,6 +231,14 @@ def confine(
     access: Access = request.app.state.access
     access.note_refusal(caller, f"{request.scope.get('method', 'GET')} {request.scope['path'][:200]}", why)
     raise Problem(403, why)
+
+
+def named_cluster(services: Services, caller: Caller, wanted: str | None = None) -> str:
+    """The cluster that is meant: as named, else the token's own, else the only one. 422 where it is open."""
+    cluster = wanted or caller.cluster or services.only
+    if not cluster:
+        raise field_error("cluster", f"name the cluster: one of {', '.join(services.clusters)}")
+    return cluster
 
 
 def own_clusters(request: HTTPConnection, caller: Caller, wanted: str | None = None) -> list[str] | None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from healer.api import on_incidents
-from healer.api.access import ALLOWED, confine, need
+from healer.api.access import ALLOWED, confine, named_cluster, need
 from healer.api.answers import answer
 from healer.api.bodies import BreakerBody, ModeBody, PauseBody, Reason, RunBody
 from healer.api.documents import answers
@@ -45,7 +45,7 @@ def start_run(
     """Starts a playbook on a node or a job. A guard's Refuse is 409, its Hold a run in state `held`."""
     services = services_of(request)
     playbook = playbook_named(services.rules(), name)
-    cluster = body.cluster or services.cluster
+    cluster = named_cluster(services, caller, body.cluster)
     _check_target(playbook, body)
     confine(request, caller, cluster=cluster, node=body.node, job=body.job)
     _check_level(request, caller, playbook)
@@ -211,9 +211,9 @@ def _check_pause(services: Services, caller: Caller, request: Request, body: Pau
 def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str | None:
     """A rule or everything is paused on all clusters unless one is named; a node always has one."""
     if body.scope == "cluster":
-        return body.name or body.cluster or caller.cluster or services.cluster
+        return body.name or named_cluster(services, caller, body.cluster)
     if body.scope in {"node", "partition"}:
-        return body.cluster or caller.cluster or services.cluster
+        return named_cluster(services, caller, body.cluster)
     return body.cluster or caller.cluster
 
 
@@ -247,7 +247,7 @@ def end_pause(
 def reset_breaker(request: Request, caller: Admin, body: BreakerBody) -> Response:
     """After a storm: lets one canary through. A named person says why."""
     services = services_of(request)
-    cluster = body.cluster or caller.cluster or services.cluster
+    cluster = named_cluster(services, caller, body.cluster)
     confine(request, caller, cluster=cluster)
     if cluster not in {one.cluster for one in services.reads.breakers()}:
         raise NotFound(f"there is no cluster {cluster}")

@@ -12,11 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from healer.api import acting, documents, problems, reading, series, system
+from healer.api import acting, documents, enroll, problems, reading, reconcile, series, system
 from healer.api.access import Access
 from healer.api.entry import Entry
 from healer.api.fleet import Fleet
 from healer.api.group_commit import GroupCommit
+from healer.api.hooks import HookRoutes
 from healer.api.intake import Tally
 from healer.api.measuring import MeasuringRoutes
 from healer.api.metrics import QUEUED
@@ -57,10 +58,11 @@ def create_app(services: Services) -> FastAPI:
     access = Access(services)
     fleet = Fleet(services)
     entry = Entry(services, access, fleet)
-    tally = Tally(services.unknown, services.cluster)
+    tally = Tally(services.unknown)
     commit = GroupCommit(services.signals.store)
     signals = SignalRoutes(services, entry, commit)
     measuring = MeasuringRoutes(services, entry, commit, tally)
+    hooks = HookRoutes(services, entry, commit, measuring)
     queues = {"events": commit, "steps": measuring.steps, "metrics": measuring.metrics}
     for name, queue in queues.items():
         QUEUED.labels(name).set_function(lambda queue=queue: queue.depth)
@@ -78,7 +80,7 @@ def create_app(services: Services) -> FastAPI:
         await _flush(tally)
 
     app = Application(
-        [*signals.routes(PREFIX), *measuring.routes(PREFIX)],
+        [*signals.routes(PREFIX), *measuring.routes(PREFIX), *hooks.routes(PREFIX)],
         title="healer",
         version="1",
         lifespan=lifespan,
@@ -91,9 +93,12 @@ def create_app(services: Services) -> FastAPI:
     app.state.access = access
     app.state.fleet = fleet
     app.state.queues = queues
+    app.state.door = enroll.Door()
     app.include_router(reading.router, prefix=PREFIX)
     app.include_router(series.router, prefix=PREFIX)
     app.include_router(acting.router, prefix=PREFIX)
+    app.include_router(reconcile.router, prefix=PREFIX)
+    app.include_router(enroll.router, prefix=PREFIX)
     app.include_router(system.router)
     problems.install(app)
     documents.install(app, PREFIX)

@@ -5,8 +5,10 @@ from typing import Any
 
 import msgspec
 
+from healer.api.views import HookAnswer
 from healer.signals import wire
 from healer.signals.checkpoints import JobCheckpointBody
+from healer.signals.hooks import HOOKS, HookReport
 from healer.signals.step_times import StepSample
 
 
@@ -45,7 +47,7 @@ class StepTimes(msgspec.Struct, kw_only=True):
 
 
 #: In the order that `signal_paths` expects.
-TYPES = (KernelLog, wire.Heartbeat, Metrics, StepTimes, JobCheckpointBody)
+TYPES = (KernelLog, wire.Heartbeat, Metrics, StepTimes, JobCheckpointBody, HookReport, HookAnswer)
 
 _TEXT = {"schema": {"type": "string"}}
 
@@ -54,7 +56,11 @@ def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str
     """`schemas` are those of TYPES; `accepted` is the answer's."""
     stored = {"202": {"description": "stored", "content": {"application/json": {"schema": accepted}}}}
     nothing = {"204": {"description": "stored"}}
-    kernel, beat, metrics, steps, checkpoint = ({"application/json": _one_or_many(one)} for one in schemas)
+    *bodies, answer_of_hooks = schemas
+    kernel, beat, metrics, steps, checkpoint, report = (
+        {"application/json": _one_or_many(one)} for one in bodies
+    )
+    told = {"202": {"description": "stored", "content": {"application/json": {"schema": answer_of_hooks}}}}
     text = {kind: _TEXT for kind in ("text/plain", "application/openmetrics-text")}
     xml = {kind: _TEXT for kind in ("text/xml", "application/xml", "text/plain")}
     protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
@@ -73,6 +79,7 @@ def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str
         ("nvidia-smi", "The XML of nvidia-smi -q -x", xml, ("cluster", "node"), stored),
         ("step-times", "Step times of a job's ranks", steps, (), stored),
         ("checkpoints", "What a job can go back to", checkpoint, (), stored),
+        *((f"hooks/{hook}", f"What Slurm's {hook} saw of its node", report, (), told) for hook in HOOKS),
     )
     return {
         f"{prefix}/signals/{name}": {

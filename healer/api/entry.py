@@ -6,27 +6,28 @@ They bypass FastAPI's dependencies for speed, and declare their role as an attri
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from healer.api.access import ALLOWED, Access, refuse
+from healer.api.access import ALLOWED, Access, named_cluster, refuse
 from healer.api.fleet import Fleet
 from healer.api.group_commit import WAIT_S, Busy
 from healer.api.problems import Problem, field_error
 from healer.api.services import Caller, Services, Unavailable
-from healer.model import Role
+from healer.model import Role, SlurmSnapshot
 from healer.signals import wire
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 #: Of one request, as sent; and of one request of samples, unpacked.
 BODY_LIMIT = 8 * 1024 * 1024
 UNPACKED_LIMIT = 64 * 1024 * 1024
-#: A packed body above this is unpacked in a thread.
+#: A body above this is unpacked and read in a thread.
 _INLINE = 64 * 1024
 
 JSON = frozenset({"application/json"})
@@ -41,9 +42,14 @@ class Entry:
         self._services = services
         self._access = access
         self._fleet = fleet
+        #: The clusters that this healer looks after.
+        self.served = services.clusters or (services.cluster,)
 
     async def enter(self, request: Request) -> tuple[Caller, wire.Known]:
-        """Who sends, and the nodes there are. A database that is away is waited for."""
+        """Who sends, and the nodes there are. A database that is away is waited for.
+
+        `known` raises Problem 503 for a cluster of ours that Slurm has not shown yet: its senders try again.
+        """
         deadline = time.monotonic() + WAIT_S
         caller = await _patiently(lambda: self._access.caller(request), deadline)
         if caller.role not in ALLOWED[self.role]:
@@ -51,18 +57,36 @@ class Entry:
                 request, caller, f"signals are written with the role signals, yours is {caller.role}"
             )
         snapshots = await _patiently(self._fleet.current, deadline)
-        if self._services.cluster not in snapshots:
-            raise Problem(
-                503,
-                f"Slurm has not been asked yet which nodes the cluster {self._services.cluster} has",
-                headers={"Retry-After": "2"},
-            )
+        default = self.default(caller)
+        if default in self.served:
+            self._seen(default, snapshots)
 
         def known(cluster: str, node: str) -> bool:
             snapshot = snapshots.get(cluster)
+            if snapshot is None and cluster in self._services.clusters:
+                self._seen(cluster, snapshots)
             return snapshot is not None and node in snapshot.nodes
 
         return caller, known
+
+    def default(self, caller: Caller) -> str:
+        """The cluster of what names none; empty where there are several and the token is bound to none."""
+        return self._services.only or caller.cluster or ""
+
+    async def meant(self, caller: Caller, wanted: str | None) -> str:
+        """The cluster that a whole body is about: 422 where it is open, 503 before Slurm has shown it."""
+        cluster = named_cluster(self._services, caller, wanted)
+        if cluster in self._services.clusters:
+            self._seen(cluster, await self._fleet.current())
+        return cluster
+
+    def _seen(self, cluster: str, snapshots: Mapping[str, SlurmSnapshot]) -> None:
+        if cluster not in snapshots:
+            raise Problem(
+                503,
+                f"Slurm has not been asked yet which nodes the cluster {cluster} has",
+                headers={"Retry-After": "2"},
+            )
 
     async def wrong_job(self, caller: Caller) -> Callable[[str, str], str | None]:
         """(cluster, job) -> why this caller may not tell of that job's steps: a token bound to a node knows
@@ -102,6 +126,8 @@ async def confine(request: Request, caller: Caller, named: set[tuple[str, str]])
 def strange(named: Iterable[str], clusters: frozenset[str]) -> str | None:
     """Why what names these clusters cannot be stored: nobody would ever read it."""
     for cluster in named:
+        if not cluster:
+            return f"cluster: name it: one of {', '.join(sorted(clusters))}"
         if cluster not in clusters:
             return f"cluster: Slurm's picture has no cluster {cluster}"
     return None
@@ -138,9 +164,14 @@ async def read_body(request: Request, *, unpacked_limit: int = BODY_LIMIT) -> by
     raw = await raw_body(request)
     if packed == "identity":
         return raw
-    if len(raw) <= _INLINE:
-        return _inflated(raw, unpacked_limit)
-    return await run_in_threadpool(_inflated, raw, unpacked_limit)
+    return await aside(len(raw), _inflated, raw, unpacked_limit)
+
+
+async def aside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `work` makes of a body of that many bytes: a long one holds up no other request."""
+    if size <= _INLINE:
+        return work(*args, **kwargs)
+    return await run_in_threadpool(work, *args, **kwargs)
 
 
 async def raw_body(request: Request, limit: int = BODY_LIMIT) -> bytes:

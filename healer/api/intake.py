@@ -63,37 +63,40 @@ def _outcome(body: Body[R]) -> R | BadBody | Refused:
 
 
 class Translators:
-    """The translator of the catalogue in force. For one thread."""
+    """The translators of the catalogue in force, one for each cluster: what is learned of a node's series is
+    of that cluster alone. For one thread."""
 
-    def __init__(self, rules: Callable[[], Ruleset], book: ColumnBook, cluster: str) -> None:
-        self._rules, self._book, self._cluster = rules, book, cluster
+    def __init__(self, rules: Callable[[], Ruleset], book: ColumnBook) -> None:
+        self._rules, self._book = rules, book
         self._catalogue: Catalogue | None = None
-        self._made: Translator | None = None
+        self._made: dict[str, Translator] = {}
 
-    def current(self) -> Translator:
+    def current(self, cluster: str) -> Translator:
         catalogue = self._rules().catalogue
-        if self._made is None or catalogue is not self._catalogue:
-            self._made = Translator(catalogue, self._book, self._cluster)
-            self._catalogue = catalogue
-        return self._made
+        if catalogue is not self._catalogue:
+            self._made, self._catalogue = {}, catalogue
+        if cluster not in self._made:
+            self._made[cluster] = Translator(catalogue, self._book, cluster)
+        return self._made[cluster]
 
 
 class Tally:
-    """Unknown series, summed up between two writes."""
+    """Unknown series, summed up between two writes. At most NAMES of all clusters are counted apart."""
 
-    def __init__(self, book: UnknownBook, cluster: str) -> None:
-        self._book, self._cluster = book, cluster
-        self._counted: dict[str, UnknownSeries] = {}
+    def __init__(self, book: UnknownBook) -> None:
+        self._book = book
+        self._counted: dict[tuple[str, str], UnknownSeries] = {}
         self._lock = threading.Lock()
 
-    def add(self, unknown: Iterable[tuple[str, Unknown]], now: datetime) -> None:
+    def add(self, cluster: str, unknown: Iterable[tuple[str, Unknown]], now: datetime) -> None:
         with self._lock:
             for name, one in unknown:
-                told = name if name in self._counted or len(self._counted) < NAMES else REST
-                before = self._counted.get(told)
-                self._counted[told] = UnknownSeries(
-                    cluster=self._cluster,
-                    name=told,
+                seen = (cluster, name) in self._counted or len(self._counted) < NAMES
+                key = (cluster, name if seen else REST)
+                before = self._counted.get(key)
+                self._counted[key] = UnknownSeries(
+                    cluster=cluster,
+                    name=key[1],
                     why=one.why,
                     count=one.count + (before.count if before else 0),
                     first_seen=before.first_seen if before else now,
@@ -111,13 +114,13 @@ class Tally:
             self._book.add(list(counted.values()))
         except Exception:
             with self._lock:
-                for name, one in counted.items():
-                    later = self._counted.get(name)
+                for key, one in counted.items():
+                    later = self._counted.get(key)
                     if later is None:
-                        self._counted[name] = one
+                        self._counted[key] = one
                     else:
                         count = one.count + later.count
-                        self._counted[name] = msgspec.structs.replace(
+                        self._counted[key] = msgspec.structs.replace(
                             later, first_seen=one.first_seen, count=count
                         )
             raise

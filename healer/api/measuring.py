@@ -76,7 +76,7 @@ class MeasuringRoutes:
         self._entry = entry
         self._events = events
         self._tally = tally
-        self._translators = Translators(services.rules, services.columns, services.cluster)
+        self._translators = Translators(services.rules, services.columns)
         self.steps = GroupCommit(
             Intake(self._put_steps).store, name="steps", queue=STEPS_QUEUE, batch=STEPS_BATCH, weigh=_size,
             before=(events,),
@@ -99,11 +99,11 @@ class MeasuringRoutes:
     async def columnar(self, request: Request) -> Response:
         caller, known = await self._enter(request)
         media_type(request, JSON, "application/json")
-        known_query(request, set())
+        cluster = await self._cluster(request, caller, open_ok=True)  # each body may name its own
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
         return await self._measured(
-            "metrics", request, caller, len(raw), lambda: self._translator.columnar(raw, known, now)
+            "metrics", request, caller, len(raw), lambda: self.translator(cluster).columnar(raw, known, now)
         )
 
     async def remote_write(self, request: Request) -> Response:
@@ -116,7 +116,7 @@ class MeasuringRoutes:
             )
         if encoding_of(request) != "snappy":
             raise Problem(415, "remote_write needs Content-Encoding: snappy")
-        known_query(request, set())
+        cluster = await self._cluster(request, caller)
         raw = await raw_body(request)
         now = self._services.clock.now()
         try:
@@ -125,7 +125,7 @@ class MeasuringRoutes:
                 request,
                 caller,
                 len(raw),
-                lambda: self._translator.remote_write(raw, known, now),
+                lambda: self.translator(cluster).remote_write(raw, known, now),
             )
         except BadBody as error:
             raise Problem(400, str(error)) from None
@@ -134,7 +134,7 @@ class MeasuringRoutes:
     async def openmetrics(self, request: Request) -> Response:
         caller, known = await self._enter(request)
         media_type(request, _TEXT, "text/plain")
-        node = await self._query(request, caller)
+        cluster, node = await self._query(request, caller)
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
         return await self._measured(
@@ -142,13 +142,13 @@ class MeasuringRoutes:
             request,
             caller,
             len(raw),
-            lambda: self._translator.exposition(raw, known, now, node=node),
+            lambda: self.translator(cluster).exposition(raw, known, now, node=node),
         )
 
     async def nvidia_smi(self, request: Request) -> Response:
         caller, known = await self._enter(request)
         media_type(request, _XML, "text/xml")
-        node = await self._query(request, caller)
+        cluster, node = await self._query(request, caller)
         if node is None:
             raise field_error("node", "the output of nvidia-smi needs ?node= in the address")
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
@@ -158,7 +158,7 @@ class MeasuringRoutes:
             request,
             caller,
             len(raw),
-            lambda: self._translator.nvidia_smi(raw, known, now, node=node),
+            lambda: self.translator(cluster).nvidia_smi(raw, known, now, node=node),
         )
 
     async def step_times(self, request: Request) -> Response:
@@ -167,11 +167,14 @@ class MeasuringRoutes:
         known_query(request, set())
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
-        cluster, clusters = self._services.cluster, await self._entry.clusters()
+        cluster, clusters = self._entry.default(caller), await self._entry.clusters()
         wrong_job = await self._entry.wrong_job(caller)
 
+        def sure(where: str, node: str) -> bool:
+            return _known_now(known, where, node)
+
         def read() -> Steps:
-            steps = step_batches(raw, known, now, cluster=cluster, wrong_job=wrong_job)
+            steps = step_batches(raw, sure, now, cluster=cluster, wrong_job=wrong_job)
             _confine_steps(caller, steps)
             if why := strange((batch.cluster for batch in steps.batches), clusters):
                 raise BadBody(why)
@@ -187,23 +190,43 @@ class MeasuringRoutes:
         await no_job(request, caller)
         return caller, _confined(caller, known)
 
-    async def _query(self, request: Request, caller: Caller) -> str | None:
-        """The node that the address names; the cluster in it must be this one."""
-        known_query(request, {"cluster", "node"})
-        cluster = request.query_params.get("cluster") or self._services.cluster
+    async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:
+        """The cluster and the node that the address names."""
+        cluster = await self._cluster(request, caller, "node")
         node = request.query_params.get("node") or None
-        if caller.cluster and caller.cluster != cluster:
-            await refuse(request, caller, f"this token is bound to the cluster {caller.cluster}")
         if caller.node and node and caller.node != node:
             await refuse(request, caller, f"this token is bound to the node {caller.node}")
-        if cluster != self._services.cluster:
-            raise field_error("cluster", f"healer serves the cluster {self._services.cluster} here")
-        return node
+        return cluster, node
 
-    @property
-    def _translator(self) -> Translator:
+    async def _cluster(self, request: Request, caller: Caller, *also: str, open_ok: bool = False) -> str:
+        """The cluster of the whole body, one of ours: by the address, the token, or the only one.
+
+        `also` may stand in the address too. Empty where it is open and may be."""
+        known_query(request, {"cluster", *also})
+        wanted, served = request.query_params.get("cluster") or None, self._entry.served
+        if caller.cluster and (caller.cluster not in served or wanted not in (None, caller.cluster)):
+            await refuse(request, caller, f"this token is bound to the cluster {caller.cluster}")
+        if open_ok and not (wanted or self._entry.default(caller)):
+            return ""
+        cluster = await self._entry.meant(caller, wanted)
+        if cluster not in served:
+            raise field_error("cluster", f"healer serves {', '.join(served)} here")
+        return cluster
+
+    async def take_part(self, size: int, read: Callable[[], Measured]) -> None:
+        """Samples that came with something that matters more, by a sender whose words are its node's alone.
+
+        What is wrong with them, or too much now, is nothing to the caller."""
+        try:
+            outcome = (await self.metrics.add((Body(size, read),)))[0]
+        except (Busy, Unavailable):
+            return
+        if isinstance(outcome, Measured) and outcome.inventory:
+            await self._remember(outcome.inventory)
+
+    def translator(self, cluster: str) -> Translator:
         """Asked in the writer's thread, which alone may use it."""
-        return self._translators.current()
+        return self._translators.current(cluster)
 
     async def _measured(
         self, route: str, request: Request, caller: Caller, size: int, read: Callable[[], Measured]
@@ -260,7 +283,7 @@ class MeasuringRoutes:
         for measured in told:
             if measured.unknown:
                 now = now or self._services.clock.now()
-                self._tally.add(measured.unknown.items(), now)
+                self._tally.add(measured.cluster or self._services.cluster, measured.unknown.items(), now)
 
     def _put_steps(self, told: list[Steps]) -> None:
         batches = [batch for steps in told for batch in steps.batches]
@@ -275,17 +298,23 @@ def _size(body: Body) -> int:
 def _confined(caller: Caller, known: Known) -> Known:
     """Which nodes the cluster has, for a bound token: the first word of a foreign one refuses the whole,
     before anything of that node is learned from it or numbered."""
-    if not (caller.node or caller.cluster):
-        return known
 
     def own(cluster: str, node: str) -> bool:
-        if not known(cluster, node):
+        if not _known_now(known, cluster, node):
             return False
         if why := foreign(caller, {(cluster, node)}):
             raise Refused(why)
         return True
 
     return own
+
+
+def _known_now(known: Known, cluster: str, node: str) -> bool:
+    """In a writer's thread what cannot be told yet is wrong with this one body, and with no other."""
+    try:
+        return known(cluster, node)
+    except Problem as problem:
+        raise BadBody(problem.detail) from None
 
 
 def _confine_steps(caller: Caller, steps: Steps) -> None:

@@ -19,6 +19,7 @@ from healer.api.services import (
     KeyInFlight,
     KeyReused,
     NotFound,
+    TooMany,
     Unavailable,
 )
 from healer.signals.wire import BadBody
@@ -132,6 +133,10 @@ def _unavailable(error: Exception) -> Problem:
     return Problem(503, str(error), headers={"Retry-After": "1"})
 
 
+def _too_many(error: TooMany) -> Problem:
+    return Problem(429, str(error), headers={"Retry-After": str(error.retry_after_s)})
+
+
 def _in_flight(_: Exception) -> Problem:
     return Problem(409, "a request with this Idempotency-Key is being worked on", code="in_flight")
 
@@ -151,6 +156,7 @@ _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (KeyInFlight, _in_flight),
     (KeyReused, _reused),
     (Unavailable, _unavailable),
+    (TooMany, _too_many),
     (BadBody, lambda error: Problem(422, str(error), errors=[{"field": "body", "detail": str(error)}])),
     (RequestValidationError, _invalid),
     (HTTPException, lambda error: Problem(error.status_code, str(error.detail), headers=error.headers)),

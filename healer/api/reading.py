@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from healer.api.access import confine, need, own_clusters
+from healer.api.access import confine, named_cluster, need, own_clusters
 from healer.api.answers import answer
 from healer.api.documents import answers
 from healer.api.newest import STEPS, VALUES, step_times, with_signals
@@ -84,6 +84,7 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
         raise NotFound(f"Slurm knows no node {node} in the cluster {cluster}")
     now = services.clock.now()
     reports, columns = services.history.node_signals(cluster, node, now - VALUES)
+    found = msgspec.structs.replace(found, heard=services.history.heard(cluster, node, now - VALUES))
     return answer(request, with_signals(found, reports, columns, services.rules().catalogue, now))
 
 
@@ -209,7 +210,7 @@ def pauses(request: Request, caller: Viewer) -> Response:
 def breaker(request: Request, caller: Viewer, cluster: Name = None) -> Response:
     """The breaker of one cluster, with the roots it counts."""
     services = services_of(request)
-    mine = own_clusters(request, caller, cluster) or [services.cluster]
+    mine = own_clusters(request, caller, cluster) or [named_cluster(services, caller)]
     for one in services.reads.breakers():
         if one.cluster == mine[0]:
             return answer(request, one)
@@ -273,13 +274,15 @@ def stats(
 
 
 @router.get("/events/stream", response_class=StreamingResponse)
-async def events(request: Request, caller: Viewer) -> StreamingResponse:
+async def events(request: Request, caller: Viewer, cluster: Name = None) -> StreamingResponse:
     """Server-sent events: incident, run, fleet, breaker, pause, audit; `reset` says: read all anew."""
     if caller.node or caller.job:
         raise Problem(403, "a token bound to a node or job cannot listen to everything")
+    if caller.cluster and cluster not in (None, caller.cluster):
+        raise Problem(403, f"this token is bound to the cluster {caller.cluster}")
     last = request.headers.get("last-event-id", "")
     last_id = int(last) if re.fullmatch(r"[0-9]{1,18}", last) else None
-    stream: AsyncIterator[bytes] = event_stream(request, caller, last_id)
+    stream: AsyncIterator[bytes] = event_stream(request, caller, last_id, cluster or caller.cluster)
     return StreamingResponse(
         stream,
         media_type="text/event-stream",

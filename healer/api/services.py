@@ -25,6 +25,7 @@ from healer.api.views import (
     RunDetail,
     Stats,
 )
+from healer.decisions import HookAsk
 from healer.model import (
     Answer,
     AuditRecord,
@@ -34,12 +35,15 @@ from healer.model import (
     Mode,
     Observation,
     Pause,
+    Permit,
     Role,
     Ruleset,
     Run,
     SlurmSnapshot,
     UnknownSeries,
+    Verdict,
 )
+from healer.model.drift import Drift, Reconciled
 from healer.ports import Clock, ColumnBook, Samples, SignalReads
 
 # --- what a command may answer instead of doing ----------------------------------------------------------
@@ -93,6 +97,41 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     csrf: str | None = None
 
 
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """A munge credential that was good: who made it, at which address (as its munged knows itself), when."""
+
+    uid: int
+    host: str
+    encoded_at: datetime
+    decoded_at: datetime
+    payload: bytes
+
+
+class CredentialRefused(Exception):
+    """Not a good credential. The text goes on after "the credential is refused: "."""
+
+
+class Credentials(Protocol):
+    def decode(self, credential: str) -> Credential:
+        """Each one once. Raises CredentialRefused, and Unavailable when munge itself does not work."""
+        ...
+
+
+class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
+    """A token's secret, told this once, and until when it works."""
+
+    token: str
+    expires_at: datetime
+
+
+class TooMany(Exception):
+    """Asked too often: 429 with Retry-After."""
+
+    def __init__(self, text: str, retry_after_s: int) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
 class Tokens(Protocol):
     """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found."""
 
@@ -109,6 +148,14 @@ class Tokens(Protocol):
         ...
 
     def sign_out(self, session: bytes, now: datetime) -> None: ...
+
+    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
+        """A token for signals of this node alone; `nonce` is spent by it, for ever.
+
+        Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
+        node's newest token was revoked (a person's word), TooMany.
+        """
+        ...
 
 
 # --- signals ---------------------------------------------------------------------------------------------
@@ -141,6 +188,37 @@ class UnknownBook(Protocol):
 
     def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
         """The most frequent first; None: of all clusters."""
+        ...
+
+
+class HookStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """What healer thinks of a node, by its worst open incident, and that incident's title."""
+
+    verdict: Verdict
+    reason: str
+
+
+class Hooks(Protocol):
+    """What a hook's answer rests on. Raises Unavailable."""
+
+    def standings(self, cluster: str) -> dict[str, HookStanding]:
+        """By node; those with no open incident and on no probation are not in it."""
+        ...
+
+    def is_held(self, cluster: str, node: str) -> bool:
+        """Whether the node's slot is granted: only then a permit can be had."""
+        ...
+
+    def permit(self, ask: HookAsk) -> Permit | None:
+        """The gate's permit for this hook to fail, recorded; None where the guards do not allow it now."""
+        ...
+
+    def known(self, ask: HookAsk) -> Permit | None:
+        """What this very hook was permitted before."""
+        ...
+
+    def note_own(self, ask: HookAsk, check: str, at: datetime) -> None:
+        """The hook failed at `at` without an answer, because of this check. Known ones are nothing new."""
         ...
 
 
@@ -190,6 +268,16 @@ class RunCommands(Protocol):
 
     def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
         """Open -> half-open. Conflict when it is not open."""
+        ...
+
+
+class Reconcile(Protocol):
+    """Where healer's book and Slurm do not agree. Raises Unavailable."""
+
+    def drifts(self, cluster: str) -> list[Drift]: ...
+
+    def repair(self, cluster: str, *, by: str, reason: str, request: str) -> list[Reconciled]:
+        """Each that is healer's own, through the gate and into the audit."""
         ...
 
 
@@ -344,7 +432,10 @@ class EventFeed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """Everything the routes use. `cluster` is the one cluster of this installation (HEALER_CLUSTER)."""
+    """Everything the routes use. `cluster` is the one cluster of this installation (HEALER_CLUSTER).
+
+    Where there are several `clusters` names them, and what belongs to none of them is recorded at `cluster`.
+    """
 
     cluster: str
     clock: Clock
@@ -357,11 +448,21 @@ class Services:
     history: SignalReads
     reads: Reads
     tokens: Tokens
+    hooks: Hooks
     commands: Commands
     runs: RunCommands
+    reconcile: Reconcile
     idempotency: Idempotency
     audit: AuditTrail
     events: EventFeed
     ready: Callable[[], Readiness]
+    #: How nodes of a cluster prove who they are when they enrol: each cluster has a key of its own.
+    credentials: Callable[[str], Credentials]
+    clusters: tuple[str, ...] = ()
     #: Cookies only over HTTPS; off for the loopback address.
     secure_cookies: bool = False
+
+    @property
+    def only(self) -> str:
+        """The cluster of what names none; empty where there are several: it is never guessed."""
+        return "" if len(self.clusters) > 1 else self.cluster

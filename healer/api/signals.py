@@ -66,10 +66,10 @@ class SignalRoutes:
         known_query(request, {"cluster", "node", "boot_id"} if text else set())
         raw = await read_body(request)
         now = self._services.clock.now()
-        cluster = self._services.cluster
+        cluster = self._entry.default(caller)
         if text:
             query = request.query_params
-            cluster = query.get("cluster") or cluster
+            cluster = await self._entry.meant(caller, query.get("cluster"))
             node = query.get("node")
             if not node:
                 raise field_error("node", "a text body needs ?node= in the address")
@@ -92,7 +92,7 @@ class SignalRoutes:
         media_type(request, JSON, "application/json")
         known_query(request, set())
         body = decoded(await read_body(request))
-        cluster = self._services.cluster
+        cluster = self._entry.default(caller)
         await confine(request, caller, wire.nodes_of_heartbeats(body, cluster=cluster))
         await no_job(request, caller)
         parsed = wire.heartbeat_observations(body, known, self._services.clock.now(), cluster=cluster)
@@ -107,7 +107,7 @@ class SignalRoutes:
             await refuse(request, caller, f"this token is bound to the node {caller.node}, not to a job")
         body = decoded(await read_body(request))
         now = self._services.clock.now()
-        parsed = checkpoint_observations(body, now, cluster=self._services.cluster)
+        parsed = checkpoint_observations(body, now, cluster=self._entry.default(caller))
         told = [one.component for one in parsed.observations]
         await confine(request, caller, {(one.cluster, "") for one in told})
         if caller.job and any(one.job != caller.job for one in told):

@@ -13,10 +13,13 @@ from healer.api.views import Event
 _encode = msgspec.json.Encoder().encode
 
 
-async def event_stream(request: Request, caller: Caller, last_id: int | None) -> AsyncIterator[bytes]:
+async def event_stream(
+    request: Request, caller: Caller, last_id: int | None, cluster: str | None
+) -> AsyncIterator[bytes]:
     """The bytes of the stream. It ends when the token or session no longer stands.
 
-    Events of other clusters than the caller's are left out. A comment each 15 s keeps proxies from closing.
+    Events of other clusters than `cluster` are left out; None: all. A comment each 15 s keeps proxies from
+    closing.
     """
     services: Services = request.app.state.services
     access: Access = request.app.state.access
@@ -30,7 +33,7 @@ async def event_stream(request: Request, caller: Caller, last_id: int | None) ->
             except Unavailable:
                 pass
             yield b": still here\n\n"
-        elif caller.cluster is None or event.data.get("cluster") in {None, caller.cluster}:
+        elif cluster is None or event.data.get("cluster") in {None, cluster}:
             yield encoded(event)
 
 

@@ -15,9 +15,11 @@ from healer.model import (
     DetectionRule,
     Finding,
     Incident,
+    LastHeard,
     LogEntry,
     Message,
     Mode,
+    NodeStatus,
     Playbook,
     Review,
     Root,
@@ -106,6 +108,8 @@ class GpuView(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     pci: str | None = None
     uuid: str | None = None
+    #: The job that Slurm shows on it.
+    job: str | None = None
     verdict: Verdict = Verdict.healthy
     incidents: list[str] = []
     model: str = ""
@@ -123,11 +127,13 @@ class LinkView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """`out_by` is healer, person, slurm or planned, None while in service. `owner` is the person.
+    """`out_by` is healer, person, program, slurm or planned, None while in service. `owner` is who that is by
+    name, and `reason_age_s` how old the reason was when Slurm's picture was taken.
 
-    `may_run_jobs` is Slurm's own word; `why` explains it in one sentence. `gpus`, `jobs`, `history`,
-    `signals` and `links` are filled for a single node only; `measured_at` is when it last reported, None
-    when nothing came in the last 15 minutes.
+    `status` is what Slurm's state comes to, `unknown_flags` what of it nobody knows: healer never resumes
+    such a node by itself. `switches` go from leaf to root. `may_run_jobs` is Slurm's own word; `why` explains
+    it in one sentence. `gpus`, `jobs`, `history`, `signals`, `links` and `heard` are filled for a single node
+    only; `measured_at` is when it last reported, None when nothing came in the last 15 minutes.
     """
 
     cluster: str
@@ -135,8 +141,12 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     may_run_jobs: bool
     why: str
+    status: NodeStatus = NodeStatus.unknown
+    unknown_flags: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
     out_by: str | None = None
     owner: str | None = None
+    reason_age_s: float | None = None
     known_bad_in_service: bool = False
     slurm: SlurmNode
     incidents: list[str] = []
@@ -148,6 +158,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     signals: dict[str, float] = {}
     links: list[LinkView] = []
     measured_at: datetime | None = None
+    heard: LastHeard | None = None
 
 
 class JobStepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +211,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """`job` is None when Slurm no longer knows it; `step_times` when none came in the last 30 minutes.
 
     `gpu_hours_lost`: GPUs × the time from the last durable checkpoint to each requeue; None while that is
-    not known.
+    not known. `done` says in sentences what healer did to the job, or why it did nothing, oldest first.
     """
 
     cluster: str
@@ -209,6 +220,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[str]
     incidents: list[Incident]
     requeues: list[dict[str, Any]] = []
+    done: list[dict[str, Any]] = []
     step_times: StepTimesView | None = None
     checkpoints: list[CheckpointView] = []
     gpu_hours_lost: float | None = None
@@ -260,6 +272,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     jobs_hit: list[SlurmJob] = []
     limits: list[Limit] = []
     slurm: SlurmNode | None = None
+    #: Steps, by id, that would ask a person here: no adapter can do them with this Slurm.
+    not_available: dict[str, str] = {}
 
 
 class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,6 +348,18 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     unrecognised: int
     rejected: list["Rejected"] = []
     rejected_more: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class HookAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a hook's report. `may_refuse` is the gate's permit for a non-zero exit."""
+
+    verdict: Verdict
+    may_refuse: bool
+    reason: str
+    accepted: int = 0
+    duplicates: int = 0
+    unrecognised: int = 0
+    rejected: list["Rejected"] = []
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):

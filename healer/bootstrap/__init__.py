@@ -24,19 +24,21 @@ from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.wake import Waker
 from healer.adapters.slurm.cli import CliScheduler
+from healer.adapters.slurm.preferred import OtherCluster, PreferredScheduler
+from healer.adapters.slurm.token import CommandToken, FileToken
 from healer.drive import Driver
 from healer.model import Role, Ruleset
+from healer.observations.controller import POLL_S
 from healer.ports import NodeExec, Poke, Scheduler, SchedulerError
 from healer.processes.detector import Detector
 from healer.processes.rulebook import Rulebook
 from healer.processes.scheduler import (
     DELIVER_S,
-    POLL_S,
     SEAL_S,
     SWEEP_S,
     TIDY_S,
     Duty,
-    poll_slurm,
+    Poll,
     run_duties,
     sweep,
 )
@@ -72,19 +74,74 @@ def engine(settings: Settings, *, name: str = "healer", pool_size: int = 8) -> s
     return make_engine(database_url(settings), name=name, pool_size=pool_size)
 
 
-def scheduler(settings: Settings) -> Scheduler:
-    """The first of HEALER_SLURM_ADAPTERS that this build can use."""
-    for adapter in settings.slurm_adapters:
-        if adapter == "cli":
-            return CliScheduler(timeout_s=SLURM_TIMEOUT_S)
-        if adapter == "sim":
-            if settings.sim_socket is None:
-                raise SettingsError("HEALER_SIM_SOCKET must name the socket of the simulated Slurm.")
-            from healer.sim.slurm import SimClient
+def scheduler(settings: Settings, *, cluster: str | None = None) -> PreferredScheduler:
+    """Slurm, by the adapters of HEALER_SLURM_ADAPTERS in their order. With `cluster` it reaches no other."""
+    adapters = [_adapter(name, settings) for name in settings.slurm_adapters]
+    return PreferredScheduler(adapters, cluster=cluster)
 
-            return SimClient(settings.sim_socket, timeout_s=SLURM_TIMEOUT_S)
-    wanted = ",".join(settings.slurm_adapters)
-    raise SettingsError(f"HEALER_SLURM_ADAPTERS={wanted}: this version speaks cli and sim.")
+
+def _adapter(name: str, settings: Settings) -> Scheduler:
+    if name == "rest":
+        return _rest(settings)
+    if name == "pyslurm":
+        from healer.adapters.slurm.pyslurm_client import PyslurmScheduler
+
+        env = {"SLURM_CONF": str(settings.slurm_conf)} if settings.slurm_conf else None
+        return PyslurmScheduler(timeout_s=SLURM_TIMEOUT_S, env=env)
+    if name == "sim":
+        if settings.sim_socket is None:
+            raise SettingsError("HEALER_SIM_SOCKET must name the socket of the simulated Slurm.")
+        from healer.sim.slurm import SimClient
+
+        return SimClient(settings.sim_socket, timeout_s=SLURM_TIMEOUT_S)
+    conf = str(settings.slurm_conf) if settings.slurm_conf else None
+    return CliScheduler(conf, timeout_s=SLURM_TIMEOUT_S, bin_dir=settings.slurm_bin_dir)
+
+
+def _rest(settings: Settings) -> Scheduler:
+    from healer.adapters.slurm.rest import RestScheduler
+
+    if settings.slurm_rest_url is None:
+        raise SettingsError("HEALER_SLURM_REST_URL must name slurmrestd's address.")
+    try:
+        return RestScheduler(
+            settings.slurm_rest_url,
+            user=settings.slurm_user,
+            token=slurm_token(settings),
+            timeout_s=SLURM_TIMEOUT_S,
+            cluster=settings.cluster,
+        )
+    except ValueError as error:
+        raise SettingsError(f"HEALER_SLURM_REST_URL or HEALER_SLURM_USER is wrong: {error}.") from error
+
+
+def slurm_token(settings: Settings) -> FileToken | CommandToken:
+    """Where slurmrestd's token comes from."""
+    if settings.slurm_token_command is not None:
+        return CommandToken(
+            settings.slurm_token_command, timeout_s=SLURM_TIMEOUT_S, slurm_conf=settings.slurm_conf
+        )
+    if settings.slurm_token_file is not None:
+        return FileToken(settings.slurm_token_file)
+    raise SettingsError("HEALER_SLURM_TOKEN_FILE must name the file with slurmrestd's token.")
+
+
+def slurm_users(settings: Settings) -> tuple[str, ...]:
+    """As whom healer comes to Slurm, by each of its adapters: for whom it reserves a node that it tests.
+
+    Raises SchedulerError while a token cannot be read.
+    """
+    from healer.adapters.slurm.rights import own_account
+    from healer.adapters.slurm.token import user_of
+
+    found = []
+    for name in settings.slurm_adapters:
+        if name == "rest":
+            now = SystemClock().now()
+            found.append(settings.slurm_user or user_of(slurm_token(settings).current(now)))
+        else:
+            found.append("root" if name == "sim" else own_account())
+    return tuple(dict.fromkeys(user for user in found if user))
 
 
 def node_exec(settings: Settings) -> NodeExec | None:
@@ -113,6 +170,8 @@ def told_cluster(slurm: Scheduler, cluster: str) -> bool:
     """
     try:
         told = slurm.cluster_name()
+    except OtherCluster as error:
+        raise SettingsError(str(error)) from error
     except SchedulerError as error:
         log.warning("slurm does not tell its name", error=str(error))
         return False
@@ -290,7 +349,7 @@ def run_scheduler(settings: Settings) -> None:
     def failed(why: str) -> None:
         snapshots.failed(cluster, why)
 
-    poll = poll_slurm(scheduler(settings), snapshots, rulebook(settings), failed, cluster)
+    poll = Poll(scheduler(settings), snapshots, rulebook(settings), failed, cluster, clock=clock)
     duties = [
         Duty("poll", POLL_S, poll),
         Duty("sweep", SWEEP_S, sweep(ledger(settings, db, cluster), poke(settings, cluster), clock)),
@@ -319,6 +378,8 @@ def run_worker(settings: Settings) -> None:
         clock=SystemClock(),
         nodes=node_exec(settings),
         checkpoints=PostgresCheckpoints(db, cluster),
+        picture=lambda: snapshots.latest(cluster),
+        users=lambda: slurm_users(settings),
     )
 
     def drive(name: str) -> None:

@@ -30,7 +30,8 @@ def main() -> None:
     cluster = bootstrap.cluster_name(settings)
     tokens = PostgresTokens(bootstrap.engine(settings, name="healer demo", pool_size=1), cluster)
     scheduler = bootstrap.scheduler(settings)
-    site = SimSite(scheduler) if isinstance(scheduler, SimClient) else RealSite(scheduler.snapshot)
+    first = scheduler.adapters[0]
+    site = SimSite(first) if isinstance(first, SimClient) else RealSite(scheduler.snapshot)
     now = datetime.now(UTC)
     chance = random.Random()  # noqa: S311 - which node breaks in a demo
     shown = _first_picture(scheduler)

@@ -17,7 +17,7 @@ def tokens(settings: Settings) -> Iterator[PostgresTokens]:
     """Raises healer.api.services.Unavailable when the database does not answer."""
     db = bootstrap.engine(settings, name="healer token", pool_size=1)
     try:
-        yield PostgresTokens(db, settings.cluster or _only_cluster(db))
+        yield PostgresTokens(db, settings.each()[0].cluster or _only_cluster(db))
     finally:
         db.dispose()
 

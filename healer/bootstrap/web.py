@@ -1,27 +1,33 @@
 """The API and the console on PostgreSQL, as one application."""
 
 import threading
+from collections.abc import Callable
 
 import sqlalchemy as sa
 from fastapi import FastAPI
 
 from healer import bootstrap
 from healer.adapters.clock import SystemClock
+from healer.adapters.munge import Munge, NoMunge
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
+from healer.adapters.postgres.by_cluster import ReconcileByCluster, RunsByCluster
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.figures import readiness
 from healer.adapters.postgres.history import PostgresSignalReads
+from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.reads import PostgresReads
+from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
+from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
 from healer.api.services import Services
@@ -37,8 +43,9 @@ PROVE_AFTER_S = 30.0
 
 
 def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) -> Services:
-    cluster, slurm = bootstrap.cluster_name(settings), bootstrap.scheduler(settings)
-    bootstrap.told_cluster(slurm, cluster)
+    clusters = _clusters(settings)
+    cluster, *_ = clusters
+    several = tuple(clusters) if settings.clusters else ()
     clock = SystemClock()
     rules = bootstrap.rulebook(settings)
     # The pages tell when the shipped or edited rules contradict their cases; not while everything starts.
@@ -46,8 +53,26 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
     proof.daemon = True
     proof.start()
     columns = PostgresColumns(db)
+    runs = {
+        name: PostgresRunCommands(
+            db,
+            snapshots=snapshots,
+            scheduler=slurm,
+            rules=rules,
+            clock=clock,
+            poke=bootstrap.poke(settings, name),
+        )
+        for name, slurm in clusters.items()
+    }
+    reconcile = {
+        name: PostgresReconcile(
+            db, snapshots=snapshots, scheduler=slurm, runs=runs[name], rules=rules, clock=clock
+        )
+        for name, slurm in clusters.items()
+    }
     return Services(
         cluster=cluster,
+        clusters=several,
         clock=clock,
         rules=rules,
         signals=PostgresSignals(db),
@@ -57,20 +82,35 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         history=PostgresSignalReads(db, columns),
         reads=PostgresReads(db, snapshots=snapshots, clock=clock, rules=rules),
         tokens=PostgresTokens(db, cluster),
+        credentials=credentials(settings),
+        hooks=PostgresHooks(db, snapshots=snapshots, rules=rules, clock=clock),
         commands=PostgresCommands(db, cluster),
-        runs=PostgresRunCommands(
-            db,
-            snapshots=snapshots,
-            scheduler=slurm,
-            rules=rules,
-            clock=clock,
-            poke=bootstrap.poke(settings, cluster),
-        ),
+        runs=RunsByCluster(db, runs),
+        reconcile=ReconcileByCluster(reconcile),
         idempotency=PostgresIdempotency(db),
         audit=PostgresAuditTrail(db, settings.data_dir),
         events=PostgresEvents(db),
-        ready=lambda: readiness(db, cluster, clock.now(), stale_s=rules().guards.stale_s),
+        ready=lambda: readiness(db, list(clusters), clock.now(), stale_s=rules().guards.stale_s),
     )
+
+
+def _clusters(settings: Settings) -> dict[str, PreferredScheduler]:
+    """How to come to each cluster. Where there are several nothing is asked of Slurm now: one that is away
+    must not stop the others, and each scheduler asks its cluster's name before its first use."""
+    if settings.clusters:
+        return {name: bootstrap.scheduler(one, cluster=name) for name, one in settings.clusters.items()}
+    cluster, slurm = bootstrap.cluster_name(settings), bootstrap.scheduler(settings)
+    bootstrap.told_cluster(slurm, cluster)
+    return {cluster: slurm}
+
+
+def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
+    """Whose munge opens what a node of a cluster sends. Of several each opens for its own cluster alone."""
+    if len(settings.clusters) < 2:
+        munge = Munge(settings.each()[0].munge_socket)
+        return lambda _: munge
+    own = {name: Munge(one.munge_socket) for name, one in settings.clusters.items() if one.munge_socket}
+    return lambda name: own.get(name) or NoMunge(name)
 
 
 def web_app(settings: Settings) -> FastAPI:
@@ -88,6 +128,7 @@ def web_app(settings: Settings) -> FastAPI:
         rules=book,
         signals=wired.history,
         unknown=wired.unknown,
+        modes={name: one.mode for name, one in settings.clusters.items()},
         cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
     )

@@ -99,7 +99,7 @@ def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
 
     from healer.embedded.tree import Part, Tree, healer_parts
 
-    parts = healer_parts()
+    parts = healer_parts(settings)
     if real is None:
         socket = str(settings.sim_socket)
         simulated = ("-m", "healer.sim.slurm", "--socket", socket, "--nodes", str(nodes))

@@ -25,9 +25,10 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document.")) -> None:
-    """Check database, clocks, broker, Slurm, rules and the API; say how to repair what is wrong."""
+    """Check database, clocks, broker, Slurm, rules, nodes and the API; say how to repair what is wrong."""
     settings = load()
-    checks = [check for look in (_rules, _database, _broker, _slurm, _api) for check in look(settings)]
+    looks = (_rules, _database, _broker, _slurm, _nodes, _api)
+    checks = [check for look in looks for check in look(settings)]
     if as_json:
         typer.echo(json.dumps({"ok": all(c.ok for c in checks), "checks": [c._asdict() for c in checks]}))
     else:
@@ -123,19 +124,15 @@ def _broker(settings: Settings) -> list[Check]:
 
 
 def _slurm(settings: Settings) -> list[Check]:
-    from healer import bootstrap
-    from healer.ports import SchedulerError
+    from healer.bootstrap.slurm_check import look
 
-    repair = "Is slurmctld up? SLURM_CONF right? munge running? May this user call scontrol?"
-    try:
-        slurm = bootstrap.scheduler(settings)
-        what, name = slurm.describe(), slurm.cluster_name()
-        nodes = slurm.snapshot().nodes.values()
-    except SchedulerError as error:
-        return [Check("slurm", False, str(error), repair)]
-    gpus = sum(1 for node in nodes if node.gpus)
-    text = f"{what}, cluster {name}, {len(nodes)} nodes, {gpus} with GPUs"
-    return [Check("slurm", gpus > 0, text, "" if gpus else "healer only looks after nodes with Gres=gpu.")]
+    return [Check(*found) for found in look(settings)]
+
+
+def _nodes(settings: Settings) -> list[Check]:
+    from healer.bootstrap.node_check import look
+
+    return [Check(*found) for found in look(settings)]
 
 
 def _api(settings: Settings) -> list[Check]:

@@ -2,7 +2,7 @@
 
 import typer
 
-from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table
+from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table, with_cluster
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +44,7 @@ def incidents(
         )
         for one in listed
     ]
-    print_table(("ID", "SEV", "STATE", "OPENED (UTC)", "NODE", "WHAT"), rows)
+    print_table(*with_cluster(("ID", "SEV", "STATE", "OPENED (UTC)", "NODE", "WHAT"), rows, listed))
 
 
 def _show(found: dict) -> None:

@@ -2,7 +2,7 @@
 
 import typer
 
-from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table
+from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table, with_cluster
 
 
 def register(app: typer.Typer) -> None:
@@ -32,4 +32,4 @@ def nodes(
         )
         for one in found
     ]
-    print_table(("NODE", "VERDICT", "SLURM", "JOBS", "WHY"), rows)
+    print_table(*with_cluster(("NODE", "VERDICT", "SLURM", "JOBS", "WHY"), rows, found))

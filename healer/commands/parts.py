@@ -2,7 +2,9 @@
 
 import typer
 
-from healer.settings import load
+from healer.settings import Settings, load
+
+_CLUSTER = typer.Option(None, "--cluster", help="Which one, where HEALER_CONFIG has tables of several.")
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +20,14 @@ def _named(part: str) -> None:
     setproctitle(f"healer {part}")
 
 
+def _part_of(part: str, cluster: str | None) -> Settings:
+    """The settings of the cluster whose part this is; it bears the name where there are several."""
+    whole = load()
+    settings = whole.of(cluster)
+    _named(f"{part} {settings.cluster}" if whole.clusters else part)
+    return settings
+
+
 def api() -> None:
     """Run the REST API and the console."""
     settings = load()
@@ -27,28 +37,25 @@ def api() -> None:
     bootstrap.run_api(settings)
 
 
-def detector() -> None:
+def detector(cluster: str | None = _CLUSTER) -> None:
     """Run the detector: signals to incidents and decisions. One per cluster; a second one stands by."""
-    settings = load()
-    _named("detector")
+    settings = _part_of("detector", cluster)
     from healer import bootstrap
 
     bootstrap.run_detector(settings)
 
 
-def worker() -> None:
+def worker(cluster: str | None = _CLUSTER) -> None:
     """Run a worker: it carries out the steps of runs."""
-    settings = load()
-    _named("worker")
+    settings = _part_of("worker", cluster)
     from healer import bootstrap
 
     bootstrap.run_worker(settings)
 
 
-def scheduler() -> None:
+def scheduler(cluster: str | None = _CLUSTER) -> None:
     """Run the scheduler: reads Slurm, wakes runs, seals the audit chain, delivers messages."""
-    settings = load()
-    _named("scheduler")
+    settings = _part_of("scheduler", cluster)
     from healer import bootstrap
 
     bootstrap.run_scheduler(settings)

@@ -49,6 +49,15 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     console.print(table)
 
 
+def with_cluster(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], found: Sequence[dict[str, Any]]
+) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
+    """The table with the cluster of each row's thing in front, where they are of more than one."""
+    if len({one["cluster"] for one in found}) < 2:
+        return columns, rows
+    return ("CLUSTER", *columns), [(one["cluster"], *row) for one, row in zip(found, rows, strict=True)]
+
+
 def _words(cell: Any) -> str:
     match cell:
         case None:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, REASON, client, print_json, print_table
+from healer.commands.remote import AS_JSON, CLUSTER, REASON, client, print_json, print_table, with_cluster
 from healer.commands.token import parse_lasts
 
 
@@ -47,7 +47,7 @@ def runs(
         )
         for one in listed
     ]
-    print_table(("RUN", "PLAYBOOK", "ON", "STATE", "BY", "CREATED (UTC)"), rows)
+    print_table(*with_cluster(("RUN", "PLAYBOOK", "ON", "STATE", "BY", "CREATED (UTC)"), rows, listed))
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -95,7 +95,8 @@ def run(
 def _show_plan(plan: dict[str, Any]) -> None:
     typer.echo(f"{plan['playbook']['title']}: {plan['outcome']}. {plan['why']}")
     for step in plan["playbook"]["steps"]:
-        typer.echo(f"  {step['title'] or step['id']}")
+        lacks = plan["not_available"].get(step["id"])
+        typer.echo(f"  {step['title'] or step['id']}" + (f" ({lacks})" if lacks else ""))
     if plan["jobs_hit"]:
         typer.echo(
             "would hit: "

@@ -47,6 +47,9 @@ def create(
     now = datetime.now(UTC)
     lasts = expires or (_LINK_LASTS if once else None)
     until = None if lasts is None else now + parse_lasts(lasts)
+    known = load().clusters
+    if known and (cluster not in known if cluster else node or job):
+        raise Failed(f"--cluster says which cluster is meant: one of {', '.join(known)}")
     with _tokens() as tokens:
         token = tokens.create(
             role=role,

@@ -32,13 +32,20 @@ def run_tree(settings: Settings) -> None:
     from healer.embedded.user import EmbeddedError
 
     setproctitle("healer up")
-    parts, environ = healer_parts(), dict(os.environ)
-    socket = str(own_sim_socket(settings.data_dir))
-    if settings.slurm_adapters[0] == "sim" and str(settings.sim_socket) == socket:
+    parts, environ = healer_parts(settings), dict(os.environ)
+    for one in settings.each():
+        name = one.cluster if settings.clusters else None
+        socket = str(own_sim_socket(one.data_dir, name or ""))
+        if one.slurm_adapters[0] != "sim" or str(one.sim_socket) != socket:
+            continue
         # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
         program = (sys.executable, "-m", "healer.sim.slurm", "--socket", socket, "--nodes", str(SIM_NODES))
-        parts.insert(0, Part("sim-slurm", program))
-        _say(f"no Slurm is used here: a simulated cluster of {SIM_NODES} nodes stands in")
+        called = ("--cluster", name) if name else ()
+        parts.insert(0, Part(f"sim-slurm-{name}" if name else "sim-slurm", (*program, *called)))
+        _say(
+            f"no Slurm is used {f'for {name}' if name else 'here'}: "
+            f"a simulated cluster of {SIM_NODES} nodes stands in"
+        )
     try:
         Tree(settings, environ, parts=parts, say=_say).run()
     except EmbeddedError as error:

@@ -8,8 +8,9 @@ from healer.console.pages import PAGE_ROWS, Pages, Stop, asking_by_incident, gua
 from healer.console.reads import IncidentQuery, JobHistory, RunQuery, Standing
 from healer.console.views import heat, incident, node, rules, runs
 from healer.console.views.buttons import node_buttons
-from healer.console.views.job import WINDOW, checkpoint_steps, job_view
-from healer.model import Mode, SlurmJob
+from healer.console.views.job import WINDOW, checkpoint_steps, facts, job_view
+from healer.model import Mode, Reservation, SlurmJob, SlurmSnapshot
+from healer.observations.gpus import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
 
 #: Names that arrive and that no rule can use: the most frequent ones.
@@ -40,6 +41,8 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                 "row": row,
                 "slurm": stands.snapshot.nodes[name] if stands.snapshot else None,
                 "jobs": stands.snapshot.jobs_on(name) if stands.snapshot else [],
+                "gpu_jobs": jobs_by_gpu(stands.snapshot, name) if stands.snapshot else {},
+                "reservations": reservations_of(stands.snapshot, name) if stands.snapshot else [],
                 "incidents": [incident.incident_row(one, asking, now) for one in past.items],
                 "runs": [runs.run_row(run, now) for run in ran.items],
                 "buttons": node_buttons(
@@ -49,6 +52,7 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                     pages.reads.rule_book(cluster).rules.playbooks.values(),
                 ),
                 "veto": next((veto for veto in stands.vetoes if veto.node == name), None),
+                "heard": pages.reads.heard(cluster, name, now - node.WINDOW),
                 "slot": next((slot for slot in stands.slots if slot.node == name), None),
                 "measured": node.measured(
                     reports,
@@ -64,6 +68,10 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
             return pages.show("node.html", context)
 
         return guarded(show)
+
+
+def reservations_of(snapshot: SlurmSnapshot, node: str) -> list[Reservation]:
+    return [one for one in snapshot.reservations.values() if node in one.nodes]
 
 
 def _job_routes(routes: APIRouter, pages: Pages) -> None:
@@ -93,6 +101,7 @@ def _job_routes(routes: APIRouter, pages: Pages) -> None:
                 "id": job,
                 "shown": shown,
                 "view": job_view(shown, rows, made, history),
+                "facts": facts(shown) if shown else [],
                 "history": history,
                 "incidents": [incident.incident_row(one, asking, now) for one in history.incidents],
             }

@@ -18,11 +18,13 @@ from healer.model import (
     Checkpoint,
     Column,
     Component,
+    Controller,
     Decision,
     Finding,
     GuardSettings,
     Incident,
     IncidentState,
+    LastHeard,
     LogEntry,
     Message,
     Mode,
@@ -80,12 +82,12 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How one cluster stands now. Read on every page, so it must be cheap (aim: under 10 ms at 1,250 nodes).
 
     `snapshot` is Slurm's latest picture (None before the first), `snapshot_version` its row's version and
-    `snapshot_error` the poller's last error, empty when the last poll worked. `slots` are those held now,
-    `granted_last_hour` counts slots granted in the last 60 min (not those by law 2). `pauses` and `vetoes`
-    are those in force. `asking` are runs that want a person: waiting for approval, proposed, stuck, held, or
-    waiting with a question; oldest first, 50 at most. `rules_error` is the reason why changed rule files
-    were not taken, empty when the current set is theirs. `detector_at` is when the detector last showed
-    that it lives, None when unknown.
+    `snapshot_error` the poller's last error, empty when the last poll worked. `controller` is how slurmctld
+    does, None before the first poll. `slots` are those held now, `granted_last_hour` counts slots granted in
+    the last 60 min (not those by law 2). `pauses` and `vetoes` are those in force. `asking` are runs that
+    want a person: waiting for approval, proposed, stuck, held, or waiting with a question; oldest first, 50
+    at most. `rules_error` is the reason why changed rule files were not taken, empty when the current set is
+    theirs. `detector_at` is when the detector last showed that it lives, None when unknown.
     """
 
     cluster: str
@@ -95,6 +97,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: SlurmSnapshot | None = None
     snapshot_version: int = 0
     snapshot_error: str = ""
+    controller: Controller | None = None
     slots: tuple[Slot, ...] = ()
     granted_last_hour: int = 0
     pauses: tuple[Pause, ...] = ()
@@ -205,6 +208,20 @@ class Requeue(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
 
 
+class JobDone(msgspec.Struct, frozen=True, kw_only=True):
+    """One sentence of what healer did to a job, or why it did nothing, from a run's log.
+
+    `event` is done, skipped or failed. `step` is the step's id: `requeue`, `revive`, `owner` …
+    """
+
+    at: datetime
+    step: str
+    event: str
+    text: str
+    run: str
+    incident: str | None = None
+
+
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What healer knows of a job. `incidents` that hit it newest first, the rest oldest first.
 
@@ -214,12 +231,13 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
 
     incidents: tuple[Incident, ...] = ()
     requeues: tuple[Requeue, ...] = ()
+    done: tuple[JobDone, ...] = ()
     checkpoints: tuple[CheckpointSeen, ...] = ()
     gpu_hours_lost: float | None = None
 
     @property
     def empty(self) -> bool:
-        return not (self.incidents or self.requeues or self.checkpoints)
+        return not (self.incidents or self.requeues or self.done or self.checkpoints)
 
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,6 +306,10 @@ class ConsoleReads(Protocol):
 
     def node_signals(self, cluster: str, node: str, since: datetime) -> "Reported":
         """What arrived after `since`, oldest first; kept for about an hour."""
+        ...
+
+    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+        """When the node last spoke, after `since`."""
         ...
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...

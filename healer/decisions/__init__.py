@@ -1,6 +1,6 @@
 """Incident -> decision, and the one gate for all that takes capacity away."""
 
-from healer.decisions.ask import beginning, decision_of, first_verb, new_run, proposal_of
+from healer.decisions.ask import adopts, beginning, decision_of, first_verb, new_run, proposal_of
 from healer.decisions.breaker import (
     after_news,
     canary_ended,
@@ -21,17 +21,28 @@ from healer.decisions.gate import (
     limits,
     takes_canary,
 )
+from healer.decisions.guards import is_paused
 from healer.decisions.history import COOLDOWN
 from healer.decisions.outcomes import decision_key, known_bad_in_service, run_state_of
-from healer.decisions.slots import holds_slot, is_untouched, slot_later
+from healer.decisions.permit import (
+    HookAsk,
+    own_permit,
+    permit_of,
+    releases,
+)
+from healer.decisions.places import settings_of
+from healer.decisions.remarks import kept_off, take_backs
+from healer.decisions.slots import holds_slot, is_untouched, rides_on_slot, slot_later
 
 __all__ = [
     "ASKED",
     "COOLDOWN",
     "GUARDS",
     "SLOT_VERBS",
+    "HookAsk",
     "JudgeResult",
     "Limit",
+    "adopts",
     "after",
     "after_news",
     "beginning",
@@ -42,18 +53,26 @@ __all__ = [
     "decision_of",
     "first_verb",
     "holds_slot",
+    "is_paused",
     "is_untouched",
     "judge",
+    "kept_off",
     "known_bad_in_service",
     "limits",
     "new_run",
     "next_breaker",
     "out_by_us",
+    "own_permit",
+    "permit_of",
     "proposal_of",
+    "releases",
     "reset",
+    "rides_on_slot",
     "run_state_of",
+    "settings_of",
     "severity_of",
     "slot_later",
     "storm_roots",
+    "take_backs",
     "takes_canary",
 ]

@@ -9,6 +9,7 @@ from healer.decisions.gate import SLOT_VERBS, JudgeResult
 from healer.decisions.slots import slot_later
 from healer.incidents.senses import ended_work
 from healer.model import (
+    JOB_VERBS,
     REMOVING_VERBS,
     Decision,
     Incident,
@@ -31,6 +32,11 @@ def first_verb(playbook: Playbook) -> Verb:
     return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
 
 
+def adopts(playbook: Playbook) -> bool:
+    """Its drain takes over what Slurm itself drained or set down."""
+    return any(step.do is Verb.drain and step.input.get("adopt") for step in playbook.steps)
+
+
 def proposal_of(
     run: Run,
     verb: Verb,
@@ -44,7 +50,7 @@ def proposal_of(
         cluster=run.cluster,
         verb=verb,
         node=run.node,
-        job=(job or run.job) if verb is Verb.requeue else None,
+        job=job or (run.job if verb in JOB_VERBS else None),
         incident=run.incident,
         run=run.id,
         rule=run.rule,
@@ -63,7 +69,7 @@ def beginning(run: Run, playbook: Playbook, incident: Incident | None) -> Propos
     """What the gate is asked when the run is to begin."""
     verb = first_verb(playbook)
     begins = verb in SLOT_VERBS and slot_later(playbook)
-    return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins)
+    return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins, adopts=adopts(playbook))
 
 
 def new_run(

@@ -59,7 +59,7 @@ def storm_roots(
         if incident.opened <= now - STORM_WINDOW or incident.node_was_out or incident.merged_into:
             continue
         seen = facts.snapshot.nodes.get(node) if facts.snapshot else None
-        if seen and planned_window(rules, incident.cluster, seen, incident.opened):
+        if seen and planned_window(rules, incident.cluster, seen, incident.opened, facts.snapshot):
             continue
         root = Root(
             node=node,

@@ -37,6 +37,7 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
 )
+from healer.model.reserved import is_our_reservation
 
 HOUR = timedelta(hours=1)
 
@@ -70,16 +71,20 @@ def partition_limit(settings: GuardSettings, nodes: int) -> int:
 def out_of_service(
     nodes: Iterable[SlurmNode], facts: GateFacts, rules: Ruleset, now: datetime
 ) -> frozenset[str]:
-    """Nodes that count as gone: out by Slurm's picture or by a slot that the picture does not show yet.
+    """Nodes that count as gone: out by Slurm's picture, in a reservation of ours for tests, or by a slot that
+    the picture does not show yet.
 
     Planned work counts as in service, so that a maintenance window does not stop the healing beside it.
     """
-    slots = {slot.node for slot in facts.slots}
+    gone = {slot.node for slot in facts.slots}
+    if facts.snapshot is not None:
+        ours = (one for one in facts.snapshot.reservations.values() if is_our_reservation(one))
+        gone |= {name for one in ours for name in one.nodes}
     return frozenset(
         node.name
         for node in nodes
-        if (not node.in_service or node.name in slots)
-        and planned_window(rules, facts.cluster, node, now) is None
+        if (not node.in_service or node.name in gone)
+        and planned_window(rules, facts.cluster, node, now, facts.snapshot) is None
     )
 
 
@@ -93,9 +98,9 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     gone = out_of_service(fleet, facts, rules, now)
     answer = _floor_of("", fleet, gone, node, settings)
     for name in node.partitions:
-        # The loader fills what a partition leaves out from the general guards: only a floor of its own binds.
-        own = rules.partition_guards.get(name, rules.guards)
-        if own.min_service_share != rules.guards.min_service_share:
+        # What a partition leaves out is its cluster's: only a floor of its own binds.
+        own = rules.guards_in(facts.cluster, name)
+        if own.min_service_share != settings.min_service_share:
             there = [one for one in fleet if name in one.partitions]
             theirs = _floor_of(f" of partition {name}", there, gone, node, own)
             answer = theirs if theirs.kind is AnswerKind.hold else answer
@@ -185,7 +190,7 @@ def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
 def _partition(
     name: str, snapshot: SlurmSnapshot, proposal: Proposal, facts: GateFacts, rules: Ruleset
 ) -> Answer:
-    settings = rules.partition_guards.get(name, settings_of(rules, facts.cluster))
+    settings = rules.guards_in(facts.cluster, name)
     there = nodes_in(snapshot, name)
     limit = partition_limit(settings, len(there))
     return _place(Guard.partition, proposal, facts, name=f"partition {name}", there=there, limit=limit)

@@ -4,10 +4,13 @@ from datetime import datetime
 
 from healer.decisions.answers import allow, at, hold, refuse
 from healer.decisions.guards import unknown_node
-from healer.decisions.places import job_of, node_of
+from healer.decisions.irreversible import irreversible
+from healer.decisions.places import job_of, node_of, settings_of
+from healer.decisions.wishes import KEEP, OPT_IN, agreed, wish_of
 from healer.incidents.lifecycle import CLOCKS_DIFFER
 from healer.model import (
     IRREVERSIBLE_VERBS,
+    RESTARTING_VERBS,
     Answer,
     GateFacts,
     Guard,
@@ -17,43 +20,63 @@ from healer.model import (
     SlurmJob,
     Verb,
 )
-
-#: In a job's comment: its owner agrees that healer requeues it for more than a dead node or GPU (law 8).
-OPT_IN = "healer:requeue"
+from healer.model.reasons import is_ours
+from healer.model.reserved import our_reservation
 
 #: What stops or slows every program on the node: it must be empty. A restarted fabric manager ends the NVLink
 #: work of all jobs, and tests take whole GPUs.
-_NEEDS_EMPTY = frozenset({Verb.reset_gpu, Verb.reboot, Verb.restart_service, Verb.diagnose})
+_NEEDS_EMPTY = frozenset({Verb.reset_gpu, Verb.reboot, Verb.restart_service, Verb.diagnose, Verb.reserve})
 
 
 def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Law 8, for jobs. Slurm's own word binds a person too: it would refuse the request anyway."""
-    if proposal.verb in {Verb.requeue, Verb.revive}:
-        return _requeue(proposal, facts)
+    if proposal.verb in RESTARTING_VERBS:
+        return _restart(proposal, facts, rules)
     if proposal.verb in _NEEDS_EMPTY:
         return _empty(proposal, facts)
     return allow(Guard.consent, "No job's consent is needed.")
 
 
-def _requeue(proposal: Proposal, facts: GateFacts) -> Answer:
+def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     job = job_of(proposal, facts)
     if facts.snapshot is None:
         return hold(Guard.consent, f"Job {proposal.job}: There is no picture of Slurm yet.")
     if job is None:
         return _unseen(proposal, facts, facts.snapshot.taken_at)
-    if not job.batch:
-        return refuse(Guard.consent, f"Job {job.id} was not submitted by sbatch: Slurm cannot requeue it.")
-    if not job.requeue:
-        return refuse(Guard.consent, f"Job {job.id} asks not to be requeued (Requeue=0).")
+    if why := impossible(job):
+        return refuse(Guard.consent, why)
     if proposal.by is not None:
         return allow(Guard.consent, f"{proposal.by} asks for it.")
-    if OPT_IN in job.comment.split():
-        return allow(Guard.consent, f"The comment of job {job.id} says {OPT_IN}.")
+    if wish_of(job).keep:
+        return refuse(Guard.consent, f"The comment of job {job.id} says {KEEP}: it is left to its owner.")
+    if why := agreed(job, settings_of(rules, facts.cluster).consent):
+        return allow(Guard.consent, why)
+    if job.no_kill:
+        why = f"Job {job.id} runs with --no-kill: it goes on with its other nodes, and is not restarted."
+        return refuse(Guard.consent, why)
     if proposal.verb is Verb.requeue and (proposal.unusable or proposal.fatal):
         cause = "its node is surely unusable" if proposal.unusable else "a fatal GPU fault ended its work"
         return allow(Guard.consent, f"Slurm may requeue job {job.id}, and {cause}.")
     why = f"Job {job.id} did not agree to this: its comment would have to say {OPT_IN}."
     return refuse(Guard.consent, why)
+
+
+def impossible(job: SlurmJob) -> str | None:
+    """Why Slurm would restart this job for nobody, and what its owner can do; None where it may."""
+    if "REVOKED" in {job.state, *job.flags}:
+        where = ", ".join(one for one in (*job.siblings, job.origin) if one) or "another cluster"
+        return f"Job {job.id} is a copy that does not run here: its federation runs it on {where}."
+    if not job.batch:
+        return (
+            f"Job {job.id} was not submitted by sbatch: Slurm cannot requeue it. "
+            "Its owner ends it and starts it anew."
+        )
+    if not job.requeue:
+        return (
+            f"Job {job.id} asks not to be requeued (Requeue=0). Its owner submits it again, or allows it: "
+            f"scontrol update JobId={job.id} Requeue=1."
+        )
+    return None
 
 
 def _unseen(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
@@ -81,7 +104,9 @@ def _empty(proposal: Proposal, facts: GateFacts) -> Answer:
         return hold(
             Guard.consent, f"{_names(jobs)} still on {node.name}: it must be empty first.", used=len(jobs)
         )
-    if not node.drain:
+    if proposal.verb is Verb.diagnose and (kept := our_reservation(facts.snapshot, node.name)):
+        return allow(Guard.consent, f"{node.name} takes tests alone ({kept.name}) and is empty.", used=0)
+    if not node.drain and not (node.base == "DOWN" and is_ours(node.reason)):  # so a reboot leaves it
         return hold(Guard.consent, f"{node.name} is not drained: a job could start meanwhile.")
     return allow(Guard.consent, f"{node.name} is drained and empty.", used=0)
 
@@ -116,7 +141,7 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     beside the requester unless the node is drained and empty. Time never approves.
     """
     if proposal.verb in IRREVERSIBLE_VERBS:
-        return _irreversible(proposal, facts)
+        return irreversible(proposal, facts, now)
     if proposal.by is not None:
         return allow(Guard.approval, f"{proposal.by} asks: no further approval is needed.")
     if proposal.approved_by:
@@ -124,24 +149,3 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     if facts.modes.get(proposal.rule, proposal.mode) is Mode.approve and not proposal.ride:
         return hold(Guard.approval, f"Rule {proposal.rule} waits for a person's approval.", used=0, limit=1)
     return allow(Guard.approval, "No approval is needed.")
-
-
-def _irreversible(proposal: Proposal, facts: GateFacts) -> Answer:
-    people = {person for person in (proposal.by, proposal.approved_by) if person}
-    needed = 1 if proposal.by is None or _drained_and_empty(proposal, facts) else 2
-    if len(people) >= needed:
-        return allow(
-            Guard.approval, f"Agreed by {' and '.join(sorted(people))}.", used=len(people), limit=needed
-        )
-    what = f"{proposal.verb} cannot be undone"
-    if not people:
-        return hold(Guard.approval, f"{what}: it needs a person.", used=0, limit=needed)
-    why = f"{what}: beside {proposal.by} a second person must approve."
-    return hold(Guard.approval, why, used=len(people), limit=needed)
-
-
-def _drained_and_empty(proposal: Proposal, facts: GateFacts) -> bool:
-    node = node_of(proposal, facts)
-    if facts.snapshot is None or node is None:
-        return False
-    return node.drain and not node.busy and not facts.snapshot.jobs_on(node.name)

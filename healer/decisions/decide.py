@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from healer.decisions.ask import adopts
 from healer.decisions.capacity import out_of_service
 from healer.decisions.gate import SLOT_VERBS, judge
 from healer.decisions.guards import recent
@@ -28,9 +29,14 @@ from healer.model import (
     Verb,
 )
 from healer.model.reasons import is_ours
+from healer.model.reserved import our_reservation, reservation_for
 
 #: Verbs that are a remedy, the strongest first.
-_REMEDIES = {Verb.restart_service: Remedy.restart_service, Verb.diagnose: Remedy.diagnose}
+_REMEDIES = {
+    Verb.reboot: Remedy.reboot_node,
+    Verb.restart_service: Remedy.restart_service,
+    Verb.diagnose: Remedy.diagnose,
+}
 
 #: A run in one of these states still asks the gate; the others are under way or wait for somebody.
 _ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
@@ -80,6 +86,7 @@ def decide(
         fatal=ended_work(incident),
         approved_by=active.approved_by if active else None,
         begins=verb in SLOT_VERBS and slot_later(rules.playbooks.get(rule.playbook)),
+        adopts=rule.playbook in rules.playbooks and adopts(rules.playbooks[rule.playbook]),
     )
     result = judge(proposal, facts, rules, now)
     target = f"job {job}" if job and verb is not Verb.drain else node
@@ -158,12 +165,15 @@ def out_by_us(node: str, facts: GateFacts) -> str | None:
 
 
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
-    """A milder one has given way: its drain stands, the slot is this incident's: a run goes on behind it."""
+    """A milder one has given way. Its drain stands, or its tests, and the slot is this incident's."""
     shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
-    if shown is None or not (shown.drain and is_ours(shown.reason)):
+    if shown is None:
         return False
-    if f" inc:{incident.short_id}" in shown.reason:
-        return False  # drained for this very incident
+    kept = our_reservation(facts.snapshot, shown.name)
+    if kept is None and not (shown.drain and is_ours(shown.reason)):
+        return False
+    if f" inc:{incident.short_id}" in shown.reason or (kept and kept.name == reservation_for(incident.id)):
+        return False  # taken out for this very incident
     return any(slot.node == shown.name and slot.incident == incident.id for slot in facts.slots)
 
 

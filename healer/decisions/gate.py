@@ -5,10 +5,12 @@ from datetime import datetime
 
 import msgspec
 
-from healer.decisions import capacity, consent, guards, history
+from healer.decisions import capacity, consent, guards, history, spares
 from healer.decisions.places import active_slot_nodes, place_of, settings_of
 from healer.model import (
     NODE_REMOVING,
+    RESTARTING_VERBS,
+    RETURNING_VERBS,
     SLOT_GUARDS,
     Answer,
     AnswerKind,
@@ -46,24 +48,27 @@ GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
     (Guard.rack, capacity.rack),
     (Guard.switch, capacity.switch),
     (Guard.partition, capacity.partition),
+    (Guard.reserved, spares.reserved),
     (Guard.mode, consent.mode),
     (Guard.approval, consent.approval),
 )
 
 _ALL = frozenset(Guard)
 #: A node is taken out of service, or what runs on it is stopped.
-_NODE_OUT = _ALL - {Guard.requeue_cap}
+_NODE_OUT = _ALL - {Guard.requeue_cap, Guard.reserved}
 #: Work is taken from a job; the node's slot is another question.
 _JOB = frozenset(
     {
         Guard.pause, Guard.stale, Guard.consent, Guard.breaker, Guard.cooldown, Guard.requeue_cap,
-        Guard.mode, Guard.approval,
+        Guard.reserved, Guard.mode, Guard.approval,
     }
 )  # fmt: skip
 #: A node is given back: no breaker, no cap, no mode stands in the way (law 3).
 _BACK = frozenset({Guard.pause, Guard.stale, Guard.ownership})
 #: What takes a node asks for room when it takes it; a run that only begins has taken nothing yet.
 _ROOM = SLOT_GUARDS | {Guard.floor}
+#: A return asks this once: half done, the node no longer shows what it was granted for.
+_ONCE = frozenset({Guard.ownership})
 #: Something is done on a node or to a pending job that takes nothing away.
 _TOUCH = frozenset(
     {
@@ -76,6 +81,8 @@ _TOUCH_EMPTY = _TOUCH | {Guard.consent}
 _TOUCH_JOB = frozenset({Guard.pause, Guard.stale, Guard.mode, Guard.approval})
 #: People are told: never paused, never broken.
 _TELL = frozenset({Guard.mode, Guard.approval})
+#: A job's owner is told in Slurm itself: a pause stops that, and nothing else does.
+_TELL_IN_SLURM = frozenset({Guard.pause})
 
 ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.drain: _NODE_OUT,
@@ -86,7 +93,7 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.power_cycle: _NODE_OUT,
     Verb.requeue: _JOB,
     Verb.revive: _JOB,
-    Verb.cancel: _JOB - {Guard.requeue_cap},
+    Verb.cancel: _JOB - {Guard.requeue_cap, Guard.reserved},
     Verb.resume: _BACK,
     Verb.undrain: _BACK,
     Verb.restart_service: _TOUCH_EMPTY,
@@ -120,7 +127,10 @@ class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> JudgeResult:
     """Any refusal refuses, else any hold holds, else act; the first of its kind is named."""
-    asked = ASKED[proposal.verb] - (_ROOM if proposal.begins else frozenset())
+    in_slurm = proposal.verb is Verb.notify and proposal.job is not None
+    asked = _TELL_IN_SLURM if in_slurm else ASKED[proposal.verb] - (_ROOM if proposal.begins else frozenset())
+    if proposal.granted and proposal.verb in RETURNING_VERBS:
+        asked -= _ONCE
     answers = tuple(
         _unless_unusable(function(proposal, facts, rules, now), proposal)
         for guard, function in GUARDS
@@ -165,7 +175,7 @@ def after(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> Gate
             changed["slots"] = (*facts.slots, slot)
             if not proposal.unusable:
                 changed["granted"] = (*facts.granted, now)
-    if proposal.verb in {Verb.requeue, Verb.revive} and proposal.job:
+    if proposal.verb in RESTARTING_VERBS and proposal.job:
         use = RequeueUse(
             job=proposal.job, restarts=proposal.restarts or 0, at=now, incident=proposal.incident
         )
@@ -227,7 +237,7 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
     for (guard, name), there in sorted(members.items()):
         if used := len(there & ours):
             if guard is Guard.partition:
-                limit = capacity.partition_limit(rules.partition_guards.get(name, settings), len(there))
+                limit = capacity.partition_limit(rules.guards_in(facts.cluster, name), len(there))
             else:
                 limit = capacity.place_limit(settings.rack_share, len(there))
             found.append(Limit(guard=guard, name=name, used=used, limit=limit, nodes=len(there)))

@@ -16,7 +16,9 @@ from healer.decisions.places import (
     settings_of_node,
 )
 from healer.model import RETURNING_VERBS, Answer, GateFacts, Guard, Pause, Proposal, Ruleset, SlurmNode
+from healer.model.permits import permit_for
 from healer.model.reasons import is_ours, slurm_kind
+from healer.model.reserved import our_reservation
 
 
 def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
@@ -30,7 +32,7 @@ def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
 
 def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """A pause holds everybody, the person who asks too: whoever wants to act ends it first, by name."""
-    standing = [one for one in facts.pauses if _concerns(one, proposal, facts, now)]
+    standing = _standing(proposal, facts, now)
     if not standing:
         return allow(Guard.pause, "No pause concerns this.")
     first = standing[0]
@@ -40,6 +42,14 @@ def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     more = f" ({len(standing) - 1} more)" if len(standing) > 1 else ""
     why = f"Paused ({what}) by {first.by}: {first.reason}{more}."
     return hold(Guard.pause, why, used=len(standing), limit=0, frees_at=frees_at)
+
+
+def is_paused(proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
+    return bool(_standing(proposal, facts, now))
+
+
+def _standing(proposal: Proposal, facts: GateFacts, now: datetime) -> list[Pause]:
+    return [one for one in facts.pauses if _concerns(one, proposal, facts, now)]
 
 
 def _concerns(one: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
@@ -90,7 +100,7 @@ def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
         return unknown_node(Guard.ownership, proposal, facts)
     if proposal.verb in RETURNING_VERBS:
         return _may_return(node, facts)
-    if foreign := _foreign(node, proposal):
+    if foreign := _foreign(node, proposal, facts):
         return refuse(Guard.ownership, foreign)
     if proposal.by is None:
         vetoes = [veto for veto in facts.vetoes if veto.node == node.name and veto.until > now]
@@ -103,7 +113,7 @@ def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
     return allow(Guard.ownership, f"Nobody else holds {node.name}.")
 
 
-def _foreign(node: SlurmNode, proposal: Proposal) -> str | None:
+def _foreign(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> str | None:
     """Why the reason that stands on the node is not ours to replace, or None."""
     if not node.held or is_ours(node.reason):
         return None
@@ -113,8 +123,10 @@ def _foreign(node: SlurmNode, proposal: Proposal) -> str | None:
         text = node.reason or "without a reason"
         return f"{node.name} was taken out by {who} ({text}); a person's reason is never replaced."
     # Slurm's own DOWN returns by itself when the node registers: our drain on top of it takes nothing from
-    # anybody. Its own DRAIN stays until a person adopts it.
-    if node.drain and proposal.by is None:
+    # anybody. Its own DRAIN stays, unless a hook of ours caused it, or a playbook that is made to adopt it
+    # asks, or a person.
+    ours = proposal.adopts or permit_for(node, facts.permits) is not None
+    if node.drain and proposal.by is None and not ours:
         return f"Slurm itself drained {node.name} ({node.reason}); healer adopts it only when a person asks."
     return None
 
@@ -122,6 +134,8 @@ def _foreign(node: SlurmNode, proposal: Proposal) -> str | None:
 def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
     if node.held and is_ours(node.reason):
         return allow(Guard.ownership, f"healer drained {node.name}.")
+    if not node.held and (kept := our_reservation(facts.snapshot, node.name)):
+        return allow(Guard.ownership, f"{node.name} is out for healer's tests ({kept.name}).")
     slot = next((slot for slot in facts.slots if slot.node == node.name), None)
     if not node.held and slot is not None:
         # Slurm's picture may be older than our drain; the step itself reads the node again before it acts.
@@ -153,7 +167,7 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
     node = node_of(proposal, facts)
     if node is None:
         return unknown_node(Guard.maintenance, proposal, facts)
-    window = planned_window(rules, facts.cluster, node, now)
+    window = planned_window(rules, facts.cluster, node, now, facts.snapshot)
     if window is None:
         return allow(Guard.maintenance, f"No work is planned on {node.name} now.")
     why = f"Planned work on {node.name}: {window.why}."

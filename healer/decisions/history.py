@@ -5,7 +5,17 @@ from datetime import datetime, timedelta
 from healer.decisions.answers import allow, at, hold, refuse
 from healer.decisions.guards import recent
 from healer.decisions.places import job_of, node_of, settings_of_job, settings_of_node
-from healer.model import Answer, BreakerState, GateFacts, Guard, Proposal, Remedy, Ruleset, Verb
+from healer.model import (
+    RESTARTING_VERBS,
+    Answer,
+    BreakerState,
+    GateFacts,
+    Guard,
+    Proposal,
+    Remedy,
+    Ruleset,
+    Verb,
+)
 
 DAY = timedelta(hours=24)
 
@@ -28,7 +38,7 @@ def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
         return allow(
             Guard.breaker, f"The breaker is {_words(state.state)}; {proposal.by} asks by name.", used=roots
         )
-    if proposal.ride and proposal.verb is Verb.requeue:
+    if proposal.ride and proposal.verb in RESTARTING_VERBS:
         # Its node is out already: held back, the job would only sit on a dead GPU (law 3 stops what is new).
         return allow(Guard.breaker, "The job's node is out of service already.", used=roots)
     if state.state is BreakerState.open:
@@ -94,6 +104,8 @@ def reboot_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: dateti
     """Reboots and power cycles of one node in 24 h, whoever asked."""
     if proposal.verb not in {Verb.reboot, Verb.power_cycle}:
         return allow(Guard.reboot_cap, "This reboots nothing.")
+    if proposal.granted:
+        return allow(Guard.reboot_cap, "This very reboot was granted, and is counted already.")
     node = node_of(proposal, facts)
     limit = min(one.reboots_per_node for one in settings_of_node(rules, facts.cluster, node))
     used = recent(

@@ -17,6 +17,7 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
 )
+from healer.model.reserved import only_ours
 
 _NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]")
 _FEATURE = "feature:"
@@ -41,14 +42,12 @@ def job_of(proposal: Proposal, facts: GateFacts) -> SlurmJob | None:
 
 def settings_of_node(rules: Ruleset, cluster: str, node: SlurmNode | None) -> list[GuardSettings]:
     """The settings of each partition that the node is in; the strictest of them binds. Never empty."""
-    base = settings_of(rules, cluster)
     partitions = node.partitions if node else ()
-    return [rules.partition_guards.get(name, base) for name in partitions] or [base]
+    return [rules.guards_in(cluster, name) for name in partitions] or [settings_of(rules, cluster)]
 
 
 def settings_of_job(rules: Ruleset, cluster: str, job: SlurmJob | None) -> GuardSettings:
-    base = settings_of(rules, cluster)
-    return rules.partition_guards.get(job.partition, base) if job else base
+    return rules.guards_in(cluster, job.partition) if job else settings_of(rules, cluster)
 
 
 def place_of(rules: Ruleset, node: SlurmNode) -> Place:
@@ -96,12 +95,17 @@ def window_of(windows: tuple[Maintenance, ...], node: SlurmNode, now: datetime) 
     return None
 
 
-def planned_window(rules: Ruleset, cluster: str, node: SlurmNode, now: datetime) -> Maintenance | None:
-    """Planned work by the site's list (of the cluster or of the node's partitions) or by Slurm's own flag."""
+def planned_window(
+    rules: Ruleset, cluster: str, node: SlurmNode, now: datetime, snapshot: SlurmSnapshot | None
+) -> Maintenance | None:
+    """Planned work by the site's list (of the cluster or of the node's partitions) or by Slurm's own flag.
+
+    Our own reservation for tests is none.
+    """
     for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
         if window := window_of(settings.maintenance, node, now):
             return window
-    if node.planned:
+    if node.planned and not only_ours(snapshot, node):
         return Maintenance(nodes=(node.name,), why=f"Slurm shows it as {'+'.join(node.state)}")
     return None
 

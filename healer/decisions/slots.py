@@ -21,6 +21,13 @@ def holds_slot(facts: GateFacts, run: Run) -> bool:
     return any(slot.node == run.node and slot.run == run.id for slot in facts.slots)
 
 
+def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
+    """What this run takes was granted as it began, or since. A slot that was given back is asked for anew."""
+    if holds_slot(facts, run) or not any(step.do in SLOT_VERBS for step in playbook.steps):
+        return True
+    return not slot_later(playbook) and any(slot.node == run.node for slot in facts.slots)
+
+
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
     """The run waits, and has taken nothing yet: it may end at any moment, and nobody would notice.
 

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import msgspec
 
-from healer.detection import drains, kernel, silence
+from healer.detection import drains, hooks, kernel, silence, slurm_watch
 from healer.detection.match import rule_for
 from healer.model import Finding, Observation, Ruleset
 from healer.observations import Picture
@@ -16,7 +16,13 @@ __all__ = ["detect", "rule_for"]
 def detect(rules: Ruleset, picture: Picture, live: Sequence[Observation], now: datetime) -> list[Finding]:
     """All findings of this moment. A fault that no rule takes gives none: the last rules take all others."""
     found = kernel.findings(rules, live)
-    for finding in (*silence.findings(picture, now), *drains.findings(picture, now)):
+    told = (
+        *hooks.findings(picture, live),
+        *silence.findings(picture, now),
+        *drains.findings(picture, now),
+        *slurm_watch.findings(picture, rules.watches, now),
+    )
+    for finding in told:
         if rule := rule_for(rules, finding.fault, finding.fault_class):
             found.append(msgspec.structs.replace(finding, rule=rule.name))
     return found

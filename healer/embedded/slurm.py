@@ -25,8 +25,10 @@ PARTITION = "train"
 GPUS_PER_NODE = 8
 #: Ports under the kernel's ephemeral range (32768), so that no outgoing connection takes one meanwhile.
 _PORTS = range(12000, 32000)
-#: sockaddr_un holds 108 bytes with the closing zero.
+#: sockaddr_un holds 108 bytes with the closing zero. The longest names of sockets in the directory are
+#: munge's and that of a job's step; a job whose step finds no room ends at once, and nobody says why.
 _LONGEST_SOCKET_PATH = 107
+_SOCKETS = ("run/munge.sock.lock", "spool/gpu0001/gpu0001_1234567.4294967291")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 _CONF = """\
@@ -60,8 +62,8 @@ SlurmdParameters=config_overrides
 MpiDefault=none
 SwitchType=switch/none
 {extra}\
-NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=16 Sockets=1 \
-CoresPerSocket=16 ThreadsPerCore=1 RealMemory=1000 Gres=gpu:h100:{gpus} Feature=h100 State=UNKNOWN
+NodeName={nodes} NodeHostname=localhost NodeAddr={addresses} Port=[{first_port}-{last_port}] CPUs=16 \
+Sockets=1 CoresPerSocket=16 ThreadsPerCore=1 RealMemory=1000 Gres=gpu:h100:{gpus} Feature=h100 State=UNKNOWN
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -104,11 +106,13 @@ def install(timeout_s: float = 600) -> None:
 
 
 class RealSlurm:
-    """Slurm with `nodes` nodes (`gpu0001` …) of 8 H100 GPUs, cluster `pod1`, partition `train`.
+    """Slurm with `nodes` nodes (`gpu0001` …) of 8 H100 GPUs, cluster `pod1` or as named, partition `train`.
 
-    `directory` must be short (munge's socket lies in it) and is emptied at the start. A requeued job may
+    `directory` must be short (sockets lie in it) and is emptied at the start. A requeued job may
     start again after `cred_expire_s` + 1 s; Slurm takes less than 5 for its default, 120. `epilog` is a
-    program that runs on the node at the end of each job. `conf` are more settings of slurm.conf.
+    program that runs on the node at the end of each job. `conf` are more settings of slurm.conf, `files`
+    more files beside it by their names.
+    With `own_addresses` node N (up to 254) is at 127.0.1.N, as enrolment tells nodes apart by them.
     """
 
     def __init__(
@@ -120,15 +124,21 @@ class RealSlurm:
         slurmd_timeout_s: int = 30,
         epilog: Path | str | None = None,
         conf: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | None = None,
+        own_addresses: bool = False,
+        cluster: str = CLUSTER,
     ) -> None:
         if not 1 <= nodes <= 9999:
             raise ValueError(f"nodes: {nodes} is not in 1 to 9999")
         self.directory = Path(directory).resolve()
         self.nodes = nodes
+        self.cluster = cluster
         self.node_names = tuple(f"gpu{number:04d}" for number in range(1, nodes + 1))
         self.slurm_conf = self.directory / "slurm.conf"
         self.slurmctld_log = self.directory / "log" / "slurmctld.log"
         self._settings = dict(conf or {})
+        self._files = dict(files or {})
+        self._addresses = f"127.0.1.[1-{nodes}]" if own_addresses else "127.0.0.1"
         if epilog:
             self._settings["Epilog"] = str(epilog)
         self._cred_expire_s = cred_expire_s
@@ -145,17 +155,10 @@ class RealSlurm:
         why_not = available()
         if why_not:
             raise SlurmNotStarted(why_not)
-        if len(str(self.directory / "run/munge.sock.lock")) > _LONGEST_SOCKET_PATH:
-            raise SlurmNotStarted(f"The path {self.directory} is too long to hold munge's socket.")
+        if any(len(str(self.directory / name)) > _LONGEST_SOCKET_PATH for name in _SOCKETS):
+            raise SlurmNotStarted(f"The path {self.directory} is too long to hold the sockets of Slurm.")
         self._write_files()
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-S", "-m", "healer.embedded.slurm_guard", str(self.directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            cwd=Path(__file__).parents[2],
-            env={"PATH": _PATH},
-        )
+        self._start_guardian()
         deadline = time.monotonic() + timeout_s
         try:
             self._order("start munged")
@@ -198,6 +201,10 @@ class RealSlurm:
         """Its slurmd starts again and registers."""
         self._order(f"start {self._known(name)}")
 
+    def boot_node(self, name: str) -> None:
+        """The machine boots: all that runs there is lost, and slurmd registers with a new boot time."""
+        self._order(f"boot {self._known(name)}")
+
     def kill_controller(self) -> None:
         self._order("kill slurmctld")
 
@@ -213,6 +220,19 @@ class RealSlurm:
         if done.returncode:
             raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
         return done.stdout
+
+    def _start_guardian(self) -> None:
+        self._guardian = subprocess.Popen(
+            self._guardian_command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd=Path(__file__).parents[2],
+            env={"PATH": _PATH},
+        )
+
+    def _guardian_command(self) -> list[str]:
+        return [sys.executable, "-S", "-m", "healer.embedded.slurm_guard", str(self.directory)]
 
     def _known(self, name: str) -> str:
         if name not in self.node_names:
@@ -269,11 +289,12 @@ class RealSlurm:
         (self.directory / "nodes").write_text("\n".join(self.node_names))
         self.slurm_conf.write_text(
             _CONF.format(
-                cluster=CLUSTER,
+                cluster=self.cluster,
                 partition=PARTITION,
                 gpus=GPUS_PER_NODE,
                 directory=self.directory,
                 nodes=names,
+                addresses=self._addresses,
                 controller_port=base,
                 slurmd_port=base + 1,
                 first_port=base + 2,
@@ -283,6 +304,8 @@ class RealSlurm:
                 extra="".join(f"{name}={value}\n" for name, value in self._settings.items()),
             )
         )
+        for name, text in self._files.items():
+            (self.directory / name).write_text(text)
         devices = f"{self.directory}/dev/nvidia[0-{GPUS_PER_NODE - 1}]"
         (self.directory / "gres.conf").write_text(f"NodeName={names} Name=gpu Type=h100 File={devices}\n")
         # Slurm 22.05 cannot switch cgroups off (24.11 can): it gets an empty folder to look at.

@@ -7,6 +7,7 @@ It ends when its standard input closes or its parent is gone (also by SIGKILL), 
 Standard input takes one order per line, standard output answers each with one line:
 
     start NAME    start `munged`, `slurmctld` or the slurmd of a node; `ok`
+    boot NAME     kill the slurmd of a node and start it as after a boot of the machine; `ok`
     start-all     start the slurmd of every node in `DIRECTORY/nodes`; `ok`
     kill NAME     SIGKILL to that daemon; for a node also to what its jobs run; `ok`, or `none` if nothing ran
 
@@ -39,7 +40,8 @@ class Guardian:
             "SLURM_CONF": str(directory / "slurm.conf"),
         }
 
-    def _command(self, name: str) -> list[str]:
+    def command(self, name: str) -> list[str]:
+        """How the daemon of this name is started, in the foreground."""
         run = self.directory / "run"
         if name == "munged":
             return [
@@ -51,10 +53,10 @@ class Guardian:
             return ["slurmctld", "-D", "-i"]
         return ["slurmd", "-D", "-N", name]
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *options: str) -> None:
         if name in self.pids:
             return
-        command = self._command(name)
+        command = [*self.command(name), *options]
         pid = os.fork()
         if pid:
             self.pids[name] = pid
@@ -118,6 +120,9 @@ class Guardian:
         verb, _, name = order.partition(" ")
         if verb == "start":
             self.start(name)
+        elif verb == "boot":
+            self.kill(name)
+            self.start(name, "-b")
         elif verb == "start-all":
             for node in (self.directory / "nodes").read_text().split():
                 self.start(node)
@@ -167,8 +172,8 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def main(argv: list[str]) -> int:
-    guardian = Guardian(Path(argv[0]))
+def main(guardian: Guardian) -> int:
+    """Obeys standard input until it closes or our parent is gone."""
     parent = os.getppid()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ending = False
@@ -198,4 +203,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(Guardian(Path(sys.argv[1]))))

@@ -27,7 +27,8 @@ from healer.embedded.running import Running
 from healer.embedded.user import EmbeddedError, make_data_dir
 from healer.settings import Listen, Settings, SettingsError
 
-PARTS = ("api", "detector", "scheduler", "worker")
+#: Beside the one API each cluster has these.
+PER_CLUSTER = ("detector", "scheduler", "worker")
 PARTS_STOP_S = 5.0
 TICK_S = 0.2
 ROTATE_S = 60.0
@@ -40,10 +41,21 @@ class Part:
 
     name: str
     arguments: tuple[str, ...]
+    #: One cluster's part among several: wrong settings of its Slurm must not end the others' start.
+    alone: bool = False
 
 
-def healer_parts() -> list[Part]:
-    return [Part(name, (sys.executable, "-m", "healer", name)) for name in PARTS]
+def healer_parts(settings: Settings) -> list[Part]:
+    """The API first; with several clusters `detector-pod1`, `scheduler-pod1` and so on for each."""
+    program = (sys.executable, "-m", "healer")
+    parts = [Part("api", (*program, "api"))]
+    if not settings.clusters:
+        return parts + [Part(name, (*program, name)) for name in PER_CLUSTER]
+    return parts + [
+        Part(f"{name}-{cluster}", (*program, name, "--cluster", cluster), alone=True)
+        for cluster in settings.clusters
+        for name in PER_CLUSTER
+    ]
 
 
 def _missing(answer: bytes) -> str:
@@ -80,10 +92,9 @@ class Tree:
         self.data_dir: Path = make_data_dir(settings.data_dir)
         self._logs = self.data_dir / "log"
         self._logs.mkdir(mode=0o700, exist_ok=True)
-        self._children = [
-            Child(part.name, part.arguments, self._logs)
-            for part in (healer_parts() if parts is None else parts)
-        ]
+        tree = healer_parts(settings) if parts is None else parts
+        self._children = [Child(part.name, part.arguments, self._logs) for part in tree]
+        self._alone = {part.name for part in tree if part.alone}
         self.postgres: Postgres | None = None
         self.redis: Redis | None = None
 
@@ -237,7 +248,8 @@ class Tree:
 
     def _tell_end(self, child: Child, how: str) -> None:
         """Says it once while it stays the same. Wrong settings at the start end the start."""
-        if how.startswith("exit status 2: ") and not self._ready:
+        wrong = how.startswith("exit status 2: ") and child.name not in self._alone
+        if wrong and not self._ready:
             raise SettingsError(how.removeprefix("exit status 2: ").removeprefix("healer: "))
         if self._ends.get(child.name) != how:
             self._ends[child.name] = how
@@ -264,15 +276,17 @@ class Tree:
 
     def _look_if_ready(self) -> None:
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2):  # noqa: S310 - our own address
-                pass
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2) as told:  # noqa: S310 - our own address
+                missing = _missing(told.read(65536))
         except urllib.error.HTTPError as error:
-            self._tell_slow(f"{self.url} answers but is not ready: {_missing(error.read(4096))}")
+            self._tell_slow(f"{self.url} answers but is not ready: {_missing(error.read(65536))}")
         except OSError as error:
             self._tell_slow(f"still starting: {error}; see {self._logs}")
         else:
             self._ready = True
             self.say(f"healer is ready: {self.url}")
+            if missing:
+                self.say(f"not well yet: {missing}")
             self._on_ready(running.find(self.data_dir))
 
     def _tell_slow(self, text: str) -> None:

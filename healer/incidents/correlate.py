@@ -6,8 +6,10 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.detection import rule_for
+from healer.detection.slurm_conditions import FLEET_OFFLINE, OFFLINE, SWITCH_OFFLINE
+from healer.detection.slurm_watch import each_its_own
 from healer.incidents.identity import incident_id
-from healer.incidents.jobs import jobs_of
+from healer.incidents.jobs import crashed_among, jobs_of
 from healer.incidents.open_index import OpenIndex
 from healer.incidents.rank import marked, rank_of, rank_told
 from healer.incidents.senses import MEASURED, heard_with, newest
@@ -36,9 +38,17 @@ JOB_WINDOW = timedelta(seconds=30)
 
 #: Parts that an incident lists; what comes later is only counted.
 AFFECTED_KEPT = 1000
-#: What many silent nodes share, and what was told of each of them before that was seen.
-_SHARED_SILENCE = frozenset({"switch-silent", "fleet-silent"})
+#: What nodes share, or what is worse news of a node, and which faults of its nodes it explains.
 _SILENCE = frozenset({"sender-silent", "node-silent"})
+_EXPLAINED_BY = {
+    "switch-silent": _SILENCE,
+    "fleet-silent": _SILENCE,
+    "node-silent": frozenset({OFFLINE, "sender-silent"}),
+    SWITCH_OFFLINE: frozenset({OFFLINE}),
+    FLEET_OFFLINE: frozenset({OFFLINE, SWITCH_OFFLINE}),
+}
+#: They are about every node, whichever they name.
+_WHOLE_FLEET = frozenset({"fleet-silent", FLEET_OFFLINE})
 #: A job that is slow as a whole: told of no node, and explained by any node of its that is known to be bad.
 _JOB_SLOW = "job-slow"
 #: What a model thinks unusual is evidence beside a fault, and no fault of its own.
@@ -130,7 +140,7 @@ class Correlator:
         known = self._hit.get(key)
         if known is None:
             hit, certain = jobs_of(self.picture.slurm, finding.component, one_gpu=key[1])
-            known = self._hit[key] = frozenset(job.id for job in hit) if certain else frozenset()
+            known = self._hit[key] = frozenset(job.leader for job in hit) if certain else frozenset()
         return known
 
     def _same_cause(self, finding: Finding) -> Incident | None:
@@ -154,7 +164,7 @@ class Correlator:
                 milder = rank_told(finding) <= rank_of(one) or (alike and self._weaker(ours, theirs))
                 if milder and not (weaker and self._is_free(one)):
                     return one
-            elif one.rule == finding.rule:
+            elif one.rule == finding.rule and not each_its_own(finding.fault):
                 return one
         return None
 
@@ -235,6 +245,7 @@ class Correlator:
         out = shown is not None and not shown.in_service
         held = shown is not None and (shown.drain or shown.base == "DOWN")
         foreign = shown if shown and held and shown.reason and not is_ours(shown.reason) else None
+        owner = foreign.owner if foreign else None
         settle_s = self.rules.settle_s if finding.fault_class is FaultClass.fatal else 0.0
         incident = Incident(
             id=incident_id(self.picture.cluster, rule.name, where, finding.evidence[0].digest),
@@ -252,12 +263,12 @@ class Correlator:
             affected=finding.affected,
             nodes=_verdicts(finding),
             remedy=self._remedy(rule, finding),
-            jobs_hit=tuple(sorted(self._jobs(finding) or self._named(finding))),
+            jobs_hit=self._jobs_at_begin(finding),
             evidence=_kept(finding.evidence),
             evidence_count=len(finding.evidence),
             unusable=finding.unusable,
             node_was_out=out,
-            owner=(foreign.reason_user or "unknown") if foreign else None,
+            owner=(owner.name or "unknown") if owner else None,
             owner_since=foreign.reason_at if foreign else None,
         )
         known = self._told_before(incident.id)
@@ -269,6 +280,14 @@ class Correlator:
         if finding.fault_class in _HARDWARE:
             self._absorb(incident)
         self._cover(incident)
+
+    def _jobs_at_begin(self, finding: Finding) -> tuple[str, ...]:
+        """With those that the fault ended before it was told."""
+        hit, where = set(self._jobs(finding) or self._named(finding)), finding.component
+        if finding.fault_class is FaultClass.fatal and self.picture.slurm is not None and where.node:
+            failed = self.picture.slurm.failed_on(where.node)
+            hit |= {job.leader for job in crashed_among(failed, where, (finding.evidence[0].at, self.now))}
+        return tuple(sorted(hit))
 
     def _told_before(self, name: str) -> Incident | None:
         return self.by_id.get(name) or self.find(name)
@@ -324,12 +343,18 @@ class Correlator:
 
     def _cover(self, shared: Incident) -> None:
         """Nodes fall silent one by one: those told before their number showed what they share are merged."""
-        if shared.fault not in _SHARED_SILENCE:
+        if shared.fault == OFFLINE:  # told of a node that an open incident explains already
+            for other in self._at(shared.root.node, (), shared.root):
+                if OFFLINE in _EXPLAINED_BY.get(other.fault, ()):
+                    self._merge(shared, other)
             return
-        nodes = {one.node for one in shared.affected}
+        explained = _EXPLAINED_BY.get(shared.fault, frozenset())
+        if not explained:
+            return
+        nodes = {one.node for one in (*shared.affected, shared.root)}
         for other in self._open_incidents():
-            covered = shared.fault == "fleet-silent" or other.root.node in nodes
-            if other.fault in _SILENCE and covered and other.run is None:
+            covered = shared.fault in _WHOLE_FLEET or other.root.node in nodes
+            if other.fault in explained and covered and other.run is None:
                 self._merge(other, shared)
 
     def _merge(self, other: Incident, root: Incident) -> None:

@@ -17,8 +17,10 @@ from healer.model import (
     Incident,
     Run,
     SlurmNode,
+    SlurmSnapshot,
 )
 from healer.model.reasons import is_ours
+from healer.model.reserved import is_our_reservation, our_reservation
 from healer.observations import Picture
 
 #: So long a drain may stand before its run or incident must be seen: runs end, commands are on their way.
@@ -26,9 +28,15 @@ GRACE = timedelta(seconds=60)
 
 
 def our_drains(picture: Picture) -> list[SlurmNode]:
-    if picture.slurm is None:
+    """Nodes that healer keeps out: by its words, DOWN ones too, or by its reservation for tests."""
+    slurm = picture.slurm
+    if slurm is None:
         return []
-    return [node for node in picture.slurm.nodes.values() if node.drain and is_ours(node.reason)]
+    ours = (one for one in slurm.reservations.values() if is_our_reservation(one))
+    reserved = {name for one in ours for name in one.nodes}
+    return [
+        node for node in slurm.nodes.values() if node.name in reserved or (node.held and is_ours(node.reason))
+    ]
 
 
 def forgotten_drains(
@@ -43,18 +51,25 @@ def forgotten_drains(
     spoken_for = {slot.node for slot in facts.slots if slot.run in at_work or slot.incident in known}
     spoken_for |= {run.node for run in runs if not run.shadow}
     spoken_for |= {one.root.node for one in incidents if one.fault != "healer-drain"}
+    told = ((node, *_word(facts.snapshot, node)) for node in drains if node.name not in spoken_for)
     return [
-        _finding(facts.cluster, node, now)
-        for node in drains
-        if node.name not in spoken_for and node.reason_at is not None and now - node.reason_at > GRACE
+        _finding(facts.cluster, node, word, since, now)
+        for node, word, since in told
+        if since is not None and now - since > GRACE
     ]
 
 
-def _finding(cluster: str, node: SlurmNode, now: datetime) -> Finding:
+def _word(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[str, datetime | None]:
+    """What keeps it out, and since when."""
+    kept = our_reservation(snapshot, node.name)
+    if kept is None or (node.held and is_ours(node.reason)):
+        return f"Drained by healer, and nothing speaks for it any more: {node.reason}", node.reason_at
+    return f"In healer's reservation {kept.name} for tests, and nobody tests it any more", kept.since
+
+
+def _finding(cluster: str, node: SlurmNode, text: str, at: datetime, now: datetime) -> Finding:
     where = Component(cluster=cluster, node=node.name)
-    at = node.reason_at or now
-    digest = sha256(f"healer-drain|{cluster}|{node.name}|{node.reason}|{at}".encode()).hexdigest()
-    text = f"Drained by healer, and nothing speaks for it any more: {node.reason}"
+    digest = sha256(f"healer-drain|{cluster}|{node.name}|{text}|{at}".encode()).hexdigest()
     return Finding(
         rule="forgotten-drain",
         fault="healer-drain",
@@ -64,5 +79,5 @@ def _finding(cluster: str, node: SlurmNode, now: datetime) -> Finding:
         arrived_at=now,
         text=text,
         confidence=1.0,
-        evidence=(Evidence(digest=digest, at=at, component=where, text=node.reason),),
+        evidence=(Evidence(digest=digest, at=at, component=where, text=text),),
     )

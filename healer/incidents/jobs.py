@@ -1,8 +1,12 @@
 """Which jobs a fault hits, as far as Slurm's picture tells."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
-from healer.model import Component, SlurmJob, SlurmSnapshot
+from healer.model import Component, Incident, SlurmJob, SlurmSnapshot
+
+#: A job that ended so shortly before or after a root on its node ended because of it.
+CRASH_WINDOW = timedelta(minutes=2)
 
 
 def jobs_of(
@@ -43,3 +47,38 @@ def hit_among(
     if not_told:
         return not_told, len(jobs) == 1
     return holders, all(0 < node_gpus <= len(job.gpus[node]) for job in holders)
+
+
+def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:
+    """Those known, and those at work there now: a node that must stay in service takes job after job."""
+    if incident.jobs_hit_final:
+        return incident.jobs_hit
+    now = jobs_of(snapshot, incident.root)[0]
+    return tuple(sorted({*incident.jobs_hit, *(job.id for job in now)}))
+
+
+def moments_of(incident: Incident) -> tuple[datetime, ...]:
+    """When the fault was, by the host's own clock and by ours: they may differ."""
+    return (*(one.at for one in incident.evidence[:1]), incident.opened)
+
+
+def crashed_among(jobs: Iterable[SlurmJob], where: Component, moments: Sequence[datetime]) -> list[SlurmJob]:
+    """Those whose work the fault at `where` had ended by the time that anybody looked: a crash is faster than
+    any log shipper.
+
+    They ended FAILED or NODE_FAIL there within 2 minutes of it. On a shared node Slurm may still tell their
+    GPUs; where it does not, nobody can say more, and nothing is done without their owner's word anyway.
+    """
+    return [job for job in jobs if _crashed(job, where, moments)]
+
+
+def _crashed(job: SlurmJob, where: Component, moments: Sequence[datetime]) -> bool:
+    node = where.node or ""
+    # The leader of a heterogeneous job ends with the component that was here.
+    here = node in {*job.nodes, job.failed_node} or bool(job.het_job)
+    if not job.crashed or not here or job.end_at is None:
+        return False
+    gpus = job.gpus.get(node)
+    if gpus is not None and where.gpu is not None and where.gpu not in gpus:
+        return False
+    return any(abs(job.end_at - at) <= CRASH_WINDOW for at in moments)

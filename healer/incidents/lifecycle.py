@@ -1,15 +1,19 @@
 """How an incident lives on after it opened: people's words, runs' news, and its end."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
 
+from healer.detection.drains import fault_of, is_drain
 from healer.detection.silence import is_fleet
+from healer.detection.slurm_watch import is_watched
+from healer.incidents.forgotten import our_drains
 from healer.incidents.senses import last_heard
 from healer.model import (
     ENDED_RUN_STATES,
     REMOVING_VERBS,
+    RETURNING_VERBS,
     Command,
     CommandKind,
     FaultClass,
@@ -21,11 +25,11 @@ from healer.model import (
     Run,
     RunState,
     Slot,
-    Verb,
     Verdict,
     Veto,
 )
-from healer.model.reasons import is_ours
+from healer.model.reasons import is_none, is_ours, slurm_kind
+from healer.model.reserved import our_reservation
 from healer.observations import Picture
 
 #: Incidents that nobody acts on end by themselves after this long without new evidence.
@@ -112,6 +116,10 @@ def find_vetoes(
         node = facts.snapshot.nodes.get(slot.node) if facts.snapshot else None
         if facts.snapshot is None or node is None or node.drain or slot.node in returning:
             continue
+        if our_reservation(facts.snapshot, slot.node) is not None:
+            continue  # its drain was lifted for our own tests
+        if node.held and (is_ours(node.reason) or is_none(node.reason) or slurm_kind(node.reason)):
+            continue  # DOWN, after a reboot that we asked for or by Slurm: nobody has it back yet
         # The margin: the clocks of who polls and who drains may differ.
         if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
             continue
@@ -124,7 +132,7 @@ def _returns(run: Run, rules: Ruleset) -> bool:
     """The run gives nodes back and takes nothing: only such a one lifts our drain by itself."""
     playbook = rules.playbooks.get(run.playbook)
     verbs = {step.do for step in playbook.steps} if playbook else set()
-    return Verb.resume in verbs and not verbs & REMOVING_VERBS and not run.shadow
+    return bool(verbs & RETURNING_VERBS) and not verbs & REMOVING_VERBS and not run.shadow
 
 
 def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
@@ -135,12 +143,25 @@ def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
     return [slot for slot in facts.slots if slot.node not in shown.nodes and slot.granted_at < shown.taken_at]
 
 
-def idle_slots(facts: GateFacts, runs: Collection[Run]) -> list[Slot]:
-    """Slots that were granted for a drain which never came, because its run has ended."""
+def idle_slots(facts: GateFacts, runs: Collection[Run], run_of: Callable[[str], Run | None]) -> list[Slot]:
+    """Slots that were granted for a drain which never came, because its run has ended.
+
+    It may have ended between the call and its line in the log: only a picture that was taken since can tell.
+    """
     active = {run.id for run in runs}
     at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
     free = (slot for slot in facts.slots if slot.drained_at is None and slot.run not in active)
-    return [slot for slot in free if slot.node not in at_work]
+    return [
+        slot for slot in free if slot.node not in at_work and not _may_be_out(slot, facts, run_of(slot.run))
+    ]
+
+
+def _may_be_out(slot: Slot, facts: GateFacts, run: Run | None) -> bool:
+    ended = run.ended_at if run is not None else None
+    shown = facts.snapshot.nodes.get(slot.node) if facts.snapshot is not None else None
+    if facts.snapshot is None or (ended is not None and facts.snapshot.taken_at - ended < CLOCKS_DIFFER):
+        return True
+    return shown is not None and shown.held and is_ours(shown.reason)
 
 
 def close_what_is_over(
@@ -199,15 +220,27 @@ def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str |
 def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
     node = incident.root.node
     shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
-    if incident.fault.startswith(("person-drain", "slurm-drain")):
-        if shown is not None and not shown.held:
+    if is_drain(incident.fault):
+        if shown is None:
+            return None
+        if not shown.held:
             return "the drain was lifted in Slurm"
-        if shown is not None and is_ours(shown.reason):
-            return "healer drained the node"
-        return None
+        if is_ours(shown.reason):
+            if incident.fault.startswith("slurm-drain:"):
+                return "healer drained the node"
+            # Both may have drained in the same instant: then theirs is gone, and nobody else would know.
+            return f"healer's drain stands where {incident.owner}'s stood: ask whether theirs still holds"
+        theirs = fault_of(shown, picture.slurm)
+        return f"held by {shown.owner} now" if theirs not in (None, incident.fault) else None
+    if is_watched(incident.fault):
+        stands = picture.looked_at is None or (incident.fault, incident.root) in picture.standing
+        return None if stands else "Slurm shows it no more"
+    if incident.fault.startswith("hook:") and node:
+        _, passed_at = picture.node(node).checks.get(incident.fault.removeprefix("hook:"), (None, None))
+        return "the check passes again" if passed_at is not None and passed_at > incident.opened else None
     if incident.fault == "healer-drain":
-        held = shown is not None and shown.drain and is_ours(shown.reason)
-        return None if held or shown is None else "the drain was lifted"
+        kept = any(one.name == node for one in our_drains(picture))
+        return None if kept or shown is None else "the drain was lifted"
     if incident.fault in {"node-silent", "sender-silent"} and node:
         if _speaks(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"

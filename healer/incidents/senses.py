@@ -20,6 +20,7 @@ _WORDS = {
     Sense.forest: "the isolation forest",
     Sense.silence: "silence",
     Sense.slurm: "Slurm",
+    Sense.hook: "the node's own checks",
 }
 
 

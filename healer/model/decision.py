@@ -36,6 +36,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     begins: bool = False
     #: Restart count of the job a requeue is about.
     restarts: int | None = None
+    #: Its drain takes over what Slurm itself drained or set down.
+    adopts: bool = False
+    #: Since when all jobs of the node were seen completing, by the run's own log.
+    stuck_since: datetime | None = None
+    #: It was let go before, and only what is left of it is asked for.
+    granted: bool = False
 
 
 class AnswerKind(StrEnum):

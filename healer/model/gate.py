@@ -86,6 +86,27 @@ class Veto(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime
 
 
+class Permit(msgspec.Struct, frozen=True, kw_only=True):
+    """The gate let a hook fail, by which Slurm drains the node: that drain is ours, up to `until`.
+
+    `id` is the hook's own report; `job` and `restarts` the life of the job for which a prolog ran. Slurm
+    holds that job, and we release it. `incident` and `run` None: the hook was not answered, and failed by the
+    site's own list of certain faults; `check` names it.
+    """
+
+    id: str
+    cluster: str
+    node: str
+    hook: str
+    at: datetime
+    until: datetime
+    incident: str | None = None
+    run: str | None = None
+    job: str | None = None
+    restarts: int | None = None
+    check: str = ""
+
+
 class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     """Planned work, from rules/guards.yaml. Unset bounds are open."""
 
@@ -115,3 +136,5 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
     modes: dict[str, Mode] = {}
     actions: tuple[bool, ...] = ()
     running: dict[str, str] = {}
+    #: Of the last 24 h.
+    permits: tuple[Permit, ...] = ()

@@ -1,6 +1,19 @@
 """What a node itself answers when it is asked."""
 
+from datetime import datetime
+
 import msgspec
+
+
+class LastHeard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a node last spoke: by a heartbeat (the follower's), by one of Slurm's hooks. None: not of late.
+
+    `lines_lost` are kernel lines that its follower could not deliver, in all.
+    """
+
+    heartbeat_at: datetime | None = None
+    hook_at: datetime | None = None
+    lines_lost: int = 0
 
 
 class FabricState(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ class ObservationKind(StrEnum):
     gpu_identity = "gpu_identity"  # the line that gives PCI address and UUID
     heartbeat = "heartbeat"
     gpu_inventory = "gpu_inventory"  # which GPU has which index, as telemetry's labels tell it
+    hook = "hook"  # one run of a Slurm hook on its node, with its checks (see `healer.signals.hooks`)
     checkpoint = "checkpoint"  # what a requeue of a job can go back to
     command = "command"  # what people and runs tell the detector (see `healer.model.command`)
 

@@ -96,6 +96,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     detection: bool = False
 
 
+class Agreed(msgspec.Struct, frozen=True, kw_only=True):
+    """Partitions and QOS whose jobs agree to be requeued and revived, as if each said `healer:requeue`."""
+
+    partitions: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+
+
+class Spares(msgspec.Struct, frozen=True, kw_only=True):
+    """The reservation of Slurm in which the site keeps nodes for jobs that lose one."""
+
+    reservation: str
+
+
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The caps. Shares are 0..1 of the GPU nodes that Slurm knows."""
 
@@ -113,17 +126,42 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     veto_h: float = 24
     protected: tuple[str, ...] = ()
     maintenance: tuple[Maintenance, ...] = ()
+    consent: Agreed = Agreed()
+    spares: Spares | None = None
 
     @property
     def repeat(self) -> timedelta:
         return timedelta(hours=self.repeat_h)
 
 
+class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm has to show, and for how long, before a watch opens an incident (`rules/watches.yaml`).
+
+    `not_responding_s`: a node that missed a ping is shown so for a moment after each resume. `not_waiting`
+    are reasons (globs) of pending jobs that are somebody's own wish or limit. `threads` and `agent_queue` are
+    sdiag's (slurmctld works on 256 requests at most). `clear_s`: gone for so long, it is over.
+    """
+
+    not_responding_s: float = 5
+    queued_h: float = 1
+    not_waiting: tuple[str, ...] = (
+        "Dependency*", "BeginTime", "JobHeld*", "JobHold*", "Reservation", "JobArrayTaskLimit", "Licenses",
+        "Assoc*", "QOS*", "Max*PerAccount",
+    )  # fmt: skip
+    completing_min: float = 5
+    slow_s: float = 2
+    threads: int = 200
+    agent_queue: int = 500
+    backlog_s: float = 60
+    accounting_s: float = 120
+    clear_s: float = 60
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a playbook. Exactly one of `do`, `check`, `wait` is set.
 
-    `for_each`: `jobs_hit` runs the step once per job. `timeout_s` bounds one attempt, `retries` how many more
-    there are, `wait_s` the longest wait before somebody is asked.
+    `for_each`: `jobs_hit`, `jobs_crashed` or `jobs_all` runs the step once per job. `timeout_s` bounds one
+    attempt, `retries` how many more there are, `wait_s` the longest wait before somebody is asked.
     """
 
     id: str
@@ -160,8 +198,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """Where nodes stand, and the PCI addresses of GPU 0, 1, … by GPU model, where the site gives them."""
 
+    #: By node, or `cluster/node` where several clusters number their nodes alike.
     places: dict[str, Place] = {}
     gpu_pci: dict[str, tuple[str, ...]] = {}
+
+    def place(self, cluster: str, node: str) -> Place:
+        """Nowhere, for a node that is not named."""
+        return self.places.get(f"{cluster}/{node}") or self.places.get(node) or Place()
 
 
 class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -181,16 +224,28 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     settle_s: float = 2.0
     #: Guards that differ by cluster or partition name; unset fields fall back to `guards`.
     cluster_guards: dict[str, GuardSettings] = {}
+    #: A partition of one of those clusters stands as `cluster/partition` too.
     partition_guards: dict[str, GuardSettings] = {}
     #: What may be measured, the rules over it, and what GPU models are made for.
     catalogue: Catalogue = Catalogue()
     detection: tuple[DetectionRule, ...] = ()
     gpu_models: tuple[GpuModel, ...] = ()
+    #: When Slurm's own picture opens incidents.
+    watches: WatchSettings = WatchSettings()
+    #: Tests that a batch job runs on a node, by the name of their file in `rules/validation`.
+    scripts: dict[str, str] = {}
 
     @cached_property
     def by_name(self) -> dict[str, Rule]:
         """Rules by their names, reckoned once for each set."""
         return {rule.name: rule for rule in self.rules}
+
+    def guards_in(self, cluster: str, partition: str) -> GuardSettings:
+        """Of a partition: its own, else its cluster's, else the general ones."""
+        for name in (f"{cluster}/{partition}", partition):
+            if name in self.partition_guards:
+                return self.partition_guards[name]
+        return self.cluster_guards.get(cluster, self.guards)
 
     def mode_of(self, rule: Rule) -> Mode:
         return rule.mode or self.default_mode

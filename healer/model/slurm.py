@@ -1,71 +1,13 @@
 """What Slurm shows: nodes and jobs at one moment, in one shape for every version and adapter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from enum import StrEnum
 from functools import lru_cache
 
 import msgspec
 
-_OUT_BASE = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN"})
-_OUT_FLAGS = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "INVALID_REG"})
-
-
-class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One node. `state` is Slurm's JSON list: base state first, then flags, upper case.
-
-    `reason_user` and `reason_at` say who set the reason and when. `rack`, `switch` and `pod` come from the
-    site's topology file or, in recordings, from the recording. `gpus_shared`: Slurm hands out slices or
-    shares of GPUs here, so `gpus` is no count of cards.
-    """
-
-    name: str
-    state: tuple[str, ...] = ()
-    reason: str = ""
-    reason_user: str = ""
-    reason_at: datetime | None = None
-    gpus: int = 0
-    gpu_model: str = ""
-    gpus_shared: bool = False
-    driver: str = ""
-    rack: str = ""
-    switch: str = ""
-    pod: str = ""
-    partitions: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    boot_id: str = ""
-    boot_at: datetime | None = None
-
-    @property
-    def base(self) -> str:
-        return self.state[0] if self.state else "UNKNOWN"
-
-    @property
-    def drain(self) -> bool:
-        """The DRAIN flag is set: no new job starts here (it may still be draining)."""
-        return "DRAIN" in self.state
-
-    @property
-    def held(self) -> bool:
-        """Somebody, Slurm or healer keeps it out of service (planned work apart)."""
-        return self.drain or self.base == "DOWN" or "FAIL" in self.state
-
-    @property
-    def busy(self) -> bool:
-        return self.base in {"ALLOCATED", "MIXED"} or "COMPLETING" in self.state
-
-    @property
-    def responding(self) -> bool:
-        return self.base != "DOWN" and "NOT_RESPONDING" not in self.state
-
-    @property
-    def in_service(self) -> bool:
-        """New jobs may start here."""
-        return self.base not in _OUT_BASE and not _OUT_FLAGS.intersection(self.state)
-
-    @property
-    def planned(self) -> bool:
-        """Out by plan: in a maintenance reservation or powered down on purpose."""
-        return bool({"MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"}.intersection(self.state))
+from healer.model.slurm_node import SlurmNode
 
 
 class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -93,20 +35,165 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     start_at: datetime | None = None
     #: Nodes a pending job must not use (ExcNodeList).
     excluded: tuple[str, ...] = ()
+    submit_at: datetime | None = None
+    eligible_at: datetime | None = None
+    #: When it ended, or began to complete; None before that.
+    end_at: datetime | None = None
+    #: `3`, `0:9` (signal 9) as Slurm's ExitCode; None where it has not ended or Slurm does not tell.
+    exit_code: str | None = None
+    account: str = ""
+    #: What its owner wrote with `--extra` (23.11 and later); words for healer may stand there too.
+    extra: str = ""
+    admin_comment: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    submit_line: str = ""
+    priority: int | None = None
+    #: Who holds it, while it is held: `user` or `admin` (also Slurm itself after failed launches).
+    held_by: str = ""
+    #: The array and the task in it; the leader and the place in a heterogeneous job.
+    array_job: str = ""
+    array_task: int | None = None
+    het_job: str = ""
+    het_offset: int | None = None
+    #: Federation: where it was submitted and which clusters have a copy of it.
+    origin: str = ""
+    siblings: tuple[str, ...] = ()
+    #: A node that fails leaves the others of the job running (`--no-kill`); None where Slurm does not tell.
+    no_kill: bool | None = None
+    #: Node whose failure ended its last life, and the description that goes with `reason`.
+    failed_node: str = ""
+    why: str = ""
 
     @property
     def active(self) -> bool:
         """Holds nodes: running, suspended or completing."""
         return self.state in {"RUNNING", "SUSPENDED"} or "COMPLETING" in self.flags
 
+    @property
+    def crashed(self) -> bool:
+        """Its work ended, and not by a word of its owner's or a limit; it may be revived."""
+        return self.state in {"FAILED", "NODE_FAIL"} and "COMPLETING" not in self.flags
+
+    @property
+    def leader(self) -> str:
+        """The id that commands need: a component of a heterogeneous job goes with its leader (2107)."""
+        return self.het_job or self.id
+
+    @property
+    def title(self) -> str:
+        """`4711`, `4700_3` (a task of an array), `4711+1` (a component), as its owner knows it."""
+        if self.array_job and self.array_task is not None:
+            return f"{self.array_job}_{self.array_task}"
+        return f"{self.het_job}+{self.het_offset}" if self.het_job and self.het_offset else self.id
+
+
+class Reservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Nodes kept for somebody. `maintenance`: Slurm's MAINT with IGNORE_JOBS, planned work.
+
+    `until` None: without an end. `users` (or accounts) may run jobs in it.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    maintenance: bool = False
+    since: datetime | None = None
+    until: datetime | None = None
+    flags: tuple[str, ...] = ()
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch job that healer submits itself. `script` is a whole script with its `#!` line."""
+
+    name: str
+    script: str
+    nodes: tuple[str, ...]
+    time_limit_s: int
+    reservation: str = ""
+    comment: str = ""
+    gpus_per_node: int = 0
+    exclusive: bool = True
+
+
+class Trouble(StrEnum):
+    """What may be wrong with slurmctld, or with the way to it. A state to show, never a reason to act."""
+
+    away = "away"
+    other_cluster = "other_cluster"
+    backup = "backup"
+    slow = "slow"
+    backlog = "backlog"
+    accounting = "accounting"
+    passed_over = "passed_over"
+
+
+class Controller(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """slurmctld at `at`, as one poll found it. None of a figure: this way of asking does not tell it.
+
+    `problem` is a sentence where it does not answer or answers badly; then the figures are the last known.
+    `adapter` names who answered; `fallbacks` why those before it in the site's order did not.
+    """
+
+    cluster: str
+    at: datetime
+    adapter: str = ""
+    host: str = ""
+    #: `primary`, or `backup` after a take-over.
+    role: str = ""
+    version: str = ""
+    answer_s: float | None = None
+    problem: str = ""
+    #: Requests in work, messages that wait to leave, records that wait for slurmdbd (sdiag).
+    threads: int | None = None
+    agent_queue: int | None = None
+    dbd_queue: int | None = None
+    fallbacks: tuple[str, ...] = ()
+    #: What is not as it should be, and since when; the poller fills it in (healer.observations.controller).
+    since: dict[Trouble, datetime] = {}
+
+
+class SlurmCall(StrEnum):
+    """What an adapter may be unable to do: the methods of `ports.Scheduler` that change or ask something."""
+
+    snapshot = "snapshot"
+    node = "node"
+    job = "job"
+    jobs_on = "jobs_on"
+    controller = "controller"
+    topology = "topology"
+    drain = "drain"
+    undrain = "undrain"
+    resume = "resume"
+    down = "down"
+    reboot = "reboot"
+    cancel_reboot = "cancel_reboot"
+    annotate = "annotate"
+    reserve = "reserve"
+    change_reservation = "change_reservation"
+    unreserve = "unreserve"
+    requeue = "requeue"
+    revive = "revive"
+    start_now = "start_now"
+    hold = "hold"
+    release = "release"
+    exclude = "exclude"
+    signal = "signal"
+    notify = "notify"
+    remark = "remark"
+    submit = "submit"
+    cancel = "cancel"
+
 
 class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole cluster at `taken_at`. `nodes` and `jobs` by name and id."""
+    """The whole cluster at `taken_at`. `nodes`, `jobs` and `reservations` by name and id."""
 
     cluster: str
     taken_at: datetime
     nodes: Mapping[str, SlurmNode] = {}
     jobs: Mapping[str, SlurmJob] = {}
+    reservations: Mapping[str, Reservation] = {}
 
     @property
     def gpu_nodes(self) -> list[SlurmNode]:
@@ -117,6 +204,10 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def jobs_on(self, node: str) -> list[SlurmJob]:
         """Jobs that hold the node, in the order of `jobs`."""
         return list(_by_node(_Same(self.jobs)).get(node, ()))
+
+    def failed_on(self, node: str) -> list[SlurmJob]:
+        """Jobs that ended FAILED or NODE_FAIL there, as long as slurmctld knows them (MinJobAge)."""
+        return list(_failed_by_node(_Same(self.jobs)).get(node, ()))
 
 
 class _Same:
@@ -136,9 +227,17 @@ class _Same:
 # not by the snapshot, because an unchanged picture is a new snapshot every two seconds with the same jobs.
 @lru_cache(maxsize=4)
 def _by_node(same: _Same) -> dict[str, list[SlurmJob]]:
+    return _placed(job for job in same.jobs.values() if job.active)
+
+
+@lru_cache(maxsize=4)
+def _failed_by_node(same: _Same) -> dict[str, list[SlurmJob]]:
+    return _placed(job for job in same.jobs.values() if job.crashed)
+
+
+def _placed(jobs: Iterable[SlurmJob]) -> dict[str, list[SlurmJob]]:
     found: dict[str, list[SlurmJob]] = {}
-    for job in same.jobs.values():
-        if job.active:
-            for node in dict.fromkeys(job.nodes):
-                found.setdefault(node, []).append(job)
+    for job in jobs:
+        for node in dict.fromkeys(job.nodes):
+            found.setdefault(node, []).append(job)
     return found

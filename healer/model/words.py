@@ -76,6 +76,7 @@ class Sense(StrEnum):
     forest = "forest"
     silence = "silence"
     slurm = "slurm"
+    hook = "hook"
 
 
 class Remedy(StrEnum):
@@ -144,8 +145,17 @@ REMOVING_VERBS = frozenset(
 #: says nothing of the cluster.
 NODE_REMOVING = REMOVING_VERBS - {Verb.requeue, Verb.cancel}
 
+#: Verbs on a job: a step says which one, the run's node is only where it is hit.
+JOB_VERBS = frozenset({Verb.requeue, Verb.revive, Verb.cancel, Verb.release, Verb.exclude})
+
+#: Those that start a job once more; a job's life is restarted once, whoever asks.
+RESTARTING_VERBS = frozenset({Verb.requeue, Verb.revive})
+
 #: Verbs that give a node back.
 RETURNING_VERBS = frozenset({Verb.resume, Verb.undrain})
+
+#: Verbs that lift our drain: a node without it is no person's doing once one of them was granted.
+LIFTING_VERBS = RETURNING_VERBS | {Verb.reserve}
 
 #: Verbs that cannot be undone: they always need a person.
 IRREVERSIBLE_VERBS = frozenset({Verb.power_cycle, Verb.cancel, Verb.down})

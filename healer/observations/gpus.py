@@ -1,6 +1,13 @@
-"""Which GPU a PCI address is: the index that Slurm and nvidia-smi use."""
+"""Which GPU a PCI address is: the index that Slurm and nvidia-smi use; and whose job a GPU works for."""
 
 from collections.abc import Mapping, Sequence
+
+from healer.model import SlurmSnapshot
+
+
+def jobs_by_gpu(snapshot: SlurmSnapshot, node: str) -> dict[int, str]:
+    """GPU index -> the job that holds it, as far as Slurm tells. A PCI address gets its index by `GpuMap`."""
+    return {index: job.id for job in snapshot.jobs_on(node) for index in job.gpus.get(node, ())}
 
 
 class GpuMap:

@@ -9,7 +9,16 @@ from statistics import median
 
 import msgspec
 
-from healer.model import Component, Finding, Observation, ObservationKind, Sensed, SlurmSnapshot, Topology
+from healer.model import (
+    Component,
+    Controller,
+    Finding,
+    Observation,
+    ObservationKind,
+    Sensed,
+    SlurmSnapshot,
+    Topology,
+)
 from healer.observations.gpus import GpuMap
 
 #: A line of an unknown boot that is older than this on arrival is history (product.md, "Hear").
@@ -21,6 +30,8 @@ SILENCE_AFTER = timedelta(seconds=30)
 #: Beats needed before a sender has a cadence that it could fail to keep.
 BEATS_FOR_CADENCE = 3
 COUNTED_KEPT = 100_000
+#: Checks of one node that are remembered; a report holds half as many.
+CHECKS_KEPT = 64
 
 
 @dataclass
@@ -39,6 +50,8 @@ class NodePicture:
     #: Arrival less the sender's own time: of the last heartbeats, and the least of any line of this boot.
     beats_late: deque[timedelta] = field(default_factory=lambda: deque(maxlen=9))
     line_late: timedelta | None = None
+    #: Checks of the node's own hooks: the last one's moment by its clock, and by ours if it passed.
+    checks: dict[str, tuple[datetime, datetime | None]] = field(default_factory=dict)
 
     @property
     def renewed_at(self) -> datetime | None:
@@ -114,11 +127,28 @@ class NodePicture:
             self.line_late = None
         self.boot_id, self.boot_heard_at = boot_id, at
 
+    def heard_checks(self, seen: Observation) -> None:
+        """A report may come late, from a spool: it says nothing of a check that was made since."""
+        for name in (*seen.data.get("passed", ()), *seen.data.get("failed", ())):
+            known = self.checks.get(name)
+            if (known is None and len(self.checks) < CHECKS_KEPT) or (known and known[0] <= seen.event_at):
+                passed = name in seen.data.get("passed", ())
+                self.checks[name] = seen.event_at, seen.arrived_at if passed else None
+
     def heard_line(self, seen: Observation) -> None:
         """A line tells of its boot too: not every site sends heartbeats, and shippers send old journals."""
         at = min(seen.event_at, seen.arrived_at)  # a clock that is ahead must not make the next boot look old
         if seen.boot_id and (self.boot_heard_at is None or at > self.boot_heard_at):
             self.heard_boot(seen.boot_id, at, at)
+
+
+@dataclass
+class Standing:
+    """Something in Slurm's picture that should not last: since when, and when it was seen and told last."""
+
+    since: datetime
+    seen_at: datetime | None = None
+    told_at: datetime | None = None
 
 
 class Picture:
@@ -129,11 +159,19 @@ class Picture:
         #: No silence is judged before the detector itself has listened long enough.
         self.watching_since = watching_since
         self.slurm: SlurmSnapshot | None = None
+        #: How slurmctld does, as the last poll found it.
+        self.controller: Controller | None = None
+        #: What the watches over Slurm see, and when they looked last; jobs that complete, since when.
+        self.standing: dict[tuple[str, Component], Standing] = {}
+        self.looked_at: datetime | None = None
+        self.completing: dict[str, datetime] = {}
         #: Slurm's nodes are not those of the last walk: only then are drains looked for.
         self.nodes_changed = False
         #: When the next incident has settled: the walk's caller need not wait longer than that.
         self.settles_at: datetime | None = None
         self.nodes: dict[str, NodePicture] = {}
+        #: Where each job that Slurm knows was last seen to run: its restart count then, and its nodes.
+        self.ran_on: dict[str, tuple[int, tuple[str, ...]]] = {}
         #: What the last tick over the fleet found, and whose end the next one has to look for: (fault, root)
         #: of the open incidents that measured signals opened.
         self.sensed: Sensed | None = None
@@ -150,6 +188,8 @@ class Picture:
         """Takes in what Slurm shows. A recording's snapshot may also know boot ids."""
         if self.slurm is not None and snapshot.taken_at < self.slurm.taken_at:
             return
+        if self.slurm is None or snapshot.jobs is not self.slurm.jobs:
+            self._note_places(snapshot)
         if self.slurm is not None and snapshot.nodes is self.slurm.nodes:
             self.slurm = snapshot
             return
@@ -159,6 +199,12 @@ class Picture:
             # Only a change is news: what a recording repeats was not said again at that later time.
             if node.boot_id and (node.name not in before or before[node.name].boot_id != node.boot_id):
                 self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at, snapshot.taken_at)
+
+    def _note_places(self, snapshot: SlurmSnapshot) -> None:
+        """Of jobs that run: one that was put back may still be completing where its life before was."""
+        running = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
+        seen = {job.id: (job.restarts, job.nodes) for job in running}
+        self.ran_on = {job: at for job, at in (self.ran_on | seen).items() if job in snapshot.jobs}
 
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False
@@ -187,11 +233,19 @@ class Picture:
             return None
         node.heard_line(seen)
         node.note_clock(seen)
+        if seen.kind is ObservationKind.hook:
+            node.heard_checks(seen)
         if seen.kind is not ObservationKind.gpu_identity:
             return name
         if not node.is_history(seen) and seen.component.pci:
             node.gpus.identity(seen.component.pci, str(seen.data.get("uuid", "")), seen.boot_id)
         return None
+
+    def told(self, findings: Iterable[Finding], now: datetime) -> None:
+        """A walk has taken these in: what goes on need not be told again at once."""
+        for one in findings:
+            if known := self.standing.get((one.fault, one.component)):
+                known.told_at = now
 
     def clear(self, node: str, at: datetime) -> None:
         """The node was repaired, reset or returned at `at`: what it said before is history."""

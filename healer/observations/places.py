@@ -1,24 +1,51 @@
-"""Slurm's picture with the places that the site's topology file gives."""
+"""Slurm's picture with the places of its nodes: from the site's topology file, and switches from Slurm."""
+
+from collections.abc import Mapping
 
 import msgspec
 
 from healer.model import Place, SlurmNode, SlurmSnapshot, Topology
 
+#: Node -> its switches, leaf first.
+Switches = Mapping[str, tuple[str, ...]]
 
-def with_places(snapshot: SlurmSnapshot, topology: Topology) -> SlurmSnapshot:
-    """Rack, switch and pod from the topology file where the picture itself has none."""
-    if not topology.places:
+
+class Placing:
+    """Puts places on pictures. While nothing has changed, the same mapping of nodes comes out again."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Mapping[str, SlurmNode], Topology, Switches, Mapping[str, SlurmNode]] | None = None
+
+    def placed(self, snapshot: SlurmSnapshot, topology: Topology, switches: Switches) -> SlurmSnapshot:
+        last = self._last
+        same = last and last[0] is snapshot.nodes and last[1] is topology and last[2] is switches
+        if last and same:
+            return msgspec.structs.replace(snapshot, nodes=last[3])
+        found = with_places(snapshot, topology, switches)
+        self._last = (snapshot.nodes, topology, switches, found.nodes)
+        return found
+
+
+def with_places(snapshot: SlurmSnapshot, topology: Topology, switches: Switches) -> SlurmSnapshot:
+    """Where the picture itself says nothing: what the file says, and else what Slurm's own tree says."""
+    if not topology.places and not switches:
         return snapshot
-    nodes = {name: _placed(node, topology.places.get(name)) for name, node in snapshot.nodes.items()}
+    nodes = {
+        name: _placed(node, topology.place(snapshot.cluster, name), switches.get(name, ()))
+        for name, node in snapshot.nodes.items()
+    }
     return msgspec.structs.replace(snapshot, nodes=nodes)
 
 
-def _placed(node: SlurmNode, place: Place | None) -> SlurmNode:
-    if place is None:
+def _placed(node: SlurmNode, place: Place, above: tuple[str, ...]) -> SlurmNode:
+    leaf = node.switch or place.switch or (above[0] if above else "")
+    if not (leaf or place.rack or place.pod):
         return node
     return msgspec.structs.replace(
         node,
         rack=node.rack or place.rack,
-        switch=node.switch or place.switch,
+        switch=leaf,
         pod=node.pod or place.pod,
+        # Of a leaf that Slurm does not put above the node its tree says nothing.
+        switches=above[above.index(leaf) :] if leaf in above else (leaf,) if leaf else (),
     )

@@ -56,8 +56,8 @@ Intent = Do | Sleep | Ask | Skip | Finish
 def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Intent:
     """The next intent of a run with this log.
 
-    Steps go in order. A step `for_each: jobs_hit` has one part per job of the list that the step
-    `check: jobs_hit` wrote; a part that waits does not keep the others back.
+    Steps go in order. A step `for_each` has one part per job of the list that the step `check: jobs_hit`
+    wrote; a part that waits does not keep the others back.
     """
     last = {entry.step: entry for entry in log}
     over = next((one for one in last.values() if one.event in _OVER and one.data.get("ends_run")), None)
@@ -108,14 +108,38 @@ def stuck_at(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list
 def _parts(step: Step, log: Sequence[LogEntry]) -> list[tuple[str, str | None]]:
     if step.for_each is None:
         return [(step.id, None)]
-    return [(f"{step.id}:{job}", job) for job in jobs_hit(log)]
+    return [(f"{step.id}:{job}", job) for job in JOB_LISTS[step.for_each](log)]
 
 
 def jobs_hit(log: Sequence[LogEntry]) -> dict[str, int]:
-    """Job -> restart count at the moment the list was taken, from the run's own log."""
+    """Jobs that were at work when the list was taken, with their restart counts then."""
+    return _listed(log, "jobs")
+
+
+def jobs_crashed(log: Sequence[LogEntry]) -> dict[str, int]:
+    """Jobs that a fault had ended before anything was done for them: when the list was taken, or by the time
+    that their requeue came."""
+    known = jobs_hit(log)
+    late = {
+        job: known[job]
+        for entry in log
+        if entry.data.get("crashed") and (job := entry.step.partition(":")[2]) in known
+    }
+    return _listed(log, "crashed") | late
+
+
+def jobs_all(log: Sequence[LogEntry]) -> dict[str, int]:
+    return jobs_hit(log) | jobs_crashed(log)
+
+
+#: What `for_each` may name.
+JOB_LISTS = {"jobs_hit": jobs_hit, "jobs_crashed": jobs_crashed, "jobs_all": jobs_all}
+
+
+def _listed(log: Sequence[LogEntry], name: str) -> dict[str, int]:
     for entry in reversed(log):
         if entry.event is StepEvent.done and "jobs" in entry.data:
-            return {str(job): int(restarts) for job, restarts in entry.data["jobs"].items()}
+            return {str(job): int(restarts) for job, restarts in entry.data.get(name, {}).items()}
     return {}
 
 

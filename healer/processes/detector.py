@@ -19,6 +19,8 @@ REBUILD = timedelta(minutes=15)
 BATCH = 5000
 #: The backstop when no notification came, and the pace of what depends on time alone.
 TICK_S = 1.0
+#: How slurmctld does matters after a minute: it is asked for this often.
+CONTROLLER_EVERY = timedelta(seconds=5)
 
 
 class Detector:
@@ -49,6 +51,7 @@ class Detector:
         self.recorder = recorder
         now = clock.now()
         self.picture = Picture(cluster, watching_since=now)
+        self._controller_at = now - CONTROLLER_EVERY
         self._show()
         for node, at in cleared:
             self.picture.clear(node, at)
@@ -64,6 +67,9 @@ class Detector:
         snapshot = self.snapshots.latest(self.cluster)
         if snapshot is not None:
             self.picture.show(snapshot)
+        now = self.clock.now()
+        if abs(now - self._controller_at) >= CONTROLLER_EVERY:
+            self.picture.controller, self._controller_at = self.snapshots.controller(self.cluster), now
 
     def run(self, stopped: Callable[[], bool]) -> None:
         while not stopped():

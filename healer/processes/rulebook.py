@@ -70,5 +70,5 @@ class Rulebook:
             log.info("rules reloaded", version=self._rules.version)
 
     def _look(self) -> tuple[tuple[str, int, int], ...]:
-        files = sorted(self.folder.rglob("*.yaml"))
+        files = sorted([*self.folder.rglob("*.yaml"), *self.folder.rglob("*.sh")])
         return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)

@@ -2,21 +2,21 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
-from healer.model import Ruleset
-from healer.observations.places import with_places
-from healer.ports import Clock, Ledger, Poke, Scheduler, SchedulerError, Snapshots
+from healer.model import Controller, Ruleset
+from healer.observations.controller import POLL_S, noted, rest_s
+from healer.observations.places import Placing
+from healer.ports import Clock, Ledger, NotAvailable, Poke, Scheduler, SchedulerError, Snapshots
 
 log = structlog.get_logger()
 
-#: Slurm is asked at most this often, and no more than a tenth of the time, but rests no longer than this: a
-#: picture older than `stale_s` (30 s) holds everything.
-POLL_S = 2.0
-REST_MAX_S = 10.0
+#: Slurm's switches are wired anew that seldom.
+TREE_S = 600.0
 SWEEP_S = 0.2
 SEAL_S = 0.3
 DELIVER_S = 0.5
@@ -32,31 +32,93 @@ class Duty:
     work: Callable[[], float | None]
 
 
-def poll_slurm(
-    scheduler: Scheduler,
-    snapshots: Snapshots,
-    rules: Callable[[], Ruleset],
-    failed: Callable[[str], None],
-    cluster: str,
-    stopwatch: Callable[[], float] = time.monotonic,
-) -> Callable[[], float | None]:
-    """Reads Slurm's picture and stores it. When Slurm is away the old picture stays and grows stale."""
+class Poll:
+    """One cluster's poll: Slurm's picture and how slurmctld does, stored; how long to rest then.
 
-    def work() -> float | None:
-        begun = stopwatch()
+    While Slurm is away the old picture stays and grows stale, which holds everything; the controller's state
+    says what is wrong, and nothing is done because of it. `failed` notes why a poll gave no picture.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        snapshots: Snapshots,
+        rules: Callable[[], Ruleset],
+        failed: Callable[[str], None],
+        cluster: str,
+        *,
+        clock: Clock,
+        stopwatch: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler, self._snapshots, self._rules = scheduler, snapshots, rules
+        self._failed, self._cluster, self._clock, self._stopwatch = failed, cluster, clock, stopwatch
+        self._placing = Placing()
+        self._tree = _Tree(scheduler, stopwatch)
+        self._controller = snapshots.controller(cluster)
+        self._rest_s = POLL_S
+
+    def __call__(self) -> float:
+        begun = self._stopwatch()
+        problem, other = "", False
         try:
-            snapshot = scheduler.snapshot()
+            snapshot = self._scheduler.snapshot()
         except SchedulerError as error:
             log.warning("slurm does not answer", error=str(error))
-            failed(str(error))
-            return None
-        if snapshot.cluster != cluster:
-            failed(f"Slurm is the cluster {snapshot.cluster}, not {cluster}: mend HEALER_CLUSTER")
-            return None
-        snapshots.put(with_places(snapshot, rules().topology))
-        return max(POLL_S, min(REST_MAX_S, 10 * (stopwatch() - begun)))
+            problem = str(error)
+        else:
+            other = snapshot.cluster != self._cluster
+            if other:
+                problem = f"Slurm is the cluster {snapshot.cluster}, not {self._cluster}: mend HEALER_CLUSTER"
+            else:
+                switches = self._tree.of(snapshot.nodes)
+                self._snapshots.put(self._placing.placed(snapshot, self._rules().topology, switches))
+        spent_s = self._stopwatch() - begun
+        if problem:
+            self._failed(problem)
+        state = noted(self._asked(problem), self._controller, self._rules().watches, other_cluster=other)
+        self._snapshots.put_controller(state)
+        self._controller = state
+        self._rest_s = rest_s(spent_s, state, self._rest_s)
+        return self._rest_s
 
-    return work
+    def _asked(self, problem: str) -> Controller:
+        """slurmctld's figures. That it gives none is a state of its own, unless nobody here can ask."""
+        now = self._clock.now()
+        try:
+            seen = self._scheduler.controller()
+        except NotAvailable:
+            seen = Controller(cluster=self._cluster, at=now, adapter=self._scheduler.name)
+        except SchedulerError as error:
+            seen = Controller(cluster=self._cluster, at=now, problem=str(error))
+        # By our clock, and under the name that we store it by, also where another cluster answered.
+        return msgspec.structs.replace(seen, cluster=self._cluster, at=now, problem=problem or seen.problem)
+
+
+class _Tree:
+    """Slurm's switches, read at the start, every ten minutes, and when the list of nodes changed."""
+
+    def __init__(self, scheduler: Scheduler, stopwatch: Callable[[], float]) -> None:
+        self._scheduler, self._stopwatch = scheduler, stopwatch
+        self._names: frozenset[str] = frozenset()
+        self._switches: Mapping[str, tuple[str, ...]] = {}
+        self._read_at = float("-inf")
+
+    def of(self, nodes: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+        """What was known stays where Slurm does not tell. The same mapping as long as it says the same."""
+        names, now = frozenset(nodes), self._stopwatch()
+        if names == self._names and now - self._read_at < TREE_S:
+            return self._switches
+        self._names, self._read_at = names, now
+        try:
+            found = self._scheduler.topology()
+        except NotAvailable:
+            found = {}
+        except SchedulerError as error:
+            log.warning("slurm does not tell its switches", error=str(error))
+            return self._switches
+        if found != self._switches:
+            self._switches = found
+        return self._switches
 
 
 def sweep(ledger: Ledger, poke: Poke, clock: Clock) -> Callable[[], float | None]:

@@ -73,20 +73,27 @@ _SXID_WORD = re.compile(r"(Fatal|Non-fatal|Nonfatal|Correctable)\b")
 _SXID_LINK = re.compile(r"\bLink (\d+)\b")
 _SXID_MORE = re.compile(r"Severity \d+ Engine instance |Data \{")
 
-_IDENTITY = re.compile(rf"NVRM: GPU at PCI:{_BDF}: (?P<uuid>GPU-[0-9a-fA-F-]{{36}})\s*$")
-_LOST = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BDF}:? (?:GPU )?has fallen off the bus\.?\s*$")
+_IDENTITY = re.compile(rf"NVRM: GPU at PCI:{_BDF}: (?P<uuid>GPU-[0-9a-fA-F-]{{36}})$")
+_LOST = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BDF}:? (?:GPU )?has fallen off the bus\.?$")
 
-# The loss of a GPU told over several lines. Alone, the line that says it is the event; with its
-# neighbours (`parse_batch`) it gets the address too.
-_LOST_FIRST = re.compile(rf"NVRM: The NVIDIA GPU {_BDF}(?: \(PCI ID: [0-9a-fA-F:]+\))?(?P<rest>.*)$")
-_LOST_MIDDLE = re.compile(
-    r"NVRM: (?:\(PCI ID: [0-9a-fA-F:]{9}\) )?installed in this system has\s*$"
-    r"|NVRM: (?:the )?NVIDIA [0-9.]+ driver release\.?\s*$"
+# The loss of a GPU told over several lines, the driver's own words from end to end: whoever names a program
+# gets its name into a line of the kernel's (`NAME[pid]: segfault at … in FILE[…]`), so what is found within a
+# line proves nothing. Alone, the line that says it is the event; with its neighbours (`parse_batch`), or
+# where all are one record, it gets the address too.
+_PCI_ID = r"\(PCI ID: [0-9a-fA-F]{4}:[0-9a-fA-F]{4}\)"
+_SAYS = (
+    r"(?:fallen off the bus and is not responding to commands\.?"
+    r"|installed in this system is not supported by the)"
 )
-_LOST_SAYS = re.compile(
-    r"NVRM: .*(?:fallen off the bus and is not responding to commands"
-    r"|installed in this system is not supported by the\b)"
+_RELEASE = r"(?:the )?NVIDIA [0-9.]+ driver release\.?"
+#: A line's end within one record, as /dev/kmsg shows it.
+_END = r" ?\\x0aNVRM: "
+_LOST_FIRST = re.compile(
+    rf"NVRM: The NVIDIA GPU {_BDF}(?: {_PCI_ID})?"
+    rf"(?P<says>(?:{_END}{_PCI_ID} installed in this system has)?{_END}{_SAYS}(?:{_END}{_RELEASE})?)?$"
 )
+_LOST_MIDDLE = re.compile(rf"NVRM: (?:(?:{_PCI_ID} )?installed in this system has|{_RELEASE})$")
+_LOST_SAYS = re.compile(rf"NVRM: {_SAYS}$")
 #: Lines that may stand between the first line of such a message and the one that says it.
 _LOST_REACH = 4
 
@@ -97,6 +104,8 @@ def parse_line(line: str) -> ParsedLine | None:
     if prefix is None:
         return None
     content = prefix.content
+    if prefix.continues:
+        return _rest_of_loss(prefix)
     if content.startswith("NVRM: Xid"):
         return _xid(prefix)
     if content.startswith("nvidia-nvswitch"):
@@ -114,10 +123,14 @@ def parse_batch(lines: Sequence[str]) -> list[ParsedLine | None]:
             other = parsed[later]
             if other is None or other.kind is not ObservationKind.gpu_lost or other.pci:
                 continue
-            if not other.follow_up:
+            if not other.follow_up or other.data.get("says_loss"):
                 words = other.content.removeprefix("NVRM: ")
                 parsed[later] = msgspec.structs.replace(
-                    other, pci=one.pci, content=f"{one.content} {words}", stamp=one.stamp or other.stamp
+                    other,
+                    pci=one.pci,
+                    content=f"{one.content} {words}",
+                    stamp=one.stamp or other.stamp,
+                    data={},
                 )
                 break
     return parsed
@@ -254,7 +267,7 @@ def _gpu_line(prefix: Prefix) -> ParsedLine | None:
         return _line(prefix, lost, pci=_pci(match["pci"]), text=text)
     if match := _LOST_FIRST.match(content):
         pci = _pci(match["pci"])
-        if _LOST_SAYS.match(content):
+        if match["says"]:
             return _line(prefix, lost, pci=pci, text=text)
         return _line(prefix, lost, pci=pci, text=text, data={"follow_up": True, "opens_loss": True})
     if _LOST_SAYS.match(content):
@@ -262,3 +275,19 @@ def _gpu_line(prefix: Prefix) -> ParsedLine | None:
     if _LOST_MIDDLE.match(content):
         return _line(prefix, lost, text=text, data={"follow_up": True})
     return None
+
+
+def _rest_of_loss(prefix: Prefix) -> ParsedLine | None:
+    """An indented line: `dmesg` and `journalctl` show so what follows a line's end within one record.
+
+    A file name may hold a line's end too, so such a line says nothing of itself: it counts behind the first
+    line of a GPU's loss alone, which nobody but the driver can write.
+    """
+    text = prefix.content.removeprefix("NVRM: ")
+    if _LOST_SAYS.match(prefix.content):
+        data = {"follow_up": True, "says_loss": True}
+    elif _LOST_MIDDLE.match(prefix.content):
+        data = {"follow_up": True}
+    else:
+        return None
+    return _line(prefix, ObservationKind.gpu_lost, text=text, data=data)

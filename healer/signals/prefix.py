@@ -19,6 +19,8 @@ class Prefix(msgspec.Struct, frozen=True):
     stamp_at: datetime | None = None
     stamp_local: datetime | None = None
     seq: int | None = None
+    #: The line is indented: it goes on with the record of the line before.
+    continues: bool = False
 
 
 _START = re.compile(r"NVRM: |nvidia-nvswitch\d")
@@ -46,7 +48,7 @@ _FORMS = tuple(
         rf"{_PRI}kernel: {_AFTER_TAG}",
         _PRI,
         rf"\[\s*(?P<mono>\d{{1,10}}\.\d{{1,9}})\] {_HOST} kernel: ",  # journalctl -o short-monotonic
-        r"(?P<kmsg_pri>\d{1,3}),(?P<seq>\d{1,18}),(?P<mono_us>\d{1,16}),[^;]{0,40};",  # /dev/kmsg
+        r"(?P<kmsg_pri>\d{1,3}),(?P<seq>\d{1,18}),(?P<mono_us>\d{1,16}),[\w+=,-]{0,40};",  # /dev/kmsg
         rf"{_PRI}1 {_ISO} {_HOST} kernel \S+ \S+ (?:-|(?:\[[^\]]*\])+) \ufeff?{_AFTER_TAG}",  # RFC 5424
     )
 )
@@ -67,6 +69,8 @@ def split_prefix(line: str) -> Prefix | None:
     if at == 0:
         return Prefix(content)
     before = line[:at].lstrip()
+    if not before:
+        return Prefix(content, continues=True)
     for form in _FORMS:
         if match := form.fullmatch(before):
             return _prefix(content, match.groupdict())

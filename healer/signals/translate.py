@@ -24,7 +24,7 @@ class Translator:
     """
 
     def __init__(self, catalogue: Catalogue, book: ColumnBook, cluster: str) -> None:
-        self.catalogue = catalogue
+        self.catalogue, self._cluster = catalogue, cluster
         names, numbers, gpus = Names(catalogue), Numbers(book), GpuNames()
         ports = Ports()
         placer = Placer(names, numbers, gpus, ports, cluster)
@@ -35,16 +35,20 @@ class Translator:
 
     def columnar(self, raw: bytes, known: Known, now: datetime) -> Measured:
         """`POST /signals/metrics`."""
-        return self._columnar.take(raw, known, now)
+        return self._told(self._columnar.take(raw, known, now))
 
     def exposition(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
         """`POST /signals/openmetrics`; without `node` the labels of each series name it."""
-        return self._exposition.take(raw, known, now, node=node)
+        return self._told(self._exposition.take(raw, known, now, node=node))
 
     def remote_write(self, raw: bytes, known: Known, now: datetime) -> Measured:
         """`POST /signals/prometheus/write`: snappy over protobuf, 1.0."""
-        return self._remote_write.take(raw, known, now)
+        return self._told(self._remote_write.take(raw, known, now))
 
     def nvidia_smi(self, raw: bytes, known: Known, now: datetime, *, node: str) -> Measured:
         """`POST /signals/nvidia-smi`: the XML of `nvidia-smi -q -x`."""
-        return self._nvidia_smi.take(raw, known, now, node=node)
+        return self._told(self._nvidia_smi.take(raw, known, now, node=node))
+
+    def _told(self, measured: Measured) -> Measured:
+        measured.cluster = self._cluster
+        return measured

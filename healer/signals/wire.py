@@ -81,6 +81,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: _Short | None = None
     time: str | None = None
     gpus: tuple[Gpu, ...] = ()
+    #: Kernel lines that the sender could not deliver, in all since it was set up.
+    lost: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 def kernel_log_observations(body: Any, known: Known, now: datetime, *, cluster: str) -> Accepted:
@@ -241,6 +243,8 @@ class _Taken(msgspec.Struct, frozen=True):
 def wrong_node(cluster: str, node: str, known: Known) -> str | None:
     if not _NODE_NAME.fullmatch(node):
         return "node: not a node name"
+    if not cluster:
+        return "cluster: name it, as healer looks after several and clusters number their nodes alike"
     return None if known(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
 
 
@@ -348,6 +352,8 @@ def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observat
     data: dict[str, Any] = {}
     if beat.gpus:
         data["gpus"] = [_gpu(gpu) for gpu in beat.gpus]
+    if beat.lost:
+        data["lost"] = beat.lost
     return Observation(
         digest=digest_of("heartbeat", where, beat.node, boot_id or "", f"{at.timestamp():.6f}"),
         kind=ObservationKind.heartbeat,

@@ -5,6 +5,7 @@ Each line is one JSON value: `{"call": NAME, "args": [...], "kwargs": {...}}` as
 """
 
 import contextlib
+import os
 import socket
 import socketserver
 import threading
@@ -16,7 +17,11 @@ import msgspec
 
 
 class Gone(Exception):
-    """The server did not answer, or not in time: nobody knows whether anything happened."""
+    """The server did not answer, or not in time: unless `sent` is False nobody knows what happened."""
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
 
 
 class CallFailed(Exception):
@@ -64,8 +69,12 @@ class CallServer:
             daemon_threads = True
             block_on_close = False
 
-        self._server = Server(str(self.path), Handler)
-        self.path.chmod(0o600)
+        # Under its name only when it listens: who waits for the file may connect at once.
+        unnamed = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        unnamed.unlink(missing_ok=True)
+        self._server = Server(str(unnamed), Handler)
+        unnamed.chmod(0o600)
+        unnamed.rename(self.path)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     def start(self) -> None:
@@ -96,8 +105,10 @@ class CallClient:
         """The answer as a value of the type `answer`; None: nothing is answered. Raises Gone, CallFailed."""
         line = msgspec.json.encode(_Request(name, list(args), kwargs)) + b"\n"
         with self._lock:
+            sent = False
             try:
                 self._connect()
+                sent = True
                 self._file.write(line)
                 self._file.flush()
                 told = self._file.readline()
@@ -105,7 +116,7 @@ class CallClient:
                     raise ConnectionError("it hung up")
             except OSError as error:
                 self._close()
-                raise Gone(f"{self._path} did not answer: {error}.") from error
+                raise Gone(f"{self._path} did not answer: {error}.", sent=sent) from error
         reply = msgspec.json.decode(told, type=_Reply)
         if reply.error:
             raise CallFailed(reply.error, reply.text, reply.code)

@@ -13,8 +13,8 @@ import msgspec
 
 from healer.model import (
     ENDED_RUN_STATES,
+    LIFTING_VERBS,
     NODE_REMOVING,
-    RETURNING_VERBS,
     AuditRecord,
     Breaker,
     Command,
@@ -29,6 +29,7 @@ from healer.model import (
     Observation,
     ObservationKind,
     Pause,
+    Permit,
     RemedyUse,
     RequeueUse,
     Run,
@@ -61,6 +62,7 @@ class Tables:
     remedies: list[RemedyUse] = field(default_factory=list)
     vetoes: list[Veto] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
+    permits: list[Permit] = field(default_factory=list)
     modes: dict[str, Mode] = field(default_factory=dict)
     messages: dict[str, Message | Ticket] = field(default_factory=dict)
     sent: list[tuple[datetime, Message | Ticket]] = field(default_factory=list)
@@ -157,6 +159,7 @@ class MemoryLedger:
                 for run in tables.runs.values()
                 if run.state is RunState.running and not run.shadow and run.node
             },
+            permits=tuple(one for one in tables.permits if now - one.at < timedelta(hours=24)),
         )
 
     def _actions(self) -> tuple[bool, ...]:
@@ -202,7 +205,7 @@ class MemoryTx:
 
     def is_returning(self, run: str) -> bool:
         log = self._tables.log.get(run, [])
-        return any(one.event is StepEvent.started and one.data.get("verb") in RETURNING_VERBS for one in log)
+        return any(one.event is StepEvent.started and one.data.get("verb") in LIFTING_VERBS for one in log)
 
     def lock_gate(self) -> GateFacts:
         return self._ledger.facts()
@@ -262,7 +265,13 @@ class MemoryTx:
         return known is not None and known.state in ENDED_RUN_STATES
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
-        self._tables.slots.pop(node, None)
+        """One that nothing was taken for is no slot of the hour."""
+        slot = self._tables.slots.pop(node, None)
+        if slot is not None and slot.drained_at is None:
+            kept = [
+                one for one in self._tables.granted if (one.node, one.granted_at) != (node, slot.granted_at)
+            ]
+            self._tables.granted[:] = kept
 
     def save_breaker(self, breaker: Breaker) -> None:
         self._tables.breaker = breaker
@@ -289,15 +298,25 @@ class MemoryTx:
         if use.incident is not None:
             self._tables.remedies.append(use)
 
+    def add_remedy(self, use: RemedyUse) -> None:
+        self._tables.remedies.append(use)
+
     def add_requeue(self, use: RequeueUse) -> None:
         key = (use.job, use.restarts)
         if any((one.job, one.restarts) == key for one in self._tables.requeues):
-            holder = self._tables.runs.get(self._tables.requeued_by.get(key, ""))
-            if holder is None or holder.state not in ENDED_RUN_STATES:
-                raise AlreadyRequeued(use.job)
+            holder = self._tables.requeued_by.get(key, "")
+            if holder != self._run and not self._has_ended(holder):
+                raise AlreadyRequeued(holder)
         else:
             self._tables.requeues.append(use)
         self._tables.requeued_by[key] = self._run
+
+    def drop_requeue(self, job: str, restarts: int) -> None:
+        key = (job, restarts)
+        if self._tables.requeued_by.get(key) == self._run:
+            del self._tables.requeued_by[key]
+            kept = [one for one in self._tables.requeues if (one.job, one.restarts) != key]
+            self._tables.requeues[:] = kept
 
 
 class MemoryClaim:
@@ -313,6 +332,10 @@ class MemoryClaim:
 
     def incident(self) -> Incident | None:
         return self._ledger.tables.incidents.get(self.run.incident or "")
+
+    def known_bad(self) -> set[str]:
+        known = self._ledger.tables.incidents.values()
+        return {one.root.node for one in known if one.is_open and one.known_bad_in_service and one.root.node}
 
     def fence(self) -> None:
         return None
@@ -356,6 +379,9 @@ class MemoryClaim:
                 self._ledger.tables.commands.append(tell)
         self.run = changed
 
+    def permits(self) -> tuple[Permit, ...]:
+        return self._ledger.facts().permits
+
     def tell(self, command: Command) -> None:
         with self._written():
             self._ledger.tables.commands.append(command)
@@ -365,8 +391,8 @@ class MemoryClaim:
             self._ledger.keep(message)
 
     def release_slot(self, node: str, *, why: str) -> None:
-        with self._written():
-            self._ledger.tables.slots.pop(node, None)
+        with self._written() as tx:
+            tx.release_slot(node, at=self._ledger.clock.now(), why=why)
 
     @contextmanager
     def _written(self) -> Iterator[MemoryTx]:

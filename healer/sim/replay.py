@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from healer.drive import Driver
 from healer.model import Observation, Ruleset, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
 from healer.signals import wire
+from healer.signals.hooks import arrivals, hook_reports
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
@@ -23,7 +26,7 @@ from healer.sim.nodes import SimNodes
 from healer.sim.recording import BadRecording, Entry
 from healer.sim.replay_slurm import ReplaySlurm
 from healer.sim.report import report
-from healer.sim.sample_routes import MEASURED, SAMPLES
+from healer.sim.sample_routes import COLUMNAR, MEASURED, NVIDIA_SMI, SAMPLES
 from healer.walk import walk
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ FINE_S = 1.0
 _MANY = SAMPLES | {"signals/heartbeat"}
 #: When all has been quiet for a minute, in steps of this.
 COARSE_S = 60.0
+HOOKS_ROUTE = "signals/hooks/"
 QUIET_S = 60.0
 _LEAST = timedelta(microseconds=1)
 
@@ -172,9 +176,32 @@ class Replay:
             return wire.kernel_log_observations(body, self._is_known, entry.at, cluster=cluster)
         if entry.route == "signals/heartbeat":
             return wire.heartbeat_observations(entry.body, self._is_known, entry.at, cluster=cluster)
+        if entry.route.startswith(HOOKS_ROUTE):
+            return self._hooks(entry, cluster)
         if entry.route != "clock" and not entry.route.startswith("slurm/"):
             self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
         return None
+
+    def _hooks(self, entry: Entry, cluster: str) -> wire.Accepted:
+        """Their samples take the way of all samples."""
+        hook = entry.route.removeprefix(HOOKS_ROUTE)
+        seen = hook_reports(entry.body, hook, self._is_known, entry.at, cluster=cluster)
+        inventory: list[Observation] = []
+        for one in seen.reports:
+            if one.samples:
+                inventory += self._sampled(replace(entry, route=COLUMNAR, raw=one.samples))
+            if one.xml:
+                query = {"cluster": one.cluster, "node": one.node}
+                raw = msgspec.json.encode(one.xml.decode())
+                inventory += self._sampled(replace(entry, route=NVIDIA_SMI, raw=raw, query=query))
+        told = list(arrivals(seen))
+        return wire.Accepted(
+            observations=(*inventory, *(one for one, _ in told)),
+            unrecognised=seen.unrecognised,
+            rejected=seen.rejected,
+            rejected_more=seen.rejected_more,
+            alternatives={one.digest: also for one, also in told if also},
+        )
 
     def _is_known(self, cluster: str, node: str) -> bool:
         return cluster == self.cluster and node in self.slurm.nodes

@@ -1,12 +1,12 @@
 """Slurm as a recording shows it: every action succeeds at once, and a later snapshot overrides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
-from healer.ports import Clock, SchedulerRefused, UnknownNode
+from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
+from healer.ports import Clock, Nodes, SchedulerRefused, UnknownNode
 from healer.signals.wire import normal_boot_id
 
 
@@ -19,6 +19,7 @@ class ReplaySlurm:
         self._cluster, self._clock = cluster, clock
         self.nodes: dict[str, SlurmNode] = {}
         self.jobs: dict[str, SlurmJob] = {}
+        self.reservations: dict[str, Reservation] = {}
 
     def show_nodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         shown = [_node(row) for row in rows]
@@ -38,12 +39,21 @@ class ReplaySlurm:
     def describe(self) -> str:
         return "replay of a recording"
 
+    def unavailable(self) -> Mapping[SlurmCall, str]:
+        return {}
+
     def cluster_name(self) -> str:
         return self._cluster
 
+    # --- reading
+
     def snapshot(self) -> SlurmSnapshot:
         return SlurmSnapshot(
-            cluster=self._cluster, taken_at=self._clock.now(), nodes=dict(self.nodes), jobs=dict(self.jobs)
+            cluster=self._cluster,
+            taken_at=self._clock.now(),
+            nodes=dict(self.nodes),
+            jobs=dict(self.jobs),
+            reservations=dict(self.reservations),
         )
 
     def node(self, name: str) -> SlurmNode:
@@ -57,36 +67,142 @@ class ReplaySlurm:
     def jobs_on(self, node: str) -> list[SlurmJob]:
         return self.snapshot().jobs_on(node)
 
-    def drain(self, node: str, reason: str) -> None:
-        known = self.node(node)
-        flags = tuple(dict.fromkeys((*known.state, "DRAIN")))
-        self.nodes[node] = msgspec.structs.replace(
-            known, state=flags, reason=reason, reason_user="healer", reason_at=self._clock.now()
-        )
+    def controller(self) -> Controller:
+        return Controller(cluster=self._cluster, at=self._clock.now(), adapter=self.name, role="primary")
 
-    def resume(self, node: str) -> None:
-        known = self.node(node)
-        base = "IDLE" if known.base == "DOWN" else known.base
-        flags = tuple(flag for flag in known.state[1:] if flag not in {"DRAIN", "FAIL", "NOT_RESPONDING"})
-        self.nodes[node] = msgspec.structs.replace(
-            known, state=(base, *flags), reason="", reason_user="", reason_at=None
-        )
+    def topology(self) -> Mapping[str, tuple[str, ...]]:
+        """What the recording tells stands in its nodes."""
+        return {}
+
+    # --- nodes and reservations
+
+    def drain(self, nodes: Nodes, reason: str) -> None:
+        for known in self._each(nodes):
+            self._flag(known, "DRAIN")
+            self._set(known.name, reason=reason, reason_user="healer", reason_at=self._clock.now())
+
+    def undrain(self, nodes: Nodes) -> None:
+        for known in self._each(nodes):
+            self._unflag(known, {"DRAIN"})
+
+    def resume(self, nodes: Nodes) -> None:
+        for known in self._each(nodes):
+            flags = [flag for flag in known.state[1:] if flag not in {"DRAIN", "FAIL", "NOT_RESPONDING"}]
+            base = "IDLE" if known.base == "DOWN" else known.base
+            self._set(known.name, state=(base, *flags), reason="", reason_user="", reason_at=None)
+
+    def down(self, nodes: Nodes, reason: str) -> None:
+        for known in self._each(nodes):
+            self._set(known.name, state=("DOWN", *known.state[1:]), reason=reason, reason_user="healer")
+
+    def reboot(self, nodes: Nodes, reason: str) -> None:
+        """It has booted by the time that the call returns, and is DOWN until somebody resumes it."""
+        now = self._clock.now()
+        for known in self._each(nodes):
+            flags = tuple(dict.fromkeys((*known.state[1:], "DRAIN")))
+            self._set(known.name, state=("DOWN", *flags), reason=reason, reason_user="healer", boot_at=now)
+
+    def cancel_reboot(self, nodes: Nodes) -> None:
+        """No reboot ever waits here."""
+
+    def annotate(self, node: str, *, comment: str | None = None, extra: str | None = None) -> None:
+        texts = {"comment": comment, "extra": extra}
+        self._set(self.node(node).name, **{name: text for name, text in texts.items() if text is not None})
+
+    def reserve(self, reservation: Reservation) -> None:
+        if reservation.name in self.reservations:
+            raise SchedulerRefused(f"the recording has a reservation {reservation.name}")
+        self.reservations[reservation.name] = reservation
+        for known in self._each(reservation.nodes) if reservation.maintenance else ():
+            self._flag(known, "MAINTENANCE")
+
+    def change_reservation(self, name: str, nodes: Sequence[str]) -> None:
+        before = self._reservation(name)
+        self.unreserve(name)
+        self.reserve(msgspec.structs.replace(before, nodes=tuple(nodes)))
+
+    def unreserve(self, name: str) -> None:
+        for known in self._each(self._reservation(name).nodes):
+            self._unflag(known, {"MAINTENANCE"})
+        del self.reservations[name]
+
+    # --- jobs
 
     def requeue(self, job: str) -> None:
-        known = self.jobs.get(job)
-        if known is None:
-            raise SchedulerRefused(f"the recording shows no job {job}", 2017)
-        if not known.requeue:
-            raise SchedulerRefused(f"job {job} forbids requeue", 2037)
-        if not known.batch:
-            raise SchedulerRefused(f"job {job} is no batch job", 2039)
+        known = self._job(job)
         if known.active:
-            self.jobs[job] = msgspec.structs.replace(
-                known, state="PENDING", flags=(), nodes=(), gpus={}, restarts=known.restarts + 1
-            )
+            self._put_back(known)
+
+    def revive(self, job: str) -> None:
+        self._put_back(self._job(job))
 
     def start_now(self, job: str) -> None:
         """A requeued job has no begin time here."""
+
+    def hold(self, job: str) -> None:
+        self._set_job(job, held_by="admin", reason="JobHeldAdmin")
+
+    def release(self, job: str) -> None:
+        self._set_job(job, held_by="", reason="")
+
+    def exclude(self, job: str, nodes: Sequence[str]) -> None:
+        self._set_job(job, excluded=tuple(nodes))
+
+    def signal(self, job: str, name: str) -> None:
+        self._job(job)
+
+    def notify(self, job: str, text: str) -> None:
+        self._job(job)
+
+    def remark(self, job: str, text: str) -> None:
+        self._set_job(job, admin_comment=text)
+
+    def submit(self, submission: Submission) -> str:
+        """It has run and ended well: a recording holds no node that a test could fail on."""
+        number = str(max((int(job) for job in self.jobs if job.isdecimal()), default=0) + 1)
+        now = self._clock.now()
+        self.jobs[number] = SlurmJob(
+            id=number, state="COMPLETED", nodes=submission.nodes, name=submission.name, exit_code="0",
+            comment=submission.comment, reservation=submission.reservation, start_at=now, end_at=now,
+        )  # fmt: skip
+        return number
+
+    def cancel(self, job: str) -> None:
+        self._set_job(job, state="CANCELLED", flags=())
+
+    # --- inside
+
+    def _each(self, nodes: Nodes) -> list[SlurmNode]:
+        return [self.node(name) for name in ([nodes] if isinstance(nodes, str) else nodes)]
+
+    def _set(self, name: str, **fields: Any) -> None:
+        self.nodes[name] = msgspec.structs.replace(self.nodes[name], **fields)
+
+    def _flag(self, node: SlurmNode, flag: str) -> None:
+        self._set(node.name, state=tuple(dict.fromkeys((*node.state, flag))))
+
+    def _unflag(self, node: SlurmNode, flags: Collection[str]) -> None:
+        self._set(node.name, state=tuple(flag for flag in node.state if flag not in flags))
+
+    def _reservation(self, name: str) -> Reservation:
+        if name not in self.reservations:
+            raise SchedulerRefused(f"the recording has no reservation {name}", 2053)
+        return self.reservations[name]
+
+    def _job(self, job: str) -> SlurmJob:
+        if job not in self.jobs:
+            raise SchedulerRefused(f"the recording shows no job {job}", 2017)
+        return self.jobs[job]
+
+    def _set_job(self, job: str, **fields: Any) -> None:
+        self.jobs[job] = msgspec.structs.replace(self._job(job), **fields)
+
+    def _put_back(self, job: SlurmJob) -> None:
+        if not job.requeue:
+            raise SchedulerRefused(f"job {job.id} forbids requeue", 2037)
+        if not job.batch:
+            raise SchedulerRefused(f"job {job.id} is no batch job", 2039)
+        self._set_job(job.id, state="PENDING", flags=(), nodes=(), gpus={}, restarts=job.restarts + 1)
 
 
 def _node(row: Mapping[str, Any]) -> SlurmNode:

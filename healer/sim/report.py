@@ -6,11 +6,8 @@ from typing import Any
 
 import msgspec
 
-from healer.model import Decision, Incident, LogEntry, Message, Outcome, Run, StepEvent
+from healer.model import Decision, Incident, LogEntry, Message, Outcome, Run, StepEvent, Verb
 from healer.sim.ledger import Tables
-
-#: Verbs of steps that are actions in the contract's sense.
-_ACTIONS = frozenset({"drain", "undrain", "resume", "requeue", "ticket", "notify"})
 
 
 def report(tables: Tables, recorded_drains: Mapping[str, datetime]) -> dict[str, Any]:
@@ -78,8 +75,10 @@ def _actions(tables: Tables) -> list[dict[str, Any]]:
 
 
 def _acted(run: Run, entry: LogEntry) -> bool:
+    """A word to the owner of a job is no action: it stands in Slurm beside the job, and nobody acts on it."""
     acted = entry.event is StepEvent.done and not run.shadow
-    return acted and entry.data.get("verb") in _ACTIONS
+    told = entry.data.get("verb") == Verb.notify and ":" in entry.step
+    return acted and not told and "verb" in entry.data
 
 
 def _action(run: Run, entry: LogEntry) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class SimSite:
         self._client = client
 
     def submit(self, name: str, nodes: int, gpus: int) -> None:
-        self._client.submit(name=name, nodes=nodes, gpus=gpus, comment=COMMENT)
+        self._client.add_job(name=name, nodes=nodes, gpus=gpus, comment=COMMENT)
 
     def snapshot(self) -> SlurmSnapshot:
         return self._client.snapshot()

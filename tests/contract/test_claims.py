@@ -14,6 +14,7 @@ from healer.model import (
     CommandKind,
     Component,
     GateFacts,
+    IncidentState,
     Observation,
     ObservationKind,
     Remedy,
@@ -150,6 +151,18 @@ def test_a_claim_of_a_run_without_incident_has_none(bench: Bench) -> None:
     begin(bench, run())
     with ExitStack() as stack:
         assert claimed(stack, bench).incident() is None
+
+
+def test_a_claim_knows_the_bad_nodes_that_must_stay_in_service(bench: Bench) -> None:
+    begin(bench, run())
+    kept = {"known_bad_in_service": True}
+    with bench.ledger.transaction() as tx:
+        tx.save_incident(incident(2, **kept))
+        tx.save_incident(incident(3))
+        tx.save_incident(incident(4, state=IncidentState.resolved, **kept))
+        tx.save_incident(incident(5, root=Component(cluster=CLUSTER, job="1"), **kept))
+    with ExitStack() as stack:
+        assert claimed(stack, bench).known_bad() == {node(2)}
 
 
 def test_what_a_claim_sets_is_what_others_read(bench: Bench) -> None:

@@ -2,17 +2,20 @@
 
 import dataclasses
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
 from healer.adapters.clock import SystemClock
+from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.job_history import gpu_hours_lost
+from healer.adapters.postgres.ledger import create_run
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings, requeues, rule_modes
@@ -22,11 +25,15 @@ from healer.model import (
     Component,
     Finding,
     IncidentState,
+    LogEntry,
     Mode,
     Observation,
     ObservationKind,
     Review,
     Ruleset,
+    Run,
+    RunState,
+    StepEvent,
 )
 from tests.support.api import CLUSTER, RULES, incident, save_incident, snapshot
 from tests.support.console_telemetry import steps_of
@@ -34,9 +41,10 @@ from tests.support.console_telemetry import steps_of
 NOW = datetime.now(UTC)
 
 
-def reads_of(engine: sa.Engine, rules: Ruleset = RULES) -> PostgresConsoleReads:
+def reads_of(engine: sa.Engine, rules: Ruleset = RULES, **modes: Mode) -> PostgresConsoleReads:
     return PostgresConsoleReads(
         engine,
+        modes=modes,
         snapshots=PostgresSnapshots(engine),
         clock=SystemClock(),
         rules=lambda: rules,
@@ -123,6 +131,36 @@ def test_a_job_tells_what_hit_it_and_what_it_can_go_back_to(fresh_database: sa.E
     assert reads_of(fresh_database).job("pod2", "4711").empty
 
 
+def test_a_job_tells_in_sentences_what_was_done_to_it(fresh_database: sa.Engine) -> None:
+    one = incident(1)
+    with fresh_database.begin() as conn:
+        save_incident(conn, one)
+        told: dict[str, dict[str, Any]] = {
+            "r1": {"node": "gpu0001", "incident": one.id},
+            "r2": {"playbook": "requeue", "job": "4711", "by": "ann"},
+            "r3": {"playbook": "requeue", "job": "4712", "by": "ann"},
+        }
+        for name, fields in told.items():
+            given: dict[str, Any] = {"playbook": "gpu-fatal", "by": "healer"}
+            given |= {"id": name, "cluster": CLUSTER, "state": RunState.running, "created_at": NOW}
+            create_run(conn, Run(reason="x", **(given | fields)))
+        for run, step, event, text in (
+            ("r1", "requeue:4711", StepEvent.started, ""),
+            ("r1", "requeue:4711", StepEvent.skipped, "Job 4711 asks not to be requeued."),
+            ("r1", "requeue:14711", StepEvent.done, "Another job."),
+            ("r1", "ticket", StepEvent.done, "Ticket filed."),
+            ("r2", "requeue", StepEvent.done, "Job 4711 was requeued."),
+            ("r3", "requeue", StepEvent.done, "Job 4712 was requeued."),
+        ):
+            write_entry(conn, LogEntry(run=run, at=NOW, epoch=1, step=step, event=event, text=text))
+    done = reads_of(fresh_database).job(CLUSTER, "4711").done
+    assert [(one.step, one.event, one.text, one.run) for one in done] == [
+        ("requeue", "skipped", "Job 4711 asks not to be requeued.", "r1"),
+        ("requeue", "done", "Job 4711 was requeued.", "r2"),
+    ]
+    assert (done[0].incident, done[1].incident) == (one.id, None)
+
+
 def test_steps_of_a_job_come_back(fresh_database: sa.Engine) -> None:
     samples = PostgresSamples(fresh_database, CLUSTER)
     batches = [
@@ -165,3 +203,14 @@ def test_lost_hours_are_told_only_when_they_are_known(
     gpus: int, again: list[Requeue], seen: list[CheckpointSeen], hit: bool, lost: float | None
 ) -> None:
     assert gpu_hours_lost(gpus, again, seen, hit=hit) == lost
+
+
+def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.Engine) -> None:
+    PostgresSnapshots(fresh_database).put(snapshot())
+    reads = reads_of(fresh_database, pod1=Mode.auto, pod2=Mode.suggest)
+    assert reads.clusters() == ["pod1", "pod2"]
+    away, here = reads.standing("pod2"), reads.standing("pod1")
+    assert away is not None and here is not None
+    assert (away.snapshot, away.default_mode, here.default_mode) == (None, Mode.suggest, Mode.auto)
+    assert reads.rule_book("pod2").rules.default_mode is Mode.suggest
+    assert reads.standing("pod3") is None

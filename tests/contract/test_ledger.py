@@ -256,9 +256,13 @@ def test_a_drained_nodes_slot_goes_on_to_another_run_once_its_own_has_ended(
     assert held.drained_at is not None
 
 
-def test_a_slot_that_was_released_still_counts_for_its_hour(bench: Bench) -> None:
+def test_a_slot_that_took_its_node_still_counts_for_its_hour_when_it_is_released(bench: Bench) -> None:
+    begin(bench, run())
     with bench.ledger.transaction() as tx:
         tx.grant_slot(slot())
+    with ExitStack() as stack:
+        use = RemedyUse(node=node(), remedy=Remedy.none, rule="gpu-lost", at=START)
+        claimed(stack, bench).write(entry(), drained=use)
     with bench.ledger.transaction() as tx:
         tx.release_slot(node(), at=START, why="it returned")
     assert (facts(bench).slots, facts(bench).granted) == ((), (START,))
@@ -267,6 +271,18 @@ def test_a_slot_that_was_released_still_counts_for_its_hour(bench: Bench) -> Non
     with bench.ledger.transaction() as tx:
         tx.grant_slot(slot(granted_at=bench.clock.now()))
     assert len(facts(bench).slots) == 1
+
+
+def test_a_slot_that_took_nothing_is_no_slot_of_its_hour_once_it_is_released(bench: Bench) -> None:
+    begin(bench, run())
+    with ExitStack() as stack:
+        claim = claimed(stack, bench)
+        with claim.gate() as tx:
+            tx.grant_slot(slot())
+        assert facts(bench).granted == (START,)
+        with claim.gate() as tx:
+            tx.release_slot(node(), at=START, why="its run could not drain the node")
+    assert (facts(bench).slots, facts(bench).granted) == ((), ())
 
 
 def test_releasing_a_slot_that_nobody_holds_is_nothing(bench: Bench) -> None:
@@ -361,6 +377,27 @@ def test_actions_are_how_the_last_ten_steps_that_took_a_node_ended(bench: Bench)
 
 
 # --- requeues -----------------------------------------------------------------------------------------------
+
+
+def test_a_restart_that_came_to_nothing_counts_no_more_and_another_run_may_have_it(bench: Bench) -> None:
+    begin(bench, run("r1", 1), run("r2", 2))
+    life = RequeueUse(job="4711", restarts=0, at=START)
+    with ExitStack() as stack:
+        first, second = claimed(stack, bench, "r1"), claimed(stack, bench, "r2")
+        with first.gate() as tx:
+            tx.add_requeue(life)
+            tx.add_requeue(life)  # the same run's is the same
+        with second.gate() as tx:
+            tx.drop_requeue("4711", 0)  # not its own
+            with pytest.raises(AlreadyRequeued) as taken:
+                tx.add_requeue(life)
+            assert taken.value.run == "r1"
+        with first.gate() as tx:
+            tx.drop_requeue("4711", 0)
+        assert facts(bench).requeues == ()
+        with second.gate() as tx:
+            tx.add_requeue(life)
+    assert [(one.job, one.restarts) for one in facts(bench).requeues] == [("4711", 0)]
 
 
 def test_a_life_of_a_job_is_requeued_once_whoever_asks(bench: Bench) -> None:

@@ -119,13 +119,28 @@ def test_what_names_too_little_or_nothing_known_is_refused(desk: Desk) -> None:
 
 
 def test_a_persons_requeue_restarts_the_job_once(desk: Desk) -> None:
-    job = desk.slurm.submit()
+    job = desk.slurm.add_job()
     desk.poll()
     started = desk.people.start(desk.ask("requeue", job=job))
     assert desk.work(started.id) is RunState.done
     found = desk.slurm.job(job)
     assert found is not None
     assert found.restarts == 1
+
+
+def test_a_job_goes_by_slurms_own_name_for_it_whatever_it_was_asked_by(desk: Desk) -> None:
+    last_task = desk.slurm.add_job(array=3)
+    leader = desk.slurm.add_job(het=[[name(5)], [name(6)]])
+    desk.poll()
+    task = desk.slurm.job(f"{last_task}_0")
+    assert task is not None and task.id != f"{last_task}_0"
+    asked = desk.ask("requeue", job=f"{last_task}_0")
+    assert [one.id for one in desk.people.preview(asked).jobs_hit] == [task.id]
+    assert desk.people.start(asked).job == task.id
+    part = next(one.id for one in desk.slurm.snapshot().jobs.values() if one.het_offset == 1)
+    assert desk.people.start(desk.ask("requeue", 2, job=part)).job == leader
+    assert desk.work("r-requeue-1") is RunState.done
+    assert [one.job for one in facts(desk).requeues] == [task.id]
 
 
 def test_a_cancelled_run_stays_cancelled_and_cancelling_again_is_nothing(desk: Desk) -> None:
@@ -173,7 +188,7 @@ def test_an_approval_passes_the_gate_too(desk: Desk) -> None:
 
 
 def test_a_slow_node_by_hand_begins_without_a_slot_and_takes_it_with_its_drain(desk: Desk) -> None:
-    job = desk.slurm.submit(required=[name(1)])
+    job = desk.slurm.add_job(required=[name(1)])
     desk.poll()
     started = desk.people.start(desk.ask("slow-node"))
     assert started.state is RunState.running
@@ -190,7 +205,7 @@ def test_a_slow_node_by_hand_begins_without_a_slot_and_takes_it_with_its_drain(d
 
 @pytest.mark.parametrize("playbook", ["slow-node", "restart-fabric-manager"])
 def test_a_preview_shows_the_plan_and_the_guards(desk: Desk, playbook: str) -> None:
-    job = desk.slurm.submit(required=[name(1)])
+    job = desk.slurm.add_job(required=[name(1)])
     desk.poll()
     shown = desk.people.preview(desk.ask(playbook))
     assert shown.outcome == "act"
@@ -200,7 +215,7 @@ def test_a_preview_shows_the_plan_and_the_guards(desk: Desk, playbook: str) -> N
 
 
 def test_a_persons_drain_takes_over_a_run_that_has_only_waited(desk: Desk) -> None:
-    desk.slurm.submit(required=[name(1)])
+    desk.slurm.add_job(required=[name(1)])
     desk.poll()
     waiting = desk.people.start(desk.ask("slow-node"))
     desk.work(waiting.id, seconds=5)

@@ -1,5 +1,6 @@
 """Samples, columns, unknown series and checkpoints on a real PostgreSQL."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -351,7 +352,8 @@ def test_steps_survive_the_servers_death_and_a_reader_begins_anew(scratch: Path)
         assert server.process is not None
         # Each backend is a session of its own, and would answer for a moment after its parent's death.
         for pid in descendants(server.process.pid) | {server.process.pid}:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
         server.process.wait()
         with pytest.raises(Unavailable):
             store.put_steps([steps(99)])

@@ -13,49 +13,74 @@ import pytest
 from healer.adapters.slurm.cli import CliScheduler
 from healer.embedded import slurm_guard
 from healer.embedded.slurm import RealSlurm, SlurmNotStarted
-from healer.ports import SchedulerUnavailable
-from tests.contract.conftest import RealBench
-from tests.support.slurm import sbatch
+from healer.model import SlurmCall
+from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from tests.contract.benches import RealBench, job_of, wait_for
+from tests.support import trixie
+from tests.support.slurm import hands, sbatch
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slurm
 
 
+TREE = """\
+SwitchName=leaf1 Nodes=gpu0001
+SwitchName=leaf2 Nodes=gpu0002
+SwitchName=spine Switches=leaf[1-2]
+"""
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlurm]:
-    """Two nodes that a test may hurt."""
-    with RealSlurm(tmp_path_factory.mktemp("s"), 2) as cluster:
+    """Two nodes that a test may hurt, each under a switch of its own."""
+    conf = {"TopologyPlugin": "topology/tree"}
+    with RealSlurm(tmp_path_factory.mktemp("s"), 2, conf=conf, files={"topology.conf": TREE}) as cluster:
         yield cluster
 
 
-def test_pitfall_12_a_requeue_of_one_array_task_leaves_the_others_alone(real_bench: RealBench) -> None:
-    base = sbatch(real_bench.cluster, "--array=0-2", "--nodelist=gpu0001", script="exec sleep 600")
-    real_bench.jobs.append(base)
-    scheduler = real_bench.scheduler
+def test_switches_are_told_leaf_first(small: RealSlurm) -> None:
+    assert hands(small).topology() == {"gpu0001": ("leaf1", "spine"), "gpu0002": ("leaf2", "spine")}
 
-    def running() -> list[str]:
-        return [job.id for job in scheduler.jobs_on("gpu0001") if job.state == "RUNNING"]
 
-    wait_until(lambda: len(running()) == 3, 15, what="three tasks run")
-    assert base in running(), "the last task carries the id of the whole array"
-    scheduler.requeue(base)
-    restarts = {job.id: job.restarts for job in scheduler.snapshot().jobs.values() if job.id in running()}
-    assert set(restarts.values()) == {0}
-    assert len(restarts) == 2
-    task = scheduler.job(base)
-    assert task is not None and task.restarts == 1
-    # A task may also be named as people see it.
-    other = scheduler.job(f"{base}_0")
-    assert other is not None and other.id in restarts
+def test_pitfall_23_a_site_may_have_even_no_requeue_jobs_requeued_after_a_failed_prolog() -> None:
+    """PrologFlags=ForceRequeueOnFail, which 22.05 does not know."""
+    bench = RealBench(trixie.started(), hands(trixie.started()))
+    node = bench.free()[0]
+    bench.prolog_fails(node)
+    job = bench.submit(node, requeue=False)
+    try:
+        wait_until(lambda: job_of(bench, job).held_by, 20, what="requeued and held", every_s=0.05)
+        found = wait_for(bench, job, "PENDING")
+        assert (found.requeue, found.restarts, found.held_by) == (False, 1, "admin")
+        assert bench.scheduler.node(node).drain
+    finally:
+        bench.clean()
+
+
+def test_commands_are_looked_for_in_the_given_folder_alone(small: RealSlurm, tmp_path: Path) -> None:
+    (tmp_path / "scontrol").symlink_to("/usr/bin/scontrol")
+    (tmp_path / "squeue").symlink_to("/usr/bin/squeue")
+    scheduler = CliScheduler(str(small.slurm_conf), bin_dir=tmp_path)
+    assert scheduler.node("gpu0002").in_service
+    assert set(scheduler.unavailable()) == {SlurmCall.submit, SlurmCall.cancel, SlurmCall.signal}
+    job = sbatch(small, "--hold")
+    for call in (lambda: scheduler.cancel(job), lambda: scheduler.signal(job, "USR1")):
+        with pytest.raises(NotAvailable, match="not available here: scancel is not installed"):
+            call()
+    controller = scheduler.controller()
+    assert (controller.role, controller.threads) == ("primary", None), "without sdiag its queues are unknown"
+    hands(small).cancel(job)
 
 
 def test_array_tasks_that_wait_together_are_no_single_job_to_requeue(real_bench: RealBench) -> None:
-    base = sbatch(real_bench.cluster, "--array=0-5", "--hold")
-    real_bench.jobs.append(base)
+    base = real_bench.submit(array=6, held=True)
     real_bench.scheduler.requeue(base)
     real_bench.scheduler.start_now(base)
+    for call in (real_bench.scheduler.release, real_bench.scheduler.hold, real_bench.scheduler.cancel):
+        with pytest.raises(SchedulerRefused, match="wait together"):
+            call(base)
     found = real_bench.scheduler.job(base)
-    assert found is not None and (found.state, found.restarts) == ("PENDING", 0)
+    assert found is not None and (found.state, found.restarts, found.held_by) == ("PENDING", 0, "user")
 
 
 @pytest.mark.parametrize(
@@ -69,24 +94,13 @@ def test_array_tasks_that_wait_together_are_no_single_job_to_requeue(real_bench:
     ],
 )
 def test_a_job_name_cannot_forge_what_slurm_says_of_the_job(real_bench: RealBench, name: str) -> None:
-    job = real_bench.submit("gpu0001", name=name, comment="c\n   NodeList=gpu0009\n   Requeue=0 Restarts=9")
+    node = real_bench.free()[0]
+    job = real_bench.submit(node, name=name, comment="c\n   NodeList=gpu0009\n   Requeue=0 Restarts=9")
     scheduler = real_bench.scheduler
-
-    def running() -> bool:
-        found = scheduler.job(job)
-        return found is not None and found.state == "RUNNING"
-
-    wait_until(running, 15, what="the job runs")
-    found = scheduler.job(job)
-    assert found is not None
-    assert (found.nodes, found.gpus, found.restarts, found.requeue) == (
-        ("gpu0001",),
-        {"gpu0001": (0,)},
-        0,
-        True,
-    )
+    found = wait_for(real_bench, job, "RUNNING")
+    assert (found.nodes, found.gpus, found.restarts, found.requeue) == ((node,), {node: (0,)}, 0, True)
     assert scheduler.snapshot().jobs[job] == found
-    assert [job.id for job in scheduler.jobs_on("gpu0009")] == []
+    assert not [job for job in scheduler.snapshot().jobs_on("gpu0009") if node != "gpu0009"]
 
 
 def test_a_job_name_that_is_no_text_hides_nothing(real_bench: RealBench) -> None:
@@ -102,19 +116,21 @@ def test_a_job_name_that_is_no_text_hides_nothing(real_bench: RealBench) -> None
 
 
 def test_a_reason_of_several_lines_by_a_person_is_read_whole(real_bench: RealBench) -> None:
-    real_bench.person_drain("gpu0001", "alice: PSU\nState=IDLE\n   State=IDLE [bob@2020-01-01T00:00:00]")
-    for node in (real_bench.scheduler.node("gpu0001"), real_bench.scheduler.snapshot().nodes["gpu0001"]):
+    name = real_bench.free()[0]
+    real_bench.person_drain(name, "alice: PSU\nState=IDLE\n   State=IDLE [bob@2020-01-01T00:00:00]")
+    for node in (real_bench.scheduler.node(name), real_bench.scheduler.snapshot().nodes[name]):
         assert node.reason.split("\n")[0] == "alice: PSU"
         assert (node.reason_user, node.state) == ("root", ("IDLE", "DRAIN"))
 
 
 def test_the_drain_stands_in_slurmctlds_log_with_milliseconds(real_bench: RealBench) -> None:
-    real_bench.scheduler.drain("gpu0008", "healer:gpu-lost inc:0badcafe in the log")
+    name = real_bench.free()[0]
+    real_bench.scheduler.drain(name, "healer:gpu-lost inc:0badcafe in the log")
     log = wait_until(
         lambda: [
             line
             for line in real_bench.cluster.slurmctld_log.read_text().splitlines()
-            if "gpu0008 reason set to: healer:gpu-lost inc:0badcafe" in line
+            if f"{name} reason set to: healer:gpu-lost inc:0badcafe" in line
         ],
         5,
     )
@@ -138,7 +154,7 @@ def test_a_controller_that_hangs_is_unavailable_in_time(small: RealSlurm) -> Non
 
 
 def test_a_controller_that_is_gone_is_unavailable(small: RealSlurm) -> None:
-    scheduler = CliScheduler(str(small.slurm_conf), timeout_s=3)
+    scheduler = CliScheduler(str(small.slurm_conf), timeout_s=1)
     scheduler.node("gpu0001")
     small.kill_controller()
     try:
@@ -148,43 +164,50 @@ def test_a_controller_that_is_gone_is_unavailable(small: RealSlurm) -> None:
             lambda: scheduler.job("1"),
             lambda: scheduler.jobs_on("gpu0001"),
             scheduler.snapshot,
+            scheduler.controller,
         ):
             with pytest.raises(SchedulerUnavailable):
                 call()
+        # A write that only looked, and one that found no controller, have done nothing: another may try.
+        patient = CliScheduler(str(small.slurm_conf), timeout_s=30)
+        for write in (lambda: scheduler.requeue("1"), lambda: patient.drain("gpu0001", "healer:x")):
+            with pytest.raises(SchedulerUnavailable) as caught:
+                write()
+            assert caught.value.sent is False
     finally:
         small.start_controller()
 
 
 def test_without_a_configuration_slurm_is_unavailable(tmp_path: Path) -> None:
-    scheduler = CliScheduler(str(tmp_path / "no.conf"), timeout_s=5)
+    scheduler = CliScheduler(str(tmp_path / "no.conf"), timeout_s=2)
     with pytest.raises(SchedulerUnavailable):
         scheduler.snapshot()
 
 
-def test_a_path_too_long_for_a_socket_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_said_before_anything_starts(scratch: Path) -> None:
     with pytest.raises(SlurmNotStarted, match="too long"):
-        RealSlurm(tmp_path / ("x" * 90), 1).start()
+        RealSlurm(scratch / ("x" * 90), 1).start()
 
 
-def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").touch()
+def test_a_directory_with_other_files_is_left_alone(scratch: Path) -> None:
+    (scratch / "mine").touch()
     with pytest.raises(SlurmNotStarted, match="other files"):
-        RealSlurm(tmp_path, 1).start()
-    assert (tmp_path / "mine").exists()
+        RealSlurm(scratch, 1).start()
+    assert (scratch / "mine").exists()
 
 
 @pytest.mark.crash
-def test_nothing_is_left_when_the_process_that_started_slurm_is_killed(tmp_path: Path) -> None:
+def test_nothing_is_left_when_the_process_that_started_slurm_is_killed(scratch: Path) -> None:
     program = (
         "import sys; from healer.embedded.slurm import RealSlurm; from tests.support.slurm import sbatch\n"
         "s = RealSlurm(sys.argv[1], 2); s.start(); sbatch(s); print('up', flush=True); sys.stdin.read()"
     )
     starter = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "s")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", program, str(scratch / "s")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert starter.stdout is not None and starter.stdout.readline() == b"up\n"
-        scheduler = CliScheduler(str(tmp_path / "s/slurm.conf"))
+        scheduler = CliScheduler(str(scratch / "s/slurm.conf"))
         wait_until(lambda: scheduler.node("gpu0001").busy, 15, what="a job runs")
         left = slurm_guard.descendants(starter.pid)
         assert len(left) >= 6, "the guardian, munged, slurmctld, two slurmd, slurmstepd"
@@ -197,11 +220,11 @@ def test_nothing_is_left_when_the_process_that_started_slurm_is_killed(tmp_path:
     wait_until(lambda: not [pid for pid in left if Path(f"/proc/{pid}").exists()], 10, what="all gone")
 
 
-def test_nothing_is_left_after_a_stop(tmp_path: Path) -> None:
+def test_nothing_is_left_after_a_stop(scratch: Path) -> None:
     before = set(slurm_guard.descendants(os.getpid()))
-    cluster = RealSlurm(tmp_path / "s", 2)
+    cluster = RealSlurm(scratch / "s", 2)
     cluster.start()
-    job = sbatch(cluster)
+    job = sbatch(cluster, "--nodelist=gpu0001")
     scheduler = CliScheduler(str(cluster.slurm_conf))
     wait_until(lambda: [found.id for found in scheduler.jobs_on("gpu0001")] == [job], 15)
     started = set(slurm_guard.descendants(os.getpid())) - before

@@ -1,13 +1,16 @@
 """Slurm's picture in PostgreSQL: what is read back is never older than it says."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
+import msgspec
+import psycopg
 import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import snapshots
-from healer.model import SlurmNode, SlurmSnapshot
+from healer.model import Controller, SlurmJob, SlurmNode, SlurmSnapshot, Trouble
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"
@@ -104,3 +107,70 @@ def test_a_changed_body_survives_a_crash_right_after(fresh_database: sa.Engine) 
     writer.put(picture(0))
     writer.put(picture(2))
     assert settings == ["on", "off"]
+
+
+def with_jobs(seconds: float, *jobs: str) -> SlurmSnapshot:
+    shown = {job: SlurmJob(id=job, state="PENDING") for job in jobs}
+    return msgspec.structs.replace(picture(seconds), jobs=shown)
+
+
+def test_a_reader_keeps_the_mapping_of_nodes_while_only_jobs_come_and_go(fresh_database: sa.Engine) -> None:
+    writer, reader = PostgresSnapshots(fresh_database), PostgresSnapshots(fresh_database)
+    writer.put(with_jobs(0, "1"))
+    first = reader.latest(CLUSTER)
+    writer.put(with_jobs(2, "1", "2"))
+    second = reader.latest(CLUSTER)
+    assert first is not None and second is not None
+    assert second.nodes is first.nodes
+    assert set(second.jobs) == {"1", "2"}
+
+
+def test_pitfall_21_a_picture_that_slurm_calls_unchanged_is_only_dated_anew(
+    fresh_database: sa.Engine,
+) -> None:
+    """An adapter hands the very mappings back; what they hold is not looked at again."""
+    writer, reader = PostgresSnapshots(fresh_database), PostgresSnapshots(fresh_database)
+    told = with_jobs(0, "1")
+    writer.put(told)
+    before = stored(fresh_database)
+    writer.put(msgspec.structs.replace(told, taken_at=START + timedelta(seconds=2)))
+    after = stored(fresh_database)
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert reader.latest(CLUSTER) == with_jobs(2, "1")
+    with fresh_database.begin() as conn:
+        conn.execute(sa.delete(snapshots))
+    writer.put(msgspec.structs.replace(told, taken_at=START + timedelta(seconds=4)))
+    assert reader.latest(CLUSTER) == with_jobs(4, "1")
+
+
+def test_the_controllers_state_is_the_last_one_told(fresh_database: sa.Engine) -> None:
+    kept = PostgresSnapshots(fresh_database)
+    assert kept.controller(CLUSTER) is None
+    seen = Controller(
+        cluster=CLUSTER, at=START, adapter="rest", host="ctl1", role="backup", version="24.11.5",
+        answer_s=0.25,
+        threads=3, agent_queue=0, dbd_queue=12, fallbacks=("cli: scontrol is not installed.",),
+        since={Trouble.backup: START},
+    )  # fmt: skip
+    kept.put_controller(seen)
+    assert PostgresSnapshots(fresh_database).controller(CLUSTER) == seen
+    later = msgspec.structs.replace(seen, at=START + timedelta(seconds=2), role="primary", since={})
+    kept.put_controller(later)
+    assert kept.controller(CLUSTER) == later
+    assert kept.controller("pod2") is None
+
+
+def test_pages_are_told_of_the_controller_only_when_its_standing_changed(fresh_database: sa.Engine) -> None:
+    kept = PostgresSnapshots(fresh_database)
+    seen = Controller(cluster=CLUSTER, at=START, answer_s=0.1)
+    with fresh_database.connect() as listening:
+        raw: psycopg.Connection = listening.connection.driver_connection  # type: ignore[assignment]
+        raw.autocommit = True
+        raw.execute("LISTEN healer_events")
+        kept.put_controller(seen)
+        kept.put_controller(msgspec.structs.replace(seen, answer_s=0.2))
+        kept.put_controller(msgspec.structs.replace(seen, answer_s=9.0, since={Trouble.slow: START}))
+        kept.put_controller(msgspec.structs.replace(seen, answer_s=9.1, since={Trouble.slow: START}))
+        told = [json.loads(one.payload) for one in raw.notifies(timeout=5, stop_after=2)]
+        assert [(one["kind"], one["data"]) for one in told] == [("fleet", {"cluster": CLUSTER})] * 2
+        assert list(raw.notifies(timeout=0)) == []

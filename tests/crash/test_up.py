@@ -71,7 +71,9 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_installation(stack: Stack
         "tables",
         "clock",
         "broker",
+        "slurm sim",
         "slurm",
+        "nodes",
         "api",
     }
     assert all(check["ok"] for check in checks)
@@ -88,5 +90,5 @@ def test_the_doctor_says_how_to_repair_what_is_wrong(scratch: Path) -> None:
     done = stack.run("doctor", "--json", check=False)
     assert done.returncode == 1, done.stderr
     wrong = {check["name"]: check for check in json.loads(done.stdout)["checks"] if not check["ok"]}
-    assert set(wrong) == {"database", "broker", "slurm", "api"}
+    assert set(wrong) == {"database", "broker", "slurm sim", "api"}
     assert all(check["repair"] for check in wrong.values())

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
 
 from healer.api.access import ALLOWED, Need
+from healer.api.hooks import HookRoutes
 from healer.api.measuring import MeasuringRoutes
 from healer.api.signals import SignalRoutes
 from healer.model import Role
@@ -21,6 +22,8 @@ Served = tuple[Api, httpx.Client]
 
 #: What needs no token, and why: liveness and readiness for load balancers, and a document of no secrets.
 OPEN = {"/healthz", "/readyz", "/openapi.json", "/docs"}
+#: Whose callers bring another proof than a token: tests/security/test_enroll.py.
+PROVEN = {"/enroll"}
 
 #: (method, path, body, least role); what a POST about something unknown answers past the role is 404.
 MATRIX = [
@@ -36,6 +39,8 @@ MATRIX = [
     ("GET", "/api/v1/audit", None, Role.viewer),
     ("GET", "/api/v1/audit/verify", None, Role.viewer),
     ("GET", "/api/v1/stats", None, Role.viewer),
+    ("GET", "/api/v1/reconcile", None, Role.viewer),
+    ("POST", "/api/v1/reconcile", {"reason": "x"}, Role.operator),
     ("GET", "/metrics", None, Role.viewer),
     ("GET", "/api/v1/audit/export", None, Role.auditor),
     ("POST", "/api/v1/incidents/none/acknowledge", {}, Role.responder),
@@ -60,6 +65,9 @@ MATRIX = [
     ("POST", "/api/v1/signals/metrics", {"node": "gpu0001"}, Role.signals),
     ("POST", "/api/v1/signals/step-times", {"job": "4711", "samples": []}, Role.signals),
     ("POST", "/api/v1/signals/checkpoints", [], Role.signals),
+    ("POST", "/api/v1/signals/hooks/prolog", {"node": "gpu0001"}, Role.signals),
+    ("POST", "/api/v1/signals/hooks/epilog", {"node": "gpu0001"}, Role.signals),
+    ("POST", "/api/v1/signals/hooks/health-check", [], Role.signals),
     ("POST", "/api/v1/signals/prometheus/write", b"\0", Role.signals),
     ("POST", "/api/v1/signals/openmetrics", b"# EOF\n", Role.signals),
     ("POST", "/api/v1/signals/nvidia-smi?node=gpu0001", b"<nvidia_smi_log/>", Role.signals),
@@ -81,10 +89,10 @@ def needs(dependant: Dependant) -> Iterator[Need]:
 
 def declared(route: BaseRoute) -> bool:
     if isinstance(route, APIRoute):
-        return route.path in OPEN or any(needs(route.dependant))
+        return route.path in OPEN | PROVEN or any(needs(route.dependant))
     if isinstance(route, Route):
         owner = getattr(route.endpoint, "__self__", None)
-        return isinstance(owner, SignalRoutes | MeasuringRoutes) and owner.role is Role.signals
+        return isinstance(owner, SignalRoutes | MeasuringRoutes | HookRoutes) and owner.role is Role.signals
     return False
 
 
@@ -113,6 +121,8 @@ def test_the_matrix_knows_every_route(served: Served) -> None:
     for path, operations in api.app.openapi()["paths"].items():
         pattern = re.compile(re.sub(r"\{[^}]*\}", "[^/]+", path))
         for method in operations:
+            if path.removeprefix("/api/v1") in PROVEN:
+                continue
             if path in OPEN | {"/api/v1/events/stream", "/api/v1/incidents/{id}", "/api/v1/runs/{id}"}:
                 continue
             if not any(one[0] == method.upper() and pattern.fullmatch(one[1]) for one in asked):

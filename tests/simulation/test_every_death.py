@@ -69,7 +69,7 @@ class Story:
 
     def run(self) -> None:
         site = self.site
-        self.job = site.slurm.submit(nodes=2, gpus=8)
+        self.job = site.slurm.add_job(nodes=2, gpus=8)
         site.look()
         self.node = site.slurm.job(self.job).nodes[0]  # type: ignore[union-attr]
         site.walk(*site.say(self.node, LOST))

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,15 +14,18 @@ import uvicorn
 from fastapi import FastAPI
 
 from healer.adapters.clock import SystemClock
+from healer.adapters.munge import Munge
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.figures import readiness
 from healer.adapters.postgres.history import PostgresSignalReads
+from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.reads import PostgresReads
+from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, runs
@@ -61,6 +65,7 @@ from healer.model import (
     Verb,
     Verdict,
 )
+from healer.sim.slurm_core import SimScheduler
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
@@ -272,7 +277,7 @@ def snapshot(nodes: int = 4) -> SlurmSnapshot:
 class Api:
     """The application with its adapters, and a client for each role."""
 
-    def __init__(self, database: sa.Engine, *, nodes: int = 4) -> None:
+    def __init__(self, database: sa.Engine, *, nodes: int = 4, munge_socket: Path | None = None) -> None:
         url = database.url.render_as_string(hide_password=False)
         self.engine = make_engine(url)
         self.snapshots = PostgresSnapshots(self.engine)
@@ -296,12 +301,22 @@ class Api:
             history=PostgresSignalReads(self.engine, columns),
             reads=PostgresReads(self.engine, snapshots=self.snapshots, clock=clock, rules=lambda: RULES),
             tokens=self.tokens,
+            credentials=lambda _: Munge(munge_socket),
+            hooks=PostgresHooks(self.engine, snapshots=self.snapshots, rules=lambda: RULES, clock=clock),
             commands=PostgresCommands(self.engine, CLUSTER),
             runs=self.run_commands,
+            reconcile=PostgresReconcile(
+                self.engine,
+                snapshots=self.snapshots,
+                scheduler=SimScheduler(CLUSTER, clock, 4),
+                runs=self.run_commands,
+                rules=lambda: RULES,
+                clock=clock,
+            ),
             idempotency=PostgresIdempotency(self.engine),
             audit=NoAudit(),
             events=self.events,
-            ready=lambda: readiness(self.engine, CLUSTER, clock.now(), stale_s=30),
+            ready=lambda: readiness(self.engine, [CLUSTER], clock.now(), stale_s=30),
         )
         self.app: FastAPI = create_app(self.services)
 
@@ -320,9 +335,11 @@ class Api:
 
 
 @contextmanager
-def serving(database: sa.Engine, *, nodes: int = 4) -> Iterator[tuple[Api, httpx.Client]]:
+def serving(
+    database: sa.Engine, *, nodes: int = 4, munge_socket: Path | None = None
+) -> Iterator[tuple[Api, httpx.Client]]:
     """An Api behind a real uvicorn on a free port of 127.0.0.1, and a client for it."""
-    api = Api(database, nodes=nodes)
+    api = Api(database, nodes=nodes, munge_socket=munge_socket)
     config = uvicorn.Config(api.app, host="127.0.0.1", port=0, log_level="warning", access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -41,6 +41,7 @@ from healer.model import (
     Column,
     GuardSettings,
     Incident,
+    LastHeard,
     Mode,
     Role,
     Ruleset,
@@ -216,6 +217,9 @@ class SampleReads:
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         return console_telemetry.reports_of(node, since)
+
+    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+        return LastHeard(heartbeat_at=NOW, lines_lost=3) if node == "gpu0001" else LastHeard()
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         snapshot = self.sample.standing.snapshot

@@ -43,7 +43,7 @@ class Fleet(Site):
         **options: Any,
     ) -> None:
         super().__init__(nodes, **options)
-        self.jobs = [self.slurm.submit(name="pretrain", nodes=count, comment=comment) for count in jobs]
+        self.jobs = [self.slurm.add_job(name="pretrain", nodes=count, comment=comment) for count in jobs]
         shown = self.slurm.snapshot()
         self.sensors = SimTelemetry(CLUSTER, list(shown.nodes), start=START, seed=seed, pace=pace or Pace())
         book = MemoryColumns()

@@ -21,12 +21,12 @@ HOLD = timedelta(seconds=20)
 def main() -> None:
     if sys.argv[1:] == ["detector"]:
         forest.SAMPLE_S, forest.HOLD = LOOK_S, HOLD
-        parts.detector()
+        parts.detector(None)
         return
     data_dir, port = sys.argv[1:]
     settings = load(dict(os.environ), data_dir=data_dir, listen=f"127.0.0.1:{port}")
     hurried = Part("detector", (sys.executable, "-m", "tests.support.hurried", "detector"))
-    tree = [hurried if part.name == hurried.name else part for part in healer_parts()]
+    tree = [hurried if part.name == hurried.name else part for part in healer_parts(settings)]
     Tree(settings, os.environ, parts=tree, say=lambda text: print(text, flush=True)).run()
 
 

@@ -146,6 +146,7 @@ class Site:
             checkpoint=self._at_checkpoint,
             nodes=self.nodes,
             checkpoints=self.saved,
+            picture=lambda: self.ledger.snapshot,
         )
 
     def _at_checkpoint(self, where: str) -> None:
@@ -220,6 +221,25 @@ class Site:
         )
 
     # --- what people do ---
+
+    def ask(self, playbook: str, node: int, *, by: str = "ann") -> str:
+        """A person starts a playbook on a node; the next walk lets it go. The run's id."""
+        run = Run(
+            id=f"r-{by}-{playbook}-{len(self.runs)}",
+            cluster=CLUSTER,
+            playbook=playbook,
+            state=RunState.held,
+            by=by,
+            reason="because",
+            created_at=self.now,
+            node=name(node),
+            rule=playbook,
+            input={"reason_text": f"{by}: because"},
+        )
+        with self.ledger.transaction() as tx:
+            tx.create_run(run)
+        self.walk()
+        return run.id
 
     def pause(self, scope: str = "all", target: str = "") -> None:
         self.ledger.tables.pauses.append(

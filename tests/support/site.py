@@ -21,7 +21,6 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tokens import PostgresTokens
-from healer.adapters.slurm.cli import CliScheduler
 from healer.embedded import running
 from healer.embedded.slurm import RealSlurm
 from healer.model import Role, SlurmJob, SlurmNode
@@ -52,7 +51,7 @@ class Site:
         self, cluster: RealSlurm, folder: Path, *, program: tuple[str, ...] = UP, **environ: str
     ) -> None:
         self.slurm = cluster
-        self.scheduler = CliScheduler(str(cluster.slurm_conf))
+        self.scheduler = slurm_support.hands(cluster)
         settings = {"HEALER_MODE": "auto", "HEALER_SETTLE_S": "0.5", "HEALER_SLURM_ADAPTERS": "cli"}
         self.stack = Stack(
             folder,

@@ -141,7 +141,7 @@ class SlowSite(Site):
 
     def agreed(self, *, nodes: int = 1, **job: Any) -> str:
         """A running job whose owner agreed to be requeued."""
-        started = self.slurm.submit(**({"nodes": nodes, "comment": OPT_IN} | job))
+        started = self.slurm.add_job(**({"nodes": nodes, "comment": OPT_IN} | job))
         self.look()
         return started
 

@@ -22,6 +22,44 @@ CRED_EXPIRE_S = 15
 SLURMD_TIMEOUT_S = 12
 
 
+class Hooks:
+    """Prolog, Epilog and RebootProgram that do what files in the folder above the Slurm's own one say."""
+
+    def __init__(self, above: Path) -> None:
+        self.folder = above / "hooks"
+
+    def write(self) -> dict[str, str]:
+        """The programs; their settings of slurm.conf."""
+        self.folder.mkdir()
+        # Slurm runs RebootProgram in a shell that slurmd started, and tells it no node.
+        bodies = {
+            "Prolog": f"[ ! -e {self.folder}/prolog-$SLURMD_NODENAME ]",
+            "Epilog": f"while [ -e {self.folder}/epilog-$SLURMD_NODENAME ]; do sleep 0.1; done",
+            "RebootProgram": "read -r _ _ _ slurmd _ </proc/$PPID/stat\n"
+            "node=$(tr '\\0' '\\n' </proc/$slurmd/cmdline | grep ^gpu)\n"
+            f"touch {self.folder}/reboot-$node",
+        }
+        for name, body in bodies.items():
+            program = self.folder / name
+            program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{body}\n")
+            program.chmod(0o755)
+        return {name: str(self.folder / name) for name in bodies}
+
+    def prolog_fails(self, node: str) -> None:
+        (self.folder / f"prolog-{node}").touch()
+
+    def epilog_sticks(self, node: str) -> None:
+        (self.folder / f"epilog-{node}").touch()
+
+    def asked_to_boot(self, node: str) -> bool:
+        """RebootProgram was run there."""
+        return (self.folder / f"reboot-{node}").exists()
+
+    def clear(self, node: str) -> None:
+        for kind in ("prolog", "epilog", "reboot"):
+            (self.folder / f"{kind}-{node}").unlink(missing_ok=True)
+
+
 @pytest.fixture(scope="session")
 def real_slurm() -> RealSlurm:
     """Started once, whoever asks; fails with one sentence where Slurm is missing."""
@@ -43,7 +81,7 @@ def started() -> RealSlurm:
         NODES,
         cred_expire_s=CRED_EXPIRE_S,
         slurmd_timeout_s=SLURMD_TIMEOUT_S,
-        conf={"ReturnToService": "1"},
+        conf={"ReturnToService": "1"} | Hooks(directory).write(),
     )
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     atexit.register(cluster.stop)
@@ -70,9 +108,14 @@ def interactive(cluster: RealSlurm, *options: str) -> str:
     return done.stderr.split("Granted job allocation ")[1].split()[0]
 
 
+def hands(cluster: RealSlurm) -> CliScheduler:
+    """What arranges and takes back on a real cluster, whatever adapter is under test."""
+    return CliScheduler(str(cluster.slurm_conf), bin_dir=getattr(cluster, "bin_dir", None))
+
+
 def clean(cluster: RealSlurm, jobs: Iterable[str] = ()) -> None:
     """Ends these jobs, brings every node back and waits until all of that is true."""
-    scheduler = CliScheduler(str(cluster.slurm_conf))
+    scheduler = hands(cluster)
     ids = list(jobs)
     if ids:
         subprocess.run(["scancel", *ids], env=cluster.env, capture_output=True, timeout=20, check=True)

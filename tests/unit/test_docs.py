@@ -24,6 +24,7 @@ from healer.model import (
     GuardSettings,
     IncidentState,
     Mode,
+    NodeStatus,
     NvlinkRow,
     Playbook,
     Remedy,
@@ -33,6 +34,7 @@ from healer.model import (
     Signal,
     Step,
     Verdict,
+    WatchSettings,
     Xid74Bits,
 )
 from healer.ruleset import load
@@ -135,8 +137,12 @@ def test_no_page_names_a_command_that_is_not_there(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits, DetectionRule, GpuModel, DetectionCase]
-)
+    "kind",
+    [
+        Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits, DetectionRule, GpuModel, DetectionCase,
+        WatchSettings,
+    ],
+)  # fmt: skip
 def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Struct]) -> None:
     assert missing(list(kind.__struct_fields__), "rules.md") == []
 
@@ -171,6 +177,7 @@ def test_every_verb_check_and_wait_is_explained() -> None:
         (Verdict, "words.md"),
         (Cause, "words.md"),
         (Remedy, "words.md"),
+        (NodeStatus, "words.md"),
         (Mode, "operate.md"),
         (Role, "api.md"),
     ],

@@ -62,7 +62,7 @@ def test_the_gate_lets_nobody_restart_it_under_work(case: str) -> None:
         if where == "performed:empty":
             site.slurm.resume(NODE)
             if case == "a job":
-                site.slurm.submit(required=[NODE])
+                site.slurm.add_job(required=[NODE])
 
     site.on_checkpoint = changes
     site.drive()

@@ -26,3 +26,20 @@ def test_expand(text: str, names: list[str]) -> None:
 def test_what_cannot_be_expanded(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         expand(text)
+
+
+@pytest.mark.parametrize("text", ["n[0001-1250]," * 6000 + "n1", f"n[{'1-9999,' * 600}1]", "n[1-9]" * 16])
+def test_a_list_of_many_lists_is_no_way_to_fill_the_memory(text: str) -> None:
+    with pytest.raises(ValueError, match="more than 100000"):
+        expand(text)
+
+
+def test_brackets_without_end_are_no_list() -> None:
+    with pytest.raises(ValueError, match="brackets"):
+        expand("n[1]" * 5000)
+
+
+def test_a_comma_in_brackets_separates_numbers_and_any_other_one_names() -> None:
+    assert expand("a[1,3-4]b[5,6], c ,d[!x,y],") == [
+        "a1b5", "a1b6", "a3b5", "a3b6", "a4b5", "a4b6", "c", "d[!x,y]",
+    ]  # fmt: skip

@@ -34,7 +34,7 @@ def on_gpu(site: SlowSite, index: int = 3) -> None:
 
 def test_jobs_that_did_not_agree_go_on_behind_the_drain() -> None:
     site = SlowSite()
-    jobs = [site.slurm.submit(required=[NODE], gpus=1) for _ in range(8)]
+    jobs = [site.slurm.add_job(required=[NODE], gpus=1) for _ in range(8)]
     site.look()
     site.tick((fatal(site, gpu=0),))
     site.pass_time(60)
@@ -83,7 +83,7 @@ def test_what_joined_hits_nobody() -> None:
 def test_a_gpu_whose_end_was_told_needs_no_consent_and_a_line_of_another_gpu_adds_nobody() -> None:
     site = SlowSite()
     site.walk()
-    mine, other = (site.slurm.submit(required=[NODE], gpus=4) for _ in range(2))
+    mine, other = (site.slurm.add_job(required=[NODE], gpus=4) for _ in range(2))
     site.look()
     inventory = [
         {"index": 3, "pci": "0000:9b:00", "uuid": "GPU-1"},
@@ -104,7 +104,7 @@ def test_what_the_kernel_tells_takes_over_what_was_only_measured() -> None:
     on_gpu(site)
     site.tick((fatal(site, "gpu-row-remap-failed", node=2, gpu=0),))  # takes the one slot of 32 nodes
     site.pass_time(10)
-    job = site.slurm.submit(required=[NODE])
+    job = site.slurm.add_job(required=[NODE])
     site.look()
     site.tick((fatal(site, "gpu-ecc-uncorrectable", gpu=3),))
     site.pass_time(5)
@@ -129,7 +129,7 @@ def test_where_the_kernels_rule_is_only_watched_its_line_joins_and_consent_follo
     )
     site = SlowSite(rules=msgspec.structs.replace(given, rules=watched))
     on_gpu(site)
-    job = site.slurm.submit(required=[NODE])
+    job = site.slurm.add_job(required=[NODE])
     site.look()
     site.pause()
     site.tick((fatal(site, "gpu-ecc-uncorrectable", gpu=3),))

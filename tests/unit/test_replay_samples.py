@@ -38,7 +38,7 @@ def recorded(fault: str, node: int, gpu: int, form: Any = columnar, seconds: flo
     """Eight nodes of which six train together; the fault is there from the second minute on."""
     clock = SimClock(START)
     slurm = SimScheduler(CLUSTER, clock, NODES)
-    slurm.submit(name="pretrain", nodes=6, comment="healer:requeue")
+    slurm.add_job(name="pretrain", nodes=6, comment="healer:requeue")
     shown = slurm.snapshot()
     sensors = SimTelemetry(CLUSTER, list(shown.nodes), start=START, seed=5, pace=Pace(checkpoint_every=20))
     sensors.show(shown)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from healer.model import Cause, FaultClass, Mode, Remedy, Severity
+from healer.model import Cause, FaultClass, Mode, Remedy, Severity, WatchSettings
 from healer.rulecases import run_cases
 from healer.ruleset import RulesInvalid, load
 
@@ -111,6 +111,9 @@ def test_the_version_is_that_of_the_files(folder: Path) -> None:
         ("guards.yaml", "protected: []", 'protected: ["gpu[4-1]"]', "the range 4-1 runs backwards"),
         ("topology.yaml", "places: {}", "places: {gpu1: {rak: r1}}", "unknown field rak (did you mean rack?)"),
         ("topology.yaml", "gpu_pci: {}", "gpu_pci: {h100: [nowhere]}", "'nowhere' is not a PCI address"),
+        ("watches.yaml", "queued_h: 1", "queued_h: 0", "queued_h: has to be more than 0"),
+        ("watches.yaml", "clear_s: 60", "cleer_s: 60", "unknown field cleer_s (did you mean clear_s?)"),
+        ("watches.yaml", "threads: 200", "threads: many", "threads: expected int, got str"),
         ("playbooks/drain.yaml", "do: drain", "do: dran", "did you mean drain?"),
         ("playbooks/drain.yaml", "check: jobs_hit", "check: jobs_hot", "there is no jobs_hot (did you mean jobs_hit?)"),
         ("playbooks/drain.yaml", "name: drain", "name: other", "stands in a file of another name"),
@@ -142,7 +145,7 @@ _SLOW, _FABRIC = "playbooks/slow-node.yaml", "playbooks/restart-fabric-manager.y
         (_SLOW, "check: node_answers", "check: still_slow", "has to stand before the first step that takes"),
         (_SLOW, "senses: 2", "sense: 2", "still_slow does not read sense (did you mean senses?)"),
         (_SLOW, "senses: 2", "senses: two", "senses has to be a whole number"),
-        (_SLOW, "senses: 2", "senses: 20", "senses lies between 1 and 6"),
+        (_SLOW, "senses: 2", "senses: 20", "senses lies between 1 and 7"),
         (_SLOW, "    do: diagnose\n", "    do: diagnose\n    wait_s: 60\n", "wait_s: this step does not wait"),
         (_SLOW, "    wait: repair\n", "    wait: repair\n    wait_s: 60\n", "a repair ends only by a person"),
         (_FABRIC, "service: nvidia-fabricmanager", "service: a b", "'a b' is no name of a service"),
@@ -193,8 +196,12 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nothing")
 
 
+def test_the_watches_that_ship_are_the_defaults() -> None:
+    assert load(SHIPPED).watches == WatchSettings()
+
+
 @pytest.mark.parametrize(
-    "name", ["guards.yaml", "topology.yaml", "nvlink5.yaml", "xid154.yaml", "xid74.yaml"]
+    "name", ["guards.yaml", "topology.yaml", "watches.yaml", "nvlink5.yaml", "xid154.yaml", "xid74.yaml"]
 )
 def test_a_file_that_may_be_left_out(folder: Path, name: str) -> None:
     (folder / name).unlink()
@@ -228,6 +235,10 @@ def test_guards_of_a_cluster_fall_back_to_the_others_and_to_the_settings(folder:
     assert (rules.guards.max_share, rules.guards.max_nodes) == (0.5, 7)
     assert (rules.cluster_guards["pod2"].max_share, rules.cluster_guards["pod2"].max_nodes) == (0.5, 4)
     assert rules.partition_guards["debug"].partition_share == 0.5
+    debug = rules.guards_in("pod2", "debug")
+    assert (debug.partition_share, debug.max_nodes, debug.max_share) == (0.5, 4, 0.5)
+    assert rules.guards_in("pod1", "debug").max_nodes == 7
+    assert rules.guards_in("pod2", "train").max_nodes == 4
 
 
 def test_topology(folder: Path) -> None:
@@ -241,6 +252,14 @@ def test_topology(folder: Path) -> None:
         "gpu0003": ("", "leaf1"),
     }
     assert topology.gpu_pci == {"h100": ("0000:18:00",)}
+
+
+def test_clusters_that_number_their_nodes_alike_have_places_of_their_own(folder: Path) -> None:
+    places = '{"pod1/gpu[1-2]": {rack: r1}, "pod2/gpu[1-2]": {rack: r2}, gpu3: {rack: r3}}'
+    edit(folder, "topology.yaml", "places: {}", f"places: {places}")
+    topology = load(folder).topology
+    where = [(cluster, node) for cluster in ("pod1", "pod2", "pod3") for node in ("gpu2", "gpu3")]
+    assert [topology.place(*one).rack for one in where] == ["r1", "r3", "r2", "r3", "", "r3"]
 
 
 def test_a_node_in_two_racks_is_a_mistake(folder: Path) -> None:

@@ -66,6 +66,10 @@ def test_guard_settings_are_named_as_the_gate_names_them() -> None:
         ("HEALER_LISTEN", "127.0.0.1:99999"),
         ("HEALER_SLURM_ADAPTERS", "cli,rset"),
         ("HEALER_SLURM_ADAPTERS", "cli,cli"),
+        ("HEALER_SLURM_REST_URL", "slurm.example:6820"),
+        ("HEALER_SLURM_REST_URL", "unix://run/slurmrestd"),
+        ("HEALER_SLURM_TOKEN_COMMAND", "scontrol token 'username=healer"),
+        ("HEALER_SLURM_TOKEN_COMMAND", " "),
         ("HEALER_DATABASE_URL", "mysql://db/healer"),
         ("HEALER_REDIS_URL", "amqp://mq"),
         ("HEALER_SETTLE_S", "-1"),
@@ -155,9 +159,19 @@ def test_a_setting_that_is_no_secret_has_no_file_form() -> None:
         loaded(HEALER_MODE_FILE="/etc/hostname")
 
 
-def test_rest_needs_its_address() -> None:
-    with pytest.raises(SettingsError, match="HEALER_SLURM_REST_URL"):
-        loaded(HEALER_SLURM_ADAPTERS="rest,cli")
+def test_rest_needs_its_address_and_one_way_to_a_token() -> None:
+    rest = {"HEALER_SLURM_ADAPTERS": "rest,cli"}
+    with pytest.raises(SettingsError, match=r"rest, which needs HEALER_SLURM_REST_URL\."):
+        loaded(**rest)
+    rest["HEALER_SLURM_REST_URL"] = "unix:///run/slurmrestd/socket"
+    with pytest.raises(SettingsError, match=r"needs HEALER_SLURM_TOKEN_FILE or HEALER_SLURM_TOKEN_COMMAND\."):
+        loaded(**rest)
+    rest["HEALER_SLURM_TOKEN_COMMAND"] = "/usr/bin/scontrol token 'username=healer' lifespan=1800"
+    settings = loaded(**rest)
+    assert settings.slurm_rest_url == "unix:///run/slurmrestd/socket"
+    assert settings.slurm_token_command == ("/usr/bin/scontrol", "token", "username=healer", "lifespan=1800")
+    with pytest.raises(SettingsError, match="are both set: keep one"):
+        loaded(HEALER_SLURM_TOKEN_FILE="/etc/healer/slurm.jwt", **rest)
 
 
 def test_options_of_the_command_line_win(tmp_path: Path) -> None:
@@ -173,3 +187,90 @@ def test_every_setting_is_described() -> None:
     text = DOCS.read_text()
     assert [name for name in setting_names() if f"`{name}`" not in text] == []
     assert [name for name in secret_names() if f"`{name}_FILE`" not in text] == []
+
+
+# --- several clusters ------------------------------------------------------------------------------------
+
+
+def in_file(tmp_path: Path, text: str, **environ: str) -> Settings:
+    file = tmp_path / "healer.toml"
+    file.write_text(text)
+    return loaded(HEALER_CONFIG=str(file), **environ)
+
+
+TWO = """
+HEALER_MODE = "approve"
+HEALER_SLURM_USER = "slurm"
+[clusters.pod1]
+SLURM_CONF = "/etc/pod1/slurm.conf"
+HEALER_SLURM_ADAPTERS = ["cli"]
+[clusters.pod2]
+HEALER_SLURM_ADAPTERS = ["rest", "cli"]
+HEALER_SLURM_REST_URL = "http://pod2:6820"
+HEALER_SLURM_TOKEN_FILE = "/etc/pod2/token"
+HEALER_MODE = "shadow"
+"""
+
+
+def test_a_table_of_a_cluster_stands_above_all_else(tmp_path: Path) -> None:
+    settings = in_file(tmp_path, TWO, HEALER_MODE="suggest")
+    pod1, pod2 = settings.each()
+    assert (pod1.cluster, pod1.mode, str(pod1.slurm_conf)) == ("pod1", Mode.suggest, "/etc/pod1/slurm.conf")
+    assert (pod2.cluster, pod2.mode, pod2.slurm_adapters) == ("pod2", Mode.shadow, ("rest", "cli"))
+    assert pod1.slurm_user == pod2.slurm_user == "slurm"
+    assert settings.of("pod2") is pod2
+    assert pod1.sim_socket != pod2.sim_socket
+
+
+def test_without_tables_there_is_one_cluster(tmp_path: Path) -> None:
+    settings = in_file(tmp_path, 'HEALER_CLUSTER = "pod1"')
+    assert settings.each() == [settings]
+    assert settings.of(None) == settings.of("pod1") == settings
+    with pytest.raises(SettingsError, match="looks after the cluster pod1, not pod2"):
+        settings.of("pod2")
+
+
+def test_a_way_to_a_token_in_a_table_replaces_the_common_one(tmp_path: Path) -> None:
+    text = """
+    HEALER_SLURM_TOKEN_FILE = "/etc/token"
+    [clusters.pod1]
+    HEALER_SLURM_ADAPTERS = "rest"
+    HEALER_SLURM_REST_URL = "http://pod1:6820"
+    HEALER_SLURM_TOKEN_COMMAND = "scontrol token"
+    """
+    (pod1,) = in_file(tmp_path, text).each()
+    assert pod1.slurm_token_command == ("scontrol", "token") and pod1.slurm_token_file is None
+
+
+@pytest.mark.parametrize("wanted", [None, "pod3"])
+def test_who_names_no_cluster_of_several_is_told_which_there_are(tmp_path: Path, wanted: str | None) -> None:
+    with pytest.raises(SettingsError, match="pod1, pod2"):
+        in_file(tmp_path, TWO).of(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[clusters.pod1]\nHEALER_MODE = "now"', "[clusters.pod1]: HEALER_MODE must be one of"),
+        ('[clusters.pod1]\nHEALER_MOOD = "auto"', "[clusters.pod1]: HEALER_MOOD is not a setting"),
+        ('[clusters.pod1]\nHEALER_LISTEN = "a:1"', "[clusters.pod1]: HEALER_LISTEN holds for all clusters"),
+        (
+            '[clusters.pod1]\nHEALER_SLURM_ADAPTERS = "rest"',
+            "[clusters.pod1]: HEALER_SLURM_ADAPTERS names rest",
+        ),
+        ('[clusters."pod 1"]', "cannot be the ClusterName"),
+        ("clusters = 2", "clusters must be tables"),
+        ('SLURM_CONF = "/etc/slurm.conf"', "SLURM_CONF is not a setting"),
+        ('HEALER_CLUSTER = "a"\n[clusters.pod1]', "HEALER_CLUSTER and the tables of clusters in"),
+        ('HEALER_RECORDING = "/r"\n[clusters.a]\n[clusters.b]', "a and b have the same HEALER_RECORDING"),
+        ('[clusters.a]\nSLURM_CONF = "/s"\n[clusters.b]\nSLURM_CONF = "/s"', "have the same SLURM_CONF"),
+        (
+            'HEALER_MUNGE_SOCKET = "/m"\n[clusters.a]\n[clusters.b]',
+            "a and b have the same HEALER_MUNGE_SOCKET",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_with_its_name(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        in_file(tmp_path, text)
+    assert said in str(error.value)

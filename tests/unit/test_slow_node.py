@@ -52,7 +52,7 @@ def fills(
 
     def at(where: str) -> None:
         if where == "started:drain":
-            site.slurm.submit(required=[NODE], gpus=gpus, comment="")
+            site.slurm.add_job(required=[NODE], gpus=gpus, comment="")
         then(where)
 
     return at
@@ -153,10 +153,10 @@ def test_it_waits_for_the_checkpoint_then_drains_requeues_tests_and_returns() ->
     assert site.node(1).in_service
     done = [*steps(site, run.id)]
     assert done == [
-        "evidence", "moment", "still", "drain", "jobs", f"requeue:{job}", "empty", "validate", "notify",
-        "verify", "resume",
+        "evidence", "moment", "still", "drain", "jobs", f"requeue:{job}", f"owner:{job}", "leave", "empty",
+        "validate", "notify", "verify", "resume",
     ]  # fmt: skip
-    assert steps(site, run.id, StepEvent.skipped) == ["ticket", "repair"]
+    assert steps(site, run.id, StepEvent.skipped) == ["free", "start", "ticket", "repair"]
     assert [one for one in site.scheduler.writes if one != "start_now"] == ["drain", "requeue", "resume"]
     assert site.ledger.tables.slots == {}
     assert site.open_incidents == []

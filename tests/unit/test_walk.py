@@ -64,7 +64,7 @@ def test_the_settling_time_may_be_none() -> None:
 
 def after_a_fault(mode: Mode) -> Site:
     site = Site(10, mode=mode)
-    site.slurm.submit(nodes=2)
+    site.slurm.add_job(nodes=2)
     lost(site)
     site.run_for(20)
     return site
@@ -164,7 +164,7 @@ def test_shadow_goes_through_an_incident_once() -> None:
 
 def test_what_healer_may_not_mend_is_p0_and_pages_once_after_ten_seconds() -> None:
     site = Site(10, mode=Mode.suggest)
-    site.slurm.submit(nodes=2)
+    site.slurm.add_job(nodes=2)
     lost(site)
     settled(site)
     assert site.incident.severity is Severity.P0
@@ -240,7 +240,7 @@ def test_the_most_urgent_gets_the_last_slot() -> None:
     """Two wait for one slot: the incident whose job is hit goes first, though its name comes later."""
     one_slot = GuardSettings(max_nodes=1, min_service_share=0.0, breaker_share=1.0)
     site = Site(10, rules=rules_in(guards=one_slot))
-    site.slurm.submit(required=[name(9)])
+    site.slurm.add_job(required=[name(9)])
     site.walk(*site.say(1, FATAL), *site.say(9, FATAL))
     settled(site)
     assert [run.node for run in site.runs if run.state is RunState.running] == [name(9)]
@@ -308,7 +308,7 @@ def test_a_cause_that_is_gone_takes_what_waited_for_leave_with_it() -> None:
         site.walk(*[beat(name(number), site.now) for number in range(2, 11)])
         site.clock.advance(10)
     assert [run.state for run in site.runs] == [RunState.held]
-    site.slurm.revive(name(1))
+    site.slurm.answer(name(1))
     for _ in range(3):
         site.walk(*[beat(name(number), site.now) for number in range(1, 11)])
         site.clock.advance(10)

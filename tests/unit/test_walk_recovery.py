@@ -1,8 +1,10 @@
 """The walk after something went wrong: news that is on its way, forgotten drains, gone nodes, the canary."""
 
 from datetime import timedelta
+from typing import Any
 
 import msgspec
+import pytest
 
 from healer.model import (
     Breaker,
@@ -15,9 +17,11 @@ from healer.model import (
     Run,
     RunState,
     Severity,
+    SlurmNode,
     Step,
     Verb,
 )
+from healer.sim.slurm_core import SimScheduler
 from healer.walk import walk
 from tests.support.loop import CLUSTER, FATAL, LOST, Site, name, rules_in
 
@@ -89,6 +93,67 @@ def test_the_slot_of_a_node_that_slurm_no_longer_knows_is_freed() -> None:
     assert site.ledger.tables.slots == {}
 
 
+def test_the_slot_of_a_drain_whose_run_was_cancelled_before_its_line_is_kept() -> None:
+    site = Site(10)
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(3)
+    site.walk()
+    site.drive_to("done:drain")
+    site.ledger._claimed.clear()
+    site.cancel(site.runs[0].id)
+    walk(site.ledger, site.rules, site.picture, [], site.now)  # by a picture from before the drain
+    assert list(site.ledger.tables.slots) == [name(1)]
+    site.run_for(60, step_s=5)
+    assert site.node(1).drain
+    assert list(site.ledger.tables.slots) == [name(1)]
+    site.slurm.resume(name(1))
+    site.run_for(10)
+    assert site.ledger.tables.slots == {}
+
+
+def test_a_slot_whose_run_was_cancelled_before_its_drain_is_freed() -> None:
+    site = Site(10)
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(3)
+    site.walk()
+    site.drive_to("started:drain")
+    site.ledger._claimed.clear()
+    site.cancel(site.runs[0].id)
+    site.run_for(3)
+    assert list(site.ledger.tables.slots) == [name(1)], "its call may still be on its way"
+    site.run_for(10)
+    assert not site.node(1).drain
+    assert site.ledger.tables.slots == {}
+
+
+@pytest.mark.parametrize("seen_by", ["gate", "step"])
+def test_a_run_that_cannot_drain_its_node_blocks_no_other(seen_by: str) -> None:
+    """One slot at a time and in an hour: what took nothing uses up neither."""
+    site = Site(32)
+    site.walk(*site.say(1, FATAL))
+    site.clock.advance(3)
+    site.walk()
+    if seen_by == "gate":
+        site.slurm.person_drain(name(1), "RMA", "ann")
+    else:
+        site.on_checkpoint = lambda where: (
+            site.slurm.person_drain(name(1), "RMA", "ann") if where == "started:drain" else None
+        )
+    site.drive()
+    site.on_checkpoint = lambda _: None
+    (run,) = site.runs
+    assert run.state is RunState.stuck
+    assert site.ledger.tables.slots == {} and site.ledger.facts().granted == ()
+    site.run_for(30, *site.say(9, FATAL))
+    assert site.node(9).drain
+    site.slurm.resume(name(1))
+    site.run_for(2)
+    site.retry(run.id, "drain")
+    site.run_for(10)
+    assert not site.node(1).drain, "it asks for a slot anew, and the other has it"
+    assert "slots" in (site.ledger.tables.runs[run.id].question or "")
+
+
 def test_a_node_that_is_surely_unusable_later_is_news_for_an_incident_that_a_person_stopped() -> None:
     site = Site(10)
     site.walk(*site.say(1, FATAL))
@@ -103,6 +168,22 @@ def test_a_node_that_is_surely_unusable_later_is_news_for_an_incident_that_a_per
     site.run_for(10)
     assert site.node(1).drain
     assert {one.rule for one in site.open_incidents} == {"gpu-fatal", "gpu-lost"}
+
+
+def test_an_undrain_of_a_node_that_is_down_is_no_return() -> None:
+    site = Site(10)
+    one = drained(site)
+    site.slurm.silence(name(1))
+    site.run_for(400, step_s=5)
+    assert site.node(1).base == "DOWN"
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(site.runs[0].id, RunState.done, why="taken over", at=site.now)
+    site.ask("undrain", 1)
+    site.run_for(20)
+    assert not site.node(1).drain
+    assert site.ledger.tables.incidents[one].is_open
+    assert list(site.ledger.tables.slots) == [name(1)]
+    assert site.ledger.tables.vetoes == []
 
 
 def test_a_return_ends_all_that_was_open_on_the_node() -> None:
@@ -165,7 +246,7 @@ def test_only_one_run_is_the_canary_however_many_were_granted_before() -> None:
 
 def test_a_requeue_on_a_node_that_is_out_already_proves_nothing_for_the_breaker() -> None:
     site = Site(10)
-    site.slurm.submit(required=[name(1)])
+    site.slurm.add_job(required=[name(1)])
     site.walk(*site.say(1, LOST))
     site.clock.advance(3)
     site.walk()
@@ -233,6 +314,43 @@ def test_a_pause_holds_a_return_that_has_not_begun() -> None:
     site.end_pause()
     site.run_for(30)
     assert not site.node(1).drain
+
+
+class _NotRegistered:
+    """A node that has not registered as configured: Slurm would refuse its return."""
+
+    def __init__(self, slurm: SimScheduler) -> None:
+        self.slurm, self.amiss = slurm, True
+
+    def __getattr__(self, call: str) -> Any:
+        return getattr(self.slurm, call)
+
+    def node(self, node: str) -> SlurmNode:
+        shown = self.slurm.node(node)
+        state = (*shown.state, "INVALID_REG") if self.amiss else shown.state
+        return msgspec.structs.replace(shown, state=state)
+
+
+def test_a_pause_holds_a_return_that_was_granted_before_and_waits() -> None:
+    site = Site(10, scheduler=_NotRegistered)
+    site.scheduler.amiss = False
+    drained(site)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(site.runs[0].id, RunState.done, why="taken over", at=site.now)
+    site.scheduler.amiss = True
+    back = site.ask("resume", 1)
+    site.run_for(10)
+    assert site.log(back)[-1].text.endswith("INVALID_REG")
+    site.pause()
+    site.run_for(2)
+    site.scheduler.amiss = False
+    site.run_for(30)
+    assert site.node(1).drain
+    assert "Paused" in (site.ledger.tables.runs[back].question or "")
+    site.end_pause()
+    site.run_for(30)
+    assert site.node(1).in_service
+    assert site.ledger.tables.runs[back].state is RunState.done
 
 
 def test_a_resolution_by_a_person_is_recorded_once() -> None:

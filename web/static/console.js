@@ -159,7 +159,11 @@ function plan(data) {
   const steps = data.playbook?.steps || data.plan || [];
   if (steps.length) {
     const list = el("ol");
-    for (const step of steps) list.append(el("li", step.title || step.do || step.check || step.wait || step.id));
+    const lacks = data.not_available || {};
+    for (const step of steps) {
+      const title = step.title || step.do || step.check || step.wait || step.id, why = lacks[step.id];
+      list.append(why ? el("li", `${title}: ${why}`, "problem") : el("li", title));
+    }
     add("What will be done", list);
   }
   const jobs = (data.jobs_hit || []).map((job) => typeof job === "string" ? job : `${job.id}${job.user ? " of " + job.user : ""}`);

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres import audit, gate, inbox, messages
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import incidents, remedies, requeues, run_log, runs
+from healer.adapters.postgres.tables import incidents, permits, remedies, requeues, run_log, runs
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
@@ -26,6 +26,7 @@ from healer.model import (
     Incident,
     LogEntry,
     Message,
+    Permit,
     RemedyUse,
     RequeueUse,
     Run,
@@ -37,7 +38,7 @@ from healer.ports import AlreadyRequeued, Clock, LeaseLost
 
 LEASE = timedelta(seconds=10)
 #: An effect may start only while at least this much of the lease is left: longer than any call to Slurm that
-#: changes something (a read and a write of 4 s each at most).
+#: changes something, with all its looks and adapters (`preferred.WRITE_S`, 7 s).
 EFFECT_MARGIN = timedelta(seconds=8)
 #: A lease younger than this is not renewed before an effect.
 FRESH = timedelta(seconds=1.5)
@@ -133,6 +134,23 @@ class PostgresClaim:
         doc = self._conn.execute(query).scalar()
         return msgspec.convert(doc, Incident) if doc else None
 
+    def known_bad(self) -> set[str]:
+        query = sa.select(incidents.c.node).where(
+            incidents.c.cluster == self.run.cluster,
+            incidents.c.state != "resolved",
+            incidents.c.node.is_not(None),
+            incidents.c.doc["known_bad_in_service"].as_boolean(),
+        )
+        with ledger_errors(), self._conn.begin():
+            return set(self._conn.execute(query).scalars())
+
+    def permits(self) -> list[Permit]:
+        query = sa.select(permits.c.doc).where(
+            permits.c.cluster == self.run.cluster, permits.c.at > self._clock.now() - gate.PERMITS_KEPT
+        )
+        with ledger_errors(), self._conn.begin():
+            return [msgspec.convert(doc, Permit) for doc in self._conn.execute(query).scalars()]
+
     def fence(self) -> None:
         now, until = self._clock.now(), self.run.lease_until
         if until is None:
@@ -167,8 +185,7 @@ class PostgresClaim:
             if drained is not None:
                 gate.mark_drained(self._conn, self.run.cluster, drained.node, drained.at)
                 if drained.incident is not None:
-                    row = msgspec.structs.asdict(drained)
-                    self._conn.execute(sa.insert(remedies).values(cluster=self.run.cluster, **row))
+                    _add_remedy(self._conn, self.run.cluster, drained)
 
     def set_state(
         self,
@@ -255,6 +272,12 @@ class PostgresGateTx:
     def grant_slot(self, slot: Slot) -> None:
         gate.grant_slot(self._conn, slot)
 
+    def release_slot(self, node: str, *, at: datetime, why: str) -> None:
+        gate.release_slot(self._conn, self._run.cluster, node, at=at, why=why)
+
+    def add_remedy(self, use: RemedyUse) -> None:
+        _add_remedy(self._conn, self._run.cluster, use)
+
     def add_requeue(self, use: RequeueUse) -> None:
         row = {"run": self._run.id, **msgspec.structs.asdict(use)}
         statement = insert(requeues).values(cluster=self._run.cluster, **row)
@@ -263,11 +286,20 @@ class PostgresGateTx:
             statement.on_conflict_do_update(
                 constraint="requeues_once",
                 set_={"run": self._run.id, "at": use.at},
-                where=requeues.c.run.in_(ended),
+                where=sa.or_(requeues.c.run == self._run.id, requeues.c.run.in_(ended)),
             ).returning(requeues.c.id)
         ).first()
         if taken is None:
-            raise AlreadyRequeued(use.job)
+            held = sa.select(requeues.c.run).where(self._life(use.job, use.restarts))
+            raise AlreadyRequeued(self._conn.execute(held).scalar_one())
+
+    def drop_requeue(self, job: str, restarts: int) -> None:
+        mine = requeues.c.run == self._run.id
+        self._conn.execute(sa.delete(requeues).where(self._life(job, restarts), mine))
+
+    def _life(self, job: str, restarts: int) -> sa.ColumnElement[bool]:
+        known = (requeues.c.job == job, requeues.c.restarts == restarts)
+        return sa.and_(requeues.c.cluster == self._run.cluster, *known)
 
     def save_breaker(self, breaker: Breaker) -> None:
         gate.save_breaker(self._conn, breaker)
@@ -277,6 +309,10 @@ class PostgresGateTx:
 
 
 _audit = audit.append
+
+
+def _add_remedy(conn: sa.Connection, cluster: str, use: RemedyUse) -> None:
+    conn.execute(sa.insert(remedies).values(cluster=cluster, **msgspec.structs.asdict(use)))
 
 
 def write_entry(conn: sa.Connection, entry: LogEntry) -> None:

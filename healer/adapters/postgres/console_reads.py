@@ -1,6 +1,6 @@
 """What the pages read: `healer.console.reads.ConsoleReads` on PostgreSQL."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -13,7 +13,7 @@ from healer.adapters.postgres.figures import detector_lock, lock_held
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.rule_records import rule_records
-from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.snapshots import PostgresSnapshots, read_controller
 from healer.adapters.postgres.tables import (
     audit_chain,
     audit_checkpoints,
@@ -49,7 +49,9 @@ from healer.model import (
     Checkpoint,
     Column,
     Incident,
+    LastHeard,
     Message,
+    Mode,
     Ruleset,
     Run,
     UnknownSeries,
@@ -78,7 +80,9 @@ class PostgresConsoleReads:
         unknown: UnknownBook,
         rules_error: Callable[[], str] = lambda: "",
         cases: Callable[[], dict[str, int]] = dict,
+        modes: Mapping[str, Mode] | None = None,
     ) -> None:
+        """`modes`: of several clusters each, with the mode of rules without their own."""
         self._engine = engine
         self._snapshots = snapshots
         self._clock = clock
@@ -87,6 +91,7 @@ class PostgresConsoleReads:
         self._unknown = unknown
         self._rules_error = rules_error
         self._cases = cases
+        self._modes = modes or {}
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -98,7 +103,7 @@ class PostgresConsoleReads:
 
     def clusters(self) -> list[str]:
         with self._reading() as conn:
-            return rows.cluster_names(conn)
+            return sorted({*rows.cluster_names(conn), *self._modes})
 
     def standing(self, cluster: str) -> Standing | None:
         now = self._clock.now()
@@ -107,7 +112,7 @@ class PostgresConsoleReads:
             picture = conn.execute(
                 sa.select(snapshots.c.version, snapshots.c.error).where(snapshots.c.cluster == cluster)
             ).first()
-            if picture is None:
+            if picture is None and cluster not in self._modes:
                 return None
             facts = read_facts(conn, cluster, self._snapshots, now)
             held = lock_held(conn, detector_lock(cluster))
@@ -121,10 +126,11 @@ class PostgresConsoleReads:
                 cluster=cluster,
                 breaker=facts.breaker,
                 guards=rules.cluster_guards.get(cluster, rules.guards),
-                default_mode=rules.default_mode,
+                default_mode=self._modes.get(cluster, rules.default_mode),
                 snapshot=facts.snapshot,
-                snapshot_version=picture.version,
-                snapshot_error=picture.error or "",
+                snapshot_version=picture.version if picture else 0,
+                snapshot_error=picture.error or "" if picture else "",
+                controller=read_controller(conn, cluster),
                 slots=facts.slots,
                 granted_last_hour=sum(at > now - _HOUR for at in facts.granted),
                 pauses=facts.pauses,
@@ -245,7 +251,10 @@ class PostgresConsoleReads:
     def rule_book(self, cluster: str) -> RuleBook:
         with self._reading() as conn:
             records = rule_records(conn, cluster, self._clock.now())
-        return RuleBook(rules=self._rules(), records=records, cases=self._cases())
+        rules = self._rules()
+        if cluster in self._modes:
+            rules = msgspec.structs.replace(rules, default_mode=self._modes[cluster])
+        return RuleBook(rules=rules, records=records, cases=self._cases())
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         return self._unknown.series([cluster], limit)
@@ -258,6 +267,9 @@ class PostgresConsoleReads:
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         return self._signals.node_signals(cluster, node, since)
+
+    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+        return self._signals.heard(cluster, node, since)
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         return self._signals.job_steps(cluster, job, since)

@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import (
     decisions,
     gate,
@@ -20,6 +21,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.api.services import Unavailable
 from healer.api.views import Readiness, Spread, Stats
+from healer.observations.controller import troubles
 
 _ENDED = ("done", "undone", "rejected", "cancelled")
 
@@ -134,21 +136,43 @@ def lock_held(conn: sa.Connection, name: str) -> bool:
     return bool(conn.execute(_LOCK_HELD, {"name": name}).scalar())
 
 
-def readiness(engine: sa.Engine, cluster: str, now: datetime, *, stale_s: float) -> Readiness:
-    """Whether the whole can work: database, a fresh picture of Slurm, a living detector."""
+def readiness(engine: sa.Engine, clusters: Sequence[str], now: datetime, *, stale_s: float) -> Readiness:
+    """Whether the whole can work: database, a fresh picture of Slurm, a living detector.
+
+    Of several clusters the checks bear the name (`slurm pod1`), and one that is well is enough: what is away
+    disturbs no other.
+    """
     checks: dict[str, dict[str, Any]] = {}
+    well = 0
     try:
         with translated(), engine.connect() as conn:
             checks["database"] = {"ok": True, "text": "answers"}
-            picture = conn.execute(sa.select(snapshots).where(snapshots.c.cluster == cluster)).first()
-            held = lock_held(conn, detector_lock(cluster))
+            for cluster in clusters:
+                found = _of_cluster(conn, cluster, now, stale_s)
+                well += all(check["ok"] for check in found.values())
+                if len(clusters) > 1:
+                    found = {f"{name} {cluster}": check for name, check in found.items()}
+                checks |= found
     except Unavailable as error:
         return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
+    return Readiness(ready=well > 0, checks=checks)
+
+
+def _of_cluster(
+    conn: sa.Connection, cluster: str, now: datetime, stale_s: float
+) -> dict[str, dict[str, Any]]:
+    """Slurm and the detector of one cluster."""
+    picture = conn.execute(sa.select(snapshots).where(snapshots.c.cluster == cluster)).first()
+    told = troubles(read_controller(conn, cluster))
+    held = lock_held(conn, detector_lock(cluster))
     if picture is None:
-        checks["slurm"] = {"ok": False, "text": f"no picture of the cluster {cluster} yet"}
+        slurm: dict[str, Any] = {"ok": False, "text": f"no picture of the cluster {cluster} yet"}
     else:
         age = (now - picture.taken_at) / timedelta(seconds=1)
         text = picture.error or f"the picture is {age:.1f} s old"
-        checks["slurm"] = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
-    checks["detector"] = {"ok": held, "text": "runs" if held else "no detector holds the lock"}
-    return Readiness(ready=all(check["ok"] for check in checks.values()), checks=checks)
+        slurm = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
+    if told:
+        # A state and no failure: while the picture is fresh, healer can do its work.
+        slurm["troubles"] = [{"what": one.trouble, "since": one.since, "text": one.text} for one in told]
+    detector = {"ok": held, "text": "runs" if held else "no detector holds the lock"}
+    return {"slurm": slurm, "detector": detector}

@@ -1,6 +1,6 @@
 """The gate's lock and what guards may look at, read in one transaction."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
@@ -16,7 +16,8 @@ SELECT
      SELECT cluster, node, incident, run, granted_at, unusable, drained_at FROM slots
      WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS one) AS slots,
   (SELECT json_agg(granted_at ORDER BY granted_at) FROM slots
-     WHERE cluster = :cluster AND granted_at > :now - interval '1 hour' AND NOT unusable) AS granted,
+     WHERE cluster = :cluster AND granted_at > :now - interval '1 hour' AND NOT unusable
+       AND (released_at IS NULL OR drained_at IS NOT NULL)) AS granted,
   (SELECT json_agg(one) FROM (
      SELECT id, scope, name, "by", reason, since, until, cluster FROM pauses
      WHERE ended_at IS NULL AND (until IS NULL OR until > :now)
@@ -37,9 +38,13 @@ SELECT
        AND (run_log.event = 'done'
             OR run_log.event = 'failed' AND (run_log.doc->'data'->>'final')::boolean)
      ORDER BY run_log.seq DESC LIMIT 10) AS one) AS actions,
+  (SELECT json_agg(doc ORDER BY id) FROM permits
+     WHERE cluster = :cluster AND at > :now - CAST(:permits_kept AS interval)) AS permits,
   (SELECT json_object_agg(node, id) FROM runs
      WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL) AS running
 """)
+#: A drain that came of a hook is known as ours for so long, if nothing gave it our reason before.
+PERMITS_KEPT = timedelta(hours=24)
 _REMOVING = [str(verb) for verb in NODE_REMOVING]
 
 
@@ -66,7 +71,7 @@ def read_facts(
     if breaker is None:
         row = conn.execute(sa.select(gate.c.breaker).where(gate.c.cluster == cluster)).first()
         breaker = msgspec.convert(row.breaker, Breaker) if row else Breaker(cluster=cluster)
-    asked = {"cluster": cluster, "now": now, "removing": _REMOVING}
+    asked = {"cluster": cluster, "now": now, "removing": _REMOVING, "permits_kept": PERMITS_KEPT}
     known = conn.execute(_FACTS, asked).mappings().one()
     facts = msgspec.convert(
         {name: value for name, value in known.items() if value is not None}

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.samples import METRICS, STEPS, unpacked
-from healer.adapters.postgres.tables import samples
-from healer.model import Column
+from healer.adapters.postgres.tables import inbox, samples
+from healer.model import Column, LastHeard
 from healer.model.samples import Report, StepBatch
 
 #: Rows of one answer; more is cut, oldest first. A node that reports every second for an hour; a job of 1,000
@@ -34,6 +34,29 @@ class PostgresSignalReads:
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         return [one for one in self._rows(cluster, STEPS, job, since) if isinstance(one, StepBatch)]
+
+    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+        lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
+        spoken = (
+            sa.select(
+                inbox.c.kind, sa.func.max(inbox.c.arrived_at).label("at"), sa.func.max(lost).label("lost")
+            )
+            .where(
+                inbox.c.cluster == cluster,
+                inbox.c.arrived_at > since,
+                inbox.c.node == node,
+                inbox.c.kind.in_(("heartbeat", "hook")),
+            )
+            .group_by(inbox.c.kind)
+        )
+        with translated(), self._engine.connect() as conn:
+            rows = {row.kind: row for row in conn.execute(spoken)}
+        beat, hook = rows.get("heartbeat"), rows.get("hook")
+        return LastHeard(
+            heartbeat_at=beat.at if beat else None,
+            hook_at=hook.at if hook else None,
+            lines_lost=(beat.lost or 0) if beat else 0,
+        )
 
     def _rows(
         self, cluster: str, kind: str, subject: str, since: datetime

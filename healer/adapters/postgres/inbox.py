@@ -108,10 +108,16 @@ def insert_observations(connection: psycopg.Connection, observations: Sequence[O
     told = _encode(observations).decode().replace("\\u0000", "\\ufffd")
     rows = connection.execute(_INSERT, [told])
     stored = {row[0] for row in rows}
-    # Heartbeats wait for the next tick: on a large fleet they would wake a walk a hundred times a second.
-    if any(one.kind is not ObservationKind.heartbeat and one.digest in stored for one in observations):
+    if any(_wakes(one) and one.digest in stored for one in observations):
         connection.execute("NOTIFY " + CHANNEL)
     return stored
+
+
+def _wakes(one: Observation) -> bool:
+    """What only says that a node is well waits for the next tick: on a large fleet it would wake a walk a
+    hundred times a second."""
+    well = one.kind is ObservationKind.hook and not one.data.get("failed")
+    return not well and one.kind is not ObservationKind.heartbeat
 
 
 def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:

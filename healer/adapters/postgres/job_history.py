@@ -2,15 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres import rows
-from healer.adapters.postgres.tables import incidents, requeues
-from healer.console.reads import CheckpointSeen, JobHistory, Requeue
-from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.adapters.postgres.tables import incidents, requeues, run_log, runs
+from healer.console.reads import CheckpointSeen, JobDone, JobHistory, Requeue
+from healer.model import LogEntry, SlurmJob, SlurmNode, SlurmSnapshot, StepEvent
 
 INCIDENTS_SHOWN = 100
+DONE_SHOWN = 50
 CHECKPOINTS_SHOWN = 50
+
+#: A step that has ended says what came of it.
+_SAID = [str(event) for event in (StepEvent.done, StepEvent.skipped, StepEvent.failed)]
 
 # The index over a job's checkpoints is on this very expression.
 _CHECKPOINTS = sa.text(
@@ -38,16 +43,45 @@ def job_history(conn: sa.Connection, snapshot: SlurmSnapshot | None, cluster: st
         .order_by(requeues.c.id)
     )
     again = tuple(Requeue(**row._mapping) for row in asked)
+    done = _done_to(conn, cluster, job, [one.id for one in found])
     told = conn.execute(_CHECKPOINTS, {"cluster": cluster, "job": job, "limit": CHECKPOINTS_SHOWN})
     seen = sorted((CheckpointSeen(**row._mapping) for row in told), key=lambda one: one.at)
     shown = snapshot.jobs.get(job) if snapshot else None
     return JobHistory(
         incidents=tuple(found),
         requeues=again,
+        done=done,
         checkpoints=tuple(seen),
         gpu_hours_lost=gpu_hours_lost(
             gpus_of(shown, snapshot.nodes if snapshot else {}), again, seen, hit=bool(found)
         ),
+    )
+
+
+def _done_to(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str]) -> tuple[JobDone, ...]:
+    """What runs of these incidents, and runs on the job itself, said of it."""
+    of_job = sa.or_(
+        sa.and_(runs.c.incident.in_(hit_by), run_log.c.step.endswith(f":{job}", autoescape=True)),
+        runs.c.job == job,
+    )
+    rows_ = conn.execute(
+        sa.select(run_log.c.doc, runs.c.id, runs.c.incident)
+        .join(runs, runs.c.id == run_log.c.run)
+        .where(runs.c.cluster == cluster, of_job, run_log.c.event.in_(_SAID))
+        .order_by(run_log.c.seq.desc())
+        .limit(DONE_SHOWN)
+    ).all()
+    said = [(msgspec.convert(doc, LogEntry), run, incident) for doc, run, incident in reversed(rows_)]
+    return tuple(
+        JobDone(
+            at=one.at,
+            step=one.step.partition(":")[0],
+            event=str(one.event),
+            text=one.text,
+            run=run,
+            incident=incident,
+        )
+        for one, run, incident in said
     )
 
 

@@ -17,7 +17,7 @@ from healer.adapters.postgres.tables import inbox as inbox_table
 from healer.adapters.postgres.tables import incidents, run_log, runs, vetoes
 from healer.model import (
     ENDED_RUN_STATES,
-    RETURNING_VERBS,
+    LIFTING_VERBS,
     AuditRecord,
     Breaker,
     Decision,
@@ -141,7 +141,7 @@ class PostgresWalkTx:
         query = sa.select(run_log.c.seq).where(
             run_log.c.run == run,
             run_log.c.event == "started",
-            run_log.c.doc["data"]["verb"].astext.in_([str(verb) for verb in RETURNING_VERBS]),
+            run_log.c.doc["data"]["verb"].astext.in_([str(verb) for verb in LIFTING_VERBS]),
         )
         return self.conn.execute(query.limit(1)).first() is not None
 

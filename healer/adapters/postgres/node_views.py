@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from healer.api.views import GpuView, NodeView
-from healer.model import Incident, Ruleset, SlurmNode, SlurmSnapshot, Verdict
-from healer.model.reasons import is_ours, slurm_kind
+from healer.model import Incident, OwnerKind, Ruleset, SlurmNode, SlurmSnapshot, Verdict
+from healer.model.reasons import is_ours
+from healer.observations.gpus import jobs_by_gpu
 
 _ORDER = list(Verdict)
 
@@ -27,15 +28,19 @@ def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Inci
         key=_ORDER.index,
         default=Verdict.healthy,
     )
-    out_by, owner = _out_by(node)
+    out_by, owner = _out_by(node), node.owner
     return NodeView(
         cluster=snapshot.cluster,
         name=node.name,
         verdict=verdict,
         may_run_jobs=node.in_service,
         why=_why(node, out_by, verdict, [one for one in incidents if one.is_open]),
+        status=node.status,
+        unknown_flags=node.unknown_flags,
+        switches=node.switches,
         out_by=out_by,
-        owner=owner,
+        owner=str(owner) if owner and out_by != "planned" else None,
+        reason_age_s=(snapshot.taken_at - node.reason_at).total_seconds() if node.reason_at else None,
         known_bad_in_service=node.in_service and any(one.known_bad_in_service for one in incidents),
         slurm=node,
         incidents=[one.id for one in incidents if one.is_open],
@@ -43,16 +48,12 @@ def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Inci
     )
 
 
-def _out_by(node: SlurmNode) -> tuple[str | None, str | None]:
+def _out_by(node: SlurmNode) -> str | None:
     if node.in_service:
-        return None, None
-    if is_ours(node.reason):
-        return "healer", None
-    if node.planned:
-        return "planned", None
-    if node.reason and slurm_kind(node.reason) is None:
-        return "person", node.reason_user or "unknown"
-    return "slurm", None
+        return None
+    if node.planned and not is_ours(node.reason):
+        return "planned"
+    return node.owner.kind.value if node.owner else OwnerKind.slurm.value
 
 
 def _why(node: SlurmNode, out_by: str | None, verdict: Verdict, incidents: list[Incident]) -> str:
@@ -66,15 +67,21 @@ def _why(node: SlurmNode, out_by: str | None, verdict: Verdict, incidents: list[
             return f"healer took it out ({state}): {node.reason}"
         case "planned":
             return f"It is out by plan ({state})" + (f": {node.reason}" if node.reason else ".")
-        case "person":
-            return f"{node.reason_user or 'Somebody'} took it out ({state}): {node.reason}"
-    return f"Slurm took it out ({state})" + (f": {node.reason}" if node.reason else ".")
+        case "slurm":
+            return f"Slurm took it out ({state})" + (f": {node.reason}" if node.reason else ".")
+    who = str(node.owner)
+    return f"{who[:1].upper()}{who[1:]} took it out ({state}): {node.reason or 'no reason given'}"
 
 
 def gpu_views(
-    node: SlurmNode, incidents: Sequence[Incident], rules: Ruleset, told: Mapping[int, Mapping[str, Any]]
+    snapshot: SlurmSnapshot,
+    node: SlurmNode,
+    incidents: Sequence[Incident],
+    rules: Ruleset,
+    told: Mapping[int, Mapping[str, Any]],
 ) -> list[GpuView]:
     """One row per GPU that Slurm counts or an incident names. `told`: index -> what heartbeats said."""
+    jobs = jobs_by_gpu(snapshot, node.name)
     by_model = rules.topology.gpu_pci.get(node.gpu_model, ())
     named: dict[int, list[Incident]] = {}
     for one in incidents:
@@ -86,6 +93,7 @@ def gpu_views(
             index=index,
             pci=told.get(index, {}).get("pci") or (by_model[index] if index < len(by_model) else None),
             uuid=told.get(index, {}).get("uuid") or None,
+            job=jobs.get(index),
             verdict=max(
                 (one.nodes.get(node.name, Verdict.suspect) for one in named.get(index, ())),
                 key=_ORDER.index,

@@ -203,7 +203,7 @@ class PostgresReads:
         )
         return msgspec.structs.replace(
             node_view(picture, shown, watched),
-            gpus=gpu_views(shown, watched, rules, told),
+            gpus=gpu_views(picture, shown, watched, rules, told),
             jobs=picture.jobs_on(node),
             history=history,
             lemon_score=lemon,
@@ -223,6 +223,7 @@ class PostgresReads:
             nodes=list(shown.nodes) if shown else [],
             incidents=list(known.incidents),
             requeues=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.requeues],
+            done=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.done],
             checkpoints=[CheckpointView(**msgspec.structs.asdict(one)) for one in known.checkpoints],
             gpu_hours_lost=known.gpu_hours_lost,
         )

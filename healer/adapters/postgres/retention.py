@@ -5,11 +5,11 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from healer.adapters.postgres import features, samples
-from healer.adapters.postgres.tables import idempotency, inbox, sessions, unknown_series
+from healer.adapters.postgres.tables import idempotency, inbox, permits, sessions, unknown_series
 
 HEARTBEATS = timedelta(hours=1)
 #: What senders say again and again.
-_SAID_AGAIN = ("heartbeat", "gpu_inventory")
+_SAID_AGAIN = ("heartbeat", "gpu_inventory", "hook")
 #: As long as an identity must be known: an old dmesg that is sent again within it is a duplicate.
 EVENTS = timedelta(days=90)
 KEYS = timedelta(hours=24)
@@ -27,6 +27,7 @@ def tidy(engine: sa.Engine, now: datetime) -> None:
             )
         )
         conn.execute(sa.delete(inbox).where(walked, inbox.c.arrived_at < now - EVENTS))
+        conn.execute(sa.delete(permits).where(permits.c.at < now - EVENTS))
         conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEYS))
         conn.execute(sa.delete(sessions).where(sessions.c.expires_at < now - SESSIONS))
         conn.execute(sa.delete(unknown_series).where(unknown_series.c.last_seen < now - UNKNOWN_SERIES))

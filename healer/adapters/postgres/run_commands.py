@@ -7,6 +7,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from healer.actions import calls_of
 from healer.adapters.postgres import audit, gate, inbox
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.engine import translated
@@ -53,7 +54,9 @@ from healer.model import (
     Run,
     RunState,
     Slot,
+    SlurmJob,
     StepEvent,
+    Verb,
 )
 from healer.playbooks import stuck_at
 from healer.ports import Clock, Poke, Scheduler, SchedulerError
@@ -96,11 +99,11 @@ class PostgresRunCommands:
                 hit, certain = hit_among(on_node, where, node_gpus=node.gpus)
                 jobs = hit if certain else []
             if request.job:
-                job = self._scheduler.job(request.job)
+                job = self._job(request.job)
                 jobs = [job] if job else []
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
-        run = self._asked(request, playbook, incident, job.restarts if job else None)
+        run = self._asked(request, playbook, incident, job)
         verdict = judge(beginning(run, playbook, incident), facts, rules, now)
         return Preview(
             playbook=playbook,
@@ -113,19 +116,33 @@ class PostgresRunCommands:
             jobs_hit=jobs,
             limits=limits(facts, rules, now),
             slurm=node,
+            not_available=self._not_available(playbook),
         )
+
+    def _not_available(self, playbook: Playbook) -> dict[str, str]:
+        """Steps that this Slurm's adapters cannot do, and why; nothing where Slurm does not answer."""
+        try:
+            lacks = self._scheduler.unavailable()
+        except SchedulerError:
+            return {}
+        found = {}
+        for step in playbook.steps:
+            missing = [call for call in calls_of(step) if call in lacks]
+            if missing:
+                found[step.id] = f"not available here: {lacks[missing[0]]}"
+        return found
 
     def start(self, request: RunRequest) -> Run:
         rules, now = self._rules(), self._clock.now()
         playbook = playbook_of(rules, request)
-        restarts = self._restarts(request)
+        job = self._job_of(request)
         with translated(), self._engine.begin() as conn:
             known = conn.execute(sa.select(runs.c.doc).where(runs.c.id == request.id)).scalar()
             if known is not None:
                 return msgspec.convert(known, Run)
             facts = gate.lock_gate(conn, request.cluster, self._snapshots, now)
             incident = incident_of(conn, request, facts)
-            run = self._asked(request, playbook, incident, restarts)
+            run = self._asked(request, playbook, incident, job)
             proposal = beginning(run, playbook, incident)
             verdict = judge(proposal, facts, rules, now)
             gate.add_decision(conn, decision_of(proposal, verdict, now))
@@ -146,9 +163,10 @@ class PostgresRunCommands:
         return run
 
     def _asked(
-        self, request: RunRequest, playbook: Playbook, incident: Incident | None, restarts: int | None
+        self, request: RunRequest, playbook: Playbook, incident: Incident | None, job: SlurmJob | None
     ) -> Run:
-        """The run as it would begin now."""
+        """The run as it would begin now. A job has many names (`4700_3`, `4711+1`): the run has the one by
+        which Slurm lists and restarts it, which caps, fences and guards know it by."""
         return Run(
             id=request.id,
             cluster=request.cluster,
@@ -158,10 +176,13 @@ class PostgresRunCommands:
             reason=request.reason,
             created_at=self._clock.now(),
             node=request.node,
-            job=request.job,
+            job=job.id if job else request.job,
             incident=incident.id if incident else None,
             rule=incident.rule if incident else playbook.name,
-            input={"reason_text": f"{request.by}: {request.reason}", "restarts": restarts},
+            input={
+                "reason_text": f"{request.by}: {request.reason}",
+                "restarts": job.restarts if job else None,
+            },
         )
 
     def _begin(
@@ -247,16 +268,21 @@ class PostgresRunCommands:
             )
             gate.grant_slot(conn, slot)
 
-    def _restarts(self, request: RunRequest) -> int | None:
+    def _job_of(self, request: RunRequest) -> SlurmJob | None:
         if request.job is None:
             return None
         try:
-            job = self._scheduler.job(request.job)
+            job = self._job(request.job)
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
         if job is None:
             raise NotFound(f"Slurm knows no job {request.job}")
-        return job.restarts
+        return job
+
+    def _job(self, name: str) -> SlurmJob | None:
+        """The job of this name; the leader where it names a component of a heterogeneous job."""
+        job = self._scheduler.job(name)
+        return self._scheduler.job(job.leader) if job is not None and job.leader != job.id else job
 
     # --- answering ---
 
@@ -272,7 +298,9 @@ class PostgresRunCommands:
             if known.state not in _STATES_TO_APPROVE:
                 raise Conflict(f"run {run} is {known.state}: there is nothing to approve")
             playbook = rules.playbooks[known.playbook]
-            if known.by == by and any(step.do in IRREVERSIBLE_VERBS for step in playbook.steps):
+            # DOWN that only frees a node needs nobody; any other the gate holds when it is due.
+            never_alone = IRREVERSIBLE_VERBS - {Verb.down}
+            if known.by == by and any(step.do in never_alone for step in playbook.steps):
                 raise Forbidden(
                     "a step that cannot be undone needs a second person: you asked for it yourself"
                 )

@@ -1,15 +1,19 @@
-"""Slurm's latest picture in PostgreSQL: one row per cluster, decoded once per version and process."""
+"""Slurm's latest picture in PostgreSQL: one row per cluster, decoded once per version and process.
+
+How its slurmctld does lies in a row of its own: those figures change with every poll, the picture does not.
+"""
 
 import secrets
 import threading
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.tables import snapshots
-from healer.model import SlurmSnapshot
+from healer.adapters.postgres.tables import controllers, snapshots
+from healer.model import Controller, SlurmSnapshot
 
 CHANNEL = "healer_snapshot"
 #: Stands in the body for the moment, which has a column of its own: an unchanged cluster has unchanged bytes.
@@ -19,6 +23,18 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(SlurmSnapshot).decode
 
 
+class _Written(NamedTuple):
+    version: int
+    body: bytes
+    snapshot: SlurmSnapshot
+
+    def shows(self, snapshot: SlurmSnapshot) -> bool:
+        """The very same mappings: Slurm said that nothing changed, and so they need not be compared."""
+        mine = self.snapshot
+        same_jobs = mine.jobs is snapshot.jobs and mine.reservations is snapshot.reservations
+        return same_jobs and mine.nodes is snapshot.nodes
+
+
 class PostgresSnapshots:
     """`healer.ports.Snapshots`. The body is written only when it changed; `taken_at` always."""
 
@@ -26,13 +42,17 @@ class PostgresSnapshots:
         self._engine = engine
         self._lock = threading.Lock()
         self._known: dict[str, tuple[int, SlurmSnapshot]] = {}
-        self._written: dict[str, tuple[int, bytes]] = {}
+        self._written: dict[str, _Written] = {}
 
     def put(self, snapshot: SlurmSnapshot) -> None:
         """A new moment is told of the stored body only while that is the very one that was written here."""
-        body = _encode(msgspec.structs.replace(snapshot, taken_at=_EPOCH))
-        version, written = self._written.get(snapshot.cluster, (None, b""))
-        if version is not None and written == body and self._still(snapshot, version):
+        written = self._written.get(snapshot.cluster)
+        if written is not None and written.shows(snapshot):
+            body = written.body
+        else:
+            body = _encode(msgspec.structs.replace(snapshot, taken_at=_EPOCH))
+        if written is not None and written.body == body and self._still(snapshot, written.version):
+            self._written[snapshot.cluster] = _Written(written.version, body, snapshot)
             return
         # Random: readers keep bodies by version, so one that a crash took must not come back for another.
         version = secrets.randbits(63)
@@ -41,7 +61,7 @@ class PostgresSnapshots:
             statement = insert(snapshots).values(cluster=snapshot.cluster, **row)
             conn.execute(statement.on_conflict_do_update(index_elements=["cluster"], set_=row))
             conn.execute(sa.text(f"NOTIFY {CHANNEL}"))
-        self._written[snapshot.cluster] = (version, body)
+        self._written[snapshot.cluster] = _Written(version, body, snapshot)
 
     def _still(self, snapshot: SlurmSnapshot, version: int) -> bool:
         """Notes the moment at which the stored picture was still true. False: another one is stored.
@@ -66,6 +86,18 @@ class PostgresSnapshots:
         with self._engine.begin() as conn:
             conn.execute(sa.update(snapshots).where(snapshots.c.cluster == cluster).values(error=error))
 
+    def put_controller(self, controller: Controller) -> None:
+        """A crash that loses this commit only makes the figures look older than they are."""
+        row = {"at": controller.at, "doc": msgspec.to_builtins(controller)}
+        with self._engine.begin() as conn:
+            conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
+            statement = insert(controllers).values(cluster=controller.cluster, **row)
+            conn.execute(statement.on_conflict_do_update(index_elements=["cluster"], set_=row))
+
+    def controller(self, cluster: str) -> Controller | None:
+        with self._engine.connect() as conn:
+            return read_controller(conn, cluster)
+
     def latest(self, cluster: str) -> SlurmSnapshot | None:
         with self._engine.connect() as conn:
             return self.read(conn, cluster)
@@ -85,7 +117,25 @@ class PostgresSnapshots:
                     snapshots.c.cluster == cluster
                 )
             ).one()
-            known, head = (row.version, _decode(row.body)), row
+            known, head = (row.version, _kept(known[1] if known else None, _decode(row.body))), row
             with self._lock:
                 self._known[cluster] = known
         return msgspec.structs.replace(known[1], taken_at=head.taken_at)
+
+
+def read_controller(conn: sa.Connection, cluster: str) -> Controller | None:
+    doc = conn.execute(sa.select(controllers.c.doc).where(controllers.c.cluster == cluster)).scalar()
+    return None if doc is None else msgspec.convert(doc, Controller)
+
+
+def _kept(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSnapshot:
+    """The mappings that say what they said before stay the same objects: a job that ended is no news of the
+    nodes, and whoever looks at nodes alone has nothing to do."""
+    if before is None:
+        return now
+    same = {
+        name: getattr(before, name)
+        for name in ("nodes", "jobs", "reservations")
+        if getattr(before, name) == getattr(now, name)
+    }
+    return msgspec.structs.replace(now, **same)

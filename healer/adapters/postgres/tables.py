@@ -116,6 +116,30 @@ snapshots = sa.Table(
     sa.Column("error", sa.Text),
 )
 
+controllers = sa.Table(
+    "controllers",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+# Hooks that the gate let fail, and those that failed unanswered: by these the drains that Slurm makes of it
+# are known as ours.
+permits = sa.Table(
+    "permits",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("node", sa.Text, nullable=False),
+    sa.Column("hook", sa.Text, nullable=False),
+    sa.Column("report", sa.Text, nullable=False),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+    sa.UniqueConstraint("cluster", "node", "hook", "report", name="permits_once"),
+    sa.Index("permits_recent", "cluster", "at"),
+)
+
 incidents = sa.Table(
     "incidents",
     metadata,

@@ -2,18 +2,25 @@
 
 import hashlib
 import secrets
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.audit import append
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.tables import sessions, tokens
-from healer.api.services import Caller
+from healer.api.services import Caller, Conflict, Enrolled, Forbidden, TooMany
 from healer.model import AuditRecord, Role
 
 _CALLER = (tokens.c.id, tokens.c.name, tokens.c.role, tokens.c.node, tokens.c.job, tokens.c.cluster)
+
+#: How long an enrolled token lasts (the follower renews it long before), and those before it still do.
+ENROLLED_FOR = timedelta(days=90)
+GRACE = timedelta(minutes=10)
+#: Enrolments of one node in an hour.
+ENROLMENTS_PER_H = 10
 
 
 class PostgresTokens:
@@ -111,6 +118,36 @@ class PostgresTokens:
             data = {"role": role.value, "name": name, "once": once} | {k: v for k, v in bound.items() if v}
             self._record(conn, "token.created", identity, by=by, at=now, cluster=cluster, data=data)
         return secret
+
+    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
+        """One transaction. The id follows from the nonce: the primary key refuses it a second time."""
+        identity = hashlib.sha256(f"enroll\0{cluster}\0{node}\0{nonce}".encode()).hexdigest()[:24]
+        secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
+        until, name = now + ENROLLED_FOR, f"node {cluster}/{node}"
+        own = (tokens.c.cluster == cluster, tokens.c.node == node, tokens.c.role == Role.signals.value)
+        with translated(), self._engine.begin() as conn:
+            made = sa.select(tokens.c.revoked_at, tokens.c.created_at, tokens.c.name).where(*own)
+            rows = conn.execute(made.order_by(tokens.c.created_at.desc()).limit(100)).all()
+            if rows and rows[0].revoked_at is not None:
+                raise Forbidden(
+                    f"the token of {node} was revoked by a person; one who wants it back makes a new one: "
+                    f"healer token create --role signals --node {node} --cluster {cluster}"
+                )
+            hour = sum(row.name == name and row.created_at > now - timedelta(hours=1) for row in rows)
+            if hour >= ENROLMENTS_PER_H:
+                raise TooMany(f"{node} has enrolled {hour} times within an hour", 600)
+            new = insert(tokens).values(
+                id=identity, digest=hashlib.sha256(secret.encode()).digest(), role=Role.signals.value,
+                name=name, node=node, cluster=cluster, created_at=now, expires_at=until,
+            )  # fmt: skip
+            once = new.on_conflict_do_nothing(index_elements=["id"]).returning(tokens.c.id)
+            if conn.execute(once).first() is None:
+                raise Conflict("this credential was used before; each attempt needs a new one")
+            older = (*own, tokens.c.name == name, tokens.c.id != identity, tokens.c.expires_at > now + GRACE)
+            conn.execute(sa.update(tokens).where(*older).values(expires_at=now + GRACE))
+            data = {"role": Role.signals.value, "name": name, "node": node, "cluster": cluster}
+            self._record(conn, "token.enrolled", identity, by=by, at=now, cluster=cluster, data=data)
+        return Enrolled(token=secret, expires_at=until)
 
     def all(self) -> list[sa.RowMapping]:
         """Every token but its digest, newest first."""

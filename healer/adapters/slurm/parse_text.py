@@ -2,14 +2,16 @@
 
 The text of a job is partly written by its owner: a job's name or comment may hold line breaks and lines that
 look like Slurm's own. So a job's text counts only when it can be read in one way: one record, every line
-begins with a key that Slurm prints, no key twice. Otherwise `Ambiguous` is raised and the caller takes JSON.
+begins with a key that Slurm prints, no key twice, and none that Slurm prints for a few jobs alone, for a
+comment could forge it. Otherwise `Ambiguous` is raised and the caller takes JSON.
 """
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
+from itertools import pairwise
 
-from healer.adapters.slurm import hostlist, words
+from healer.adapters.slurm import hostlist, job_words, words
 from healer.model import SlurmJob, SlurmNode
 
 
@@ -21,19 +23,21 @@ class Ambiguous(Exception):
 
 _NODE_START = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _NODE_KEYS = re.compile(
-    r"^   (?:(State)=(\S+)|(ActiveFeatures)=(\S*)|(Gres)=(\S*)|(Partitions)=(\S*)|(BootTime)=(\S+))",
+    r"^   (?:(State)=(\S+)|(ActiveFeatures)=(\S*)|(Gres)=(\S*)|(Partitions)=(\S*)|(BootTime)=(\S+)"
+    r"|(NodeAddr)=(\S+)|(NextState)=(\S+)|(Comment)=(.*)|(Extra)=(.*))",
     re.MULTILINE,
 )
+_NODE_HOST = re.compile(r"^   NodeAddr=\S+ NodeHostName=(\S+)", re.MULTILINE)
 _NODE_REASON = re.compile(r"^   Reason=(.*(?:\n {10}.*)*)", re.MULTILINE)
 _REASON_LINE = re.compile(r"(.*) \[([^\[\]@\s]+)@([0-9]+)\]")
 
 
 def nodes(text: str) -> dict[str, SlurmNode]:
     """All nodes of `scontrol show node`, by name."""
-    starts = list(_NODE_START.finditer(text))
-    ends = [start.start() for start in starts[1:]] + [len(text)]
+    heads = list(_NODE_START.finditer(text))
+    bounds = pairwise([*(head.start() for head in heads), len(text)])
     return {
-        start[1]: _node(start[1], text[start.start() : end]) for start, end in zip(starts, ends, strict=True)
+        head[1]: _node(head[1], text[start:end]) for head, (start, end) in zip(heads, bounds, strict=True)
     }
 
 
@@ -45,6 +49,8 @@ def _node(name: str, text: str) -> SlurmNode:
     gres = _plain(found.get("Gres", ""))
     gpus, model = words.gpus_of_gres(gres)
     state = words.node_state(found.get("State", "UNKNOWN"))
+    address, host = found.get("NodeAddr", name), _NODE_HOST.search(text)
+    hostname = host[1] if host else name
     reason, user, at = _reason(text) if words.reason_stands(state) else ("", "", None)
     return SlurmNode(
         name=name,
@@ -58,6 +64,11 @@ def _node(name: str, text: str) -> SlurmNode:
         partitions=_names(found.get("Partitions", "")),
         features=_names(found.get("ActiveFeatures", "")),
         boot_at=_time(found.get("BootTime", "")),
+        address="" if address == name else address,
+        hostname="" if hostname == name else hostname,
+        comment=_plain(found.get("Comment", "").rstrip()),
+        extra=_plain(found.get("Extra", "").rstrip()),
+        after_reboot=words.node_state(found["NextState"]) if "NextState" in found else (),
     )
 
 
@@ -76,10 +87,10 @@ def _reason(text: str) -> tuple[str, str, datetime | None]:
 # --- jobs ------------------------------------------------------------------------------------------------
 
 _JOB_HEAD = re.compile(
-    r"JobId=(\d+)"
-    r"(?: ArrayJobId=(\d+) ArrayTaskId=(\S+)(?: ArrayTaskThrottle=\d+)?)?"
-    r"(?: HetJobId=\d+ HetJobOffset=\d+)?"
-    r" JobName=(.*)"
+    r"JobId=(?P<job>\d+)"
+    r"(?: ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+)(?: ArrayTaskThrottle=\d+)?)?"
+    r"(?: HetJobId=(?P<het>\d+) HetJobOffset=(?P<offset>\d+))?"
+    r" JobName=(?P<name>.*)"
 )
 #: The keys that begin a line, as 22.05 prints them with -d; what stands behind the first is fixed by Slurm.
 _JOB_LINES = {
@@ -87,15 +98,18 @@ _JOB_LINES = {
     "StartTime", "SuspendTime", "Partition", "ReqNodeList", "NodeList", "BatchHost", "NumNodes", "TRES",
     "Socks/Node", "JOB_GRES", "MinCPUsNode", "Features", "OverSubscribe", "Command", "WorkDir", "Comment",
     "StdErr", "StdIn", "StdOut", "Power", "TresPerNode", "TresPerJob", "TresPerTask", "TresPerSocket",
-    "CpusPerTres", "MemPerTres", "GresEnforceBind", "BatchFeatures", "Reservation", "AdminComment",
-    "SystemComment", "MailUser", "Switches", "HetJobIdSet", "TresBind", "TresFreq", "NtasksPerTRES",
+    "CpusPerTres", "MemPerTres", "GresEnforceBind", "BatchFeatures", "SystemComment", "MailUser", "Switches",
+    "HetJobIdSet", "TresBind", "TresFreq", "NtasksPerTRES",
 }  # fmt: skip
+# Not among them: Reservation, AdminComment and FedOrigin. Where Slurm prints none, a line break in a name or
+# a comment makes one that is no second one. Jobs that have one are read from JSON.
 _JOB_LINE = re.compile(r"   ([A-Za-z/_]+)=(.*)")
 _JOB_GRES = re.compile(r"     Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")
 _NEEDED = (
     "UserId",
     "JobState",
     "Requeue",
+    "SubmitTime",
     "StartTime",
     "Partition",
     "ReqNodeList",
@@ -127,18 +141,24 @@ def job(text: str) -> tuple[SlurmJob, str]:
     missing = [key for key in (*_NEEDED, "MinCPUsNode") if key not in found]
     if missing:
         raise Ambiguous(f"no {', '.join(missing)}")
-    job_id, array, task, name = head.groups()
-    return _job(job_id, name, found, gpus), f"{array}_{task}" if array else job_id
+    array, task = head["array"], head["task"]
+    return _job(head, found, gpus), f"{array}_{task}" if array else head["job"]
 
 
-def _job(job_id: str, name: str, found: dict[str, str], gpus: dict[str, tuple[int, ...] | None]) -> SlurmJob:
+def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, ...] | None]) -> SlurmJob:
+    first = _pairs("Priority", found.get("Priority", ""))
     state_line = _pairs("JobState", found["JobState"])
     requeue_line = _pairs("Requeue", found["Requeue"])
+    times = _pairs("SubmitTime", found["SubmitTime"]) | _pairs("StartTime", found["StartTime"])
     nodes_line = _pairs("ReqNodeList", found["ReqNodeList"])
     state, flags = words.job_state(state_line["JobState"])
+    reason, why = job_words.reason_and_why(_plain(state_line.get("Reason", "")))
+    priority = int(first["Priority"]) if first.get("Priority", "").isdecimal() else None
+    ended = job_words.has_ended(state)
     on = hostlist.expand(found["NodeList"].strip())
+    task = head["task"] or ""
     return SlurmJob(
-        id=job_id,
+        id=head["job"],
         state=state,
         flags=flags,
         nodes=on,
@@ -146,15 +166,36 @@ def _job(job_id: str, name: str, found: dict[str, str], gpus: dict[str, tuple[in
         restarts=int(requeue_line["Restarts"]),
         requeue=requeue_line["Requeue"] == "1",
         batch=requeue_line["BatchFlag"] == "1",
-        name=name,
+        name=head["name"],
         user=_pairs("UserId", found["UserId"])["UserId"].partition("(")[0],
         partition=found["Partition"].split(" ", 1)[0],
-        qos=_plain(_pairs("Priority", found.get("Priority", "")).get("QOS", "")),
+        qos=_plain(first.get("QOS", "")),
         comment=found.get("Comment", "").strip(),
-        reason=_plain(state_line.get("Reason", "")),
-        start_at=_time(_pairs("StartTime", found["StartTime"])["StartTime"]),
+        reason=reason,
+        start_at=_time(times["StartTime"]),
         excluded=hostlist.expand(nodes_line.get("ExcNodeList", "")),
+        submit_at=_time(times["SubmitTime"]),
+        eligible_at=_time(times.get("EligibleTime", "")),
+        end_at=_time(times.get("EndTime", "")) if ended else None,
+        exit_code=_exit_code(requeue_line.get("ExitCode", "")) if ended else None,
+        account=_plain(first.get("Account", "")),
+        dependency=_plain(state_line.get("Dependency", "")),
+        priority=priority,
+        held_by=job_words.held_by(state, priority, reason, why),
+        array_job=head["array"] or "",
+        array_task=int(task) if task.isdecimal() else None,
+        het_job=head["het"] or "",
+        het_offset=int(head["offset"]) if head["het"] else None,
+        why=why,
     )
+
+
+def _exit_code(text: str) -> str | None:
+    """`3:0` -> `3`, `0:9` -> `0:9`."""
+    code, _, signal = text.partition(":")
+    if not (code.isdecimal() and signal.isdecimal()):
+        return None
+    return job_words.exit_code(int(code), int(signal))
 
 
 def _told(
@@ -169,8 +210,9 @@ def _told(
 
 
 def _pairs(first: str, rest: str) -> dict[str, str]:
-    """`RUNNING Reason=None Dependency=(null)` behind the key `JobState` -> its keys and values."""
-    return dict(_key_and_value(f"{first}={rest}"))
+    """`RUNNING Reason=None Dependency=(null)` behind the key `JobState` -> its keys and values. The first of
+    two alike counts: what a user may write (WCKey) stands last."""
+    return dict(reversed(list(_key_and_value(f"{first}={rest}"))))
 
 
 def _key_and_value(line: str) -> Iterator[tuple[str, str]]:
@@ -189,4 +231,4 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _time(text: str) -> datetime | None:
     """Seconds since 1970, which SLURM_TIME_FORMAT=%s makes of Slurm's local times; 0 and words are none."""
-    return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() and int(text) > 0 else None
+    return words.moment(int(text)) if text.isdecimal() and len(text) < 20 else None

@@ -6,9 +6,11 @@ import selectors
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 import msgspec
 
+from healer.adapters.slurm import bounds
 from healer.ports import SchedulerUnavailable
 
 #: 10,000 nodes are 12 MB of text; jobs in JSON take about 5 kB each and more for many nodes.
@@ -31,17 +33,26 @@ class Output(msgspec.Struct, frozen=True):
 
 
 def run(
-    command: Sequence[str], env: Mapping[str, str], timeout_s: float, most_bytes: int = MOST_BYTES
+    command: Sequence[str],
+    env: Mapping[str, str],
+    timeout_s: float,
+    *,
+    stdin: bytes = b"",
+    most_bytes: int = MOST_BYTES,
 ) -> Output:
     """Raises SchedulerUnavailable when it cannot start, takes too long or prints too much: the command is
     killed then, and nobody knows whether Slurm did what was asked."""
     name = os.path.basename(command[0])  # noqa: PTH119 - a string is all that is needed on the hot path
+    timeout_s = bounds.left_s(timeout_s)
+    if not timeout_s:
+        raise SchedulerUnavailable(f"no time was left to run {name}.", sent=False)
     try:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
-        )
+        with _source(stdin) as source:
+            child = subprocess.Popen(
+                command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+            )
     except OSError as error:
-        raise SchedulerUnavailable(f"{name} could not be started: {error}.") from error
+        raise SchedulerUnavailable(f"{name} could not be started: {error}.", sent=False) from error
     try:
         out, err = _read(child, name, time.monotonic() + timeout_s, timeout_s, most_bytes)
         return Output(child.wait(timeout=1), out, err)
@@ -57,6 +68,16 @@ def run(
                 pipe.close()
 
 
+def _source(data: bytes) -> IO[bytes]:
+    """A file in memory to read from: unlike a pipe it never blocks who fills it."""
+    if not data:
+        return open(os.devnull, "rb")  # noqa: PTH123 - as cheap as can be on the hot path
+    source = os.fdopen(os.memfd_create("stdin", os.MFD_CLOEXEC), "w+b")
+    source.write(data)
+    source.seek(0)
+    return source
+
+
 def _read(
     child: subprocess.Popen[bytes], name: str, deadline: float, timeout_s: float, most_bytes: int
 ) -> tuple[bytes, bytes]:
@@ -69,7 +90,7 @@ def _read(
         while selector.get_map():
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise SchedulerUnavailable(f"{name} did not answer within {timeout_s:g} s.")
+                raise SchedulerUnavailable(f"{name} did not answer within {timeout_s:.3g} s.")
             for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 20)
                 if not chunk:

@@ -1,9 +1,16 @@
 """Pieces of Slurm's language that text and JSON share: states, GPUs, names, errors."""
 
 import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from healer.adapters.slurm import hostlist
 from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+
+#: What an account lacks whose change of a node is refused (d.4).
+NODE_RIGHT = (
+    "Changing a node takes AdminLevel=Administrator in accounting, SlurmUser or root; an Operator may not."
+)
 
 #: Text names of node flags that JSON spells differently (d.2 of the facts).
 _NODE_FLAG_NAMES = {"MAINT": "MAINTENANCE", "INVAL": "INVALID_REG", "DRAINED": "DRAIN", "DRAINING": "DRAIN"}
@@ -36,12 +43,17 @@ _SHARED_GRES = ("mps", "shard")
 _SHARES = re.compile(r"(?:^|,)(?:mps|shard)[:=]|\d+g\.\d+gb")
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,252}")
+_RESERVATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
+_SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}")
+_USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
+_LONGEST_LINE = 4096
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10}|\+[0-9]{1,4})?")
 #: Words that scontrol takes for more than one node, or for its own host.
 _NOT_NODES = frozenset({"all", "localhost"})
 
 NODE_UNKNOWN = 2018
 JOB_UNKNOWN = 2017
+RESERVATION_UNKNOWN = 2053
 
 #: Slurm's words for an error -> its number (d.4). Slurm 22.05 says "specified" where later releases say
 #: "transition requested"; both mean that the node's state does not allow it.
@@ -53,7 +65,16 @@ _REFUSALS = (
     ("Job is pending execution", 2024),
     ("Requested operation is presently disabled", 2037),
     ("Only batch jobs are accepted", 2039),
+    ("Requested nodes are busy", 2016),
+    ("Requested reservation is invalid", RESERVATION_UNKNOWN),
+    ("Requested reservation is in use", 2055),
+    ("Access denied to requested reservation", 2052),
+    ("overlaps with another reservation", 2058),
+    ("Duplicate reservation name", 2082),
+    ("no longer pending execution", 2073),
+    ("Job has already finished", 2084),
     ("not heterogeneous job leader", 2107),
+    ("individual component of heterogeneous job", 2108),
     ("Invalid node state", 2180),
     ("Access/permission denied", 2002),
     ("Invalid user id", 2010),
@@ -68,6 +89,7 @@ _SILENCES = (
     "Connection refused",
     "connect failure",
     "Could not establish a configuration source",
+    "Unable to process configuration file",
     "authentication",
     "Munge",
     "munge",
@@ -76,7 +98,29 @@ _SILENCES = (
     "Message receive failure",
     "Message send failure",
     "Incompatible versions",
+    # What `scontrol requeue` and `create reservation` say when slurmctld is away (22.05 and 24.11).
+    "Unexpected message received",
 )
+#: Those of them where nothing reached slurmctld, or it turned the caller away before it read what was asked.
+_NOTHING_SENT = (
+    "(connect failure)",
+    "Connection refused",
+    "Communication connection failure",
+    "Could not establish a configuration source",
+    "Unable to process configuration file",
+    "Munge encode failed",
+    "standby mode",
+    "Incompatible versions",
+)
+
+
+#: The end of the year 9999, behind which Python has no dates. Slurm takes any number from a user (`--begin`).
+_LAST_SECOND = 253402300799
+
+
+def moment(seconds: float) -> datetime | None:
+    """Of Unix seconds; None for 0, for times before 1970, and for those that no calendar reaches."""
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds <= _LAST_SECOND else None
 
 
 def node_state(text: str) -> tuple[str, ...]:
@@ -133,6 +177,45 @@ def checked_node(name: str) -> str:
     return name
 
 
+def checked_nodes(nodes: str | Sequence[str]) -> list[str]:
+    """One name or several, each as `checked_node`. ValueError for none at all."""
+    names = [checked_node(name) for name in ([nodes] if isinstance(nodes, str) else nodes)]
+    if not names:
+        raise ValueError("no node is named")
+    return names
+
+
+def checked_reservation(name: str) -> str:
+    """The name of a reservation. SchedulerRefused otherwise, and nothing is run."""
+    if not _RESERVATION_NAME.fullmatch(name):
+        raise SchedulerRefused(f"{name[:80]!r} is not the name of a reservation.", RESERVATION_UNKNOWN)
+    return name
+
+
+def checked_names(what: str, names: Sequence[str]) -> str:
+    """Users or accounts as a list for a command. ValueError for one that is no name."""
+    for name in names:
+        if not _USER_NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is not the name of {what}")
+    return ",".join(names)
+
+
+def checked_signal(name: str) -> str:
+    """`USR1`, `TERM` …. ValueError for anything else."""
+    if not _SIGNAL_NAME.fullmatch(name):
+        raise ValueError(f"{name[:80]!r} is not the name of a signal")
+    return name
+
+
+def checked_line(what: str, text: str, *, empty: bool = False) -> str:
+    """One printable line. ValueError otherwise; also for one without a word, unless it may be `empty`."""
+    if len(text) > _LONGEST_LINE or not text.isprintable():
+        raise ValueError(f"{what} is one line of at most {_LONGEST_LINE} printable characters")
+    if not (text.strip() or (empty and not text)):
+        raise ValueError(f"{what} needs a word")
+    return text
+
+
 def checked_job(job: str) -> str:
     """The id (`123`, `123_4` or `123+1`). SchedulerRefused otherwise, and nothing is run."""
     if not _JOB_ID.fullmatch(job):
@@ -148,5 +231,5 @@ def error(action: str, text: str) -> SchedulerError:
         if words in said:
             return UnknownNode(whole, code) if code == NODE_UNKNOWN else SchedulerRefused(whole, code)
     if not text.strip() or any(words in said for words in _SILENCES):
-        return SchedulerUnavailable(whole)
+        return SchedulerUnavailable(whole, sent=not any(words in said for words in _NOTHING_SENT))
     return SchedulerRefused(whole)

@@ -9,7 +9,7 @@ from healer.console.views.runs import target
 from healer.model import ENDED_RUN_STATES, Incident, Playbook, Role, Run, RunState
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
-_OWN_BUTTON = frozenset({"drain", "resume", "gpu-fatal"})
+_OWN_BUTTON = frozenset({"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain"})
 _ACT = frozenset({Role.operator, Role.admin})
 _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
 
@@ -178,7 +178,7 @@ def node_buttons(
 ) -> tuple[Button, ...]:
     """Drain and resume by hand, and on a node in service the site's other playbooks for nodes.
 
-    Our own drain can be resumed; a person's or Slurm's cannot (law 5).
+    Our own drain can be resumed, Slurm's own taken over and tested; a person's is theirs (law 5).
     """
     if not may_act(role):
         return ()
@@ -210,4 +210,6 @@ def node_buttons(
                 primary=True,
             ),
         )
+    if row.kind is NodeKind.out_slurm:
+        return tuple(_by_hand(one, body) for one in playbooks if one.name == "adopt-slurm-drain")
     return ()

@@ -1,31 +1,16 @@
 """The fleet: what each node is to a person, and the body of `/fleet.json` that the canvas draws."""
 
 from collections.abc import Iterable
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from healer.console import words
 from healer.console.reads import OpenIncident, Standing
-from healer.model import Severity, SlurmNode, Verdict
-
-#: How Slurm's own drains begin (src/slurmctld and slurmd write these reasons; case differs by version).
-SLURM_REASONS = (
-    "kill task failed",
-    "not responding",
-    "node unexpectedly rebooted",
-    "prolog error",
-    "epilog error",
-    "low realmemory",
-    "low tmpdisk",
-    "low cpus",
-    "low socket",
-    "gres/gpu count",
-    "batch job complete failure",
-    "nodeaddr",
-    "reboot",
-    "powering down",
-)
+from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
+from healer.model.reasons import is_none, owner_of
 
 _VERDICT_RANK = {Verdict.healthy: 0, Verdict.watch: 1, Verdict.suspect: 2, Verdict.isolate: 3}
 
@@ -66,6 +51,23 @@ KIND_LETTERS = {
     NodeKind.idle: "",
 }
 
+_KIND_OF_OWNER = {
+    OwnerKind.healer: NodeKind.out_healer,
+    OwnerKind.slurm: NodeKind.out_slurm,
+    OwnerKind.program: NodeKind.out_person,
+    OwnerKind.person: NodeKind.out_person,
+}
+
+STATUS_WORDS = {
+    NodeStatus.invalid: "registered with less than configured",
+    NodeStatus.maintenance: "in maintenance",
+    NodeStatus.power_saving: "powered down to save power",
+    NodeStatus.powering_up: "powering up",
+    NodeStatus.rebooting: "rebooting",
+    NodeStatus.reboot_pending: "to be rebooted when idle",
+    NodeStatus.planned: "idle, kept free for a planned job",
+}
+
 _RANK = {kind: index for index, kind in enumerate(NodeKind)}
 
 
@@ -75,6 +77,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: NodeKind
     verdict: Verdict
+    slurm: SlurmNode
     state: str
     reason: str
     reason_user: str
@@ -89,7 +92,24 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
+        owner = self.slurm.owner
+        if self.kind is NodeKind.out_person and owner and owner.kind is OwnerKind.program:
+            return f"out, by {owner.name}"
         return KIND_WORDS[self.kind]
+
+    def shown(self, now: datetime) -> str:
+        """Slurm's state in words: `drained by ann 3 h ago, not responding`."""
+        node, status = self.slurm, self.slurm.status
+        text = STATUS_WORDS.get(status, status.value)
+        if node.held and not node.planned and node.owner is not None:
+            text += f" by {node.owner}"
+            if node.reason_at is not None:
+                text += f" {words.ago(node.reason_at, now)}"
+        if "NOT_RESPONDING" in node.state and status is not NodeStatus.silent:
+            text += ", not responding"
+        if node.unknown_flags:
+            text += f", with {', '.join(node.unknown_flags)}, which healer does not know"
+        return text
 
     @property
     def letter(self) -> str:
@@ -120,14 +140,12 @@ def kind_of(node: SlurmNode, *, held_by_us: bool, known_bad: bool) -> NodeKind:
 
 
 def _out_by(node: SlurmNode, *, held_by_us: bool) -> NodeKind:
-    reason = node.reason.strip().lower()
-    if reason.startswith("healer:") or (held_by_us and not reason):
-        return NodeKind.out_healer
-    if reason.startswith(SLURM_REASONS):
-        return NodeKind.out_slurm
-    if not reason:
-        return NodeKind.out_slurm if node.base in ("DOWN", "ERROR") else NodeKind.unknown
-    return NodeKind.out_person
+    if is_none(node.reason):
+        if held_by_us:
+            return NodeKind.out_healer
+        by_slurm = node.status in (NodeStatus.down, NodeStatus.invalid)
+        return NodeKind.out_slurm if by_slurm else NodeKind.unknown
+    return _KIND_OF_OWNER[owner_of(node.reason, node.reason_user).kind]
 
 
 def node_rows(standing: Standing) -> list[NodeRow]:
@@ -160,6 +178,7 @@ def _row(node: SlurmNode, incidents: list[OpenIncident], *, held_by_us: bool) ->
             known_bad=any(incident.known_bad_in_service for incident in incidents),
         ),
         verdict=max(verdicts, key=_VERDICT_RANK.__getitem__, default=Verdict.healthy),
+        slurm=node,
         state="+".join(node.state) or "UNKNOWN",
         reason=node.reason,
         reason_user=node.reason_user,

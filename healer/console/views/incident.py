@@ -18,6 +18,8 @@ from healer.model import (
     Run,
     SlurmJob,
     SlurmNode,
+    StepEvent,
+    Verb,
 )
 
 STATE_WORDS = {
@@ -36,11 +38,15 @@ class JobHit(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     partition: str = ""
     state: str = ""
-    nodes: int = 0
+    #: `2 nodes (gpu0003, gpu0004)`; empty while it has none.
+    nodes: str = ""
     restarts: int = 0
     known: bool = False
-    #: What a requeue of this job came to, from the runs' logs; empty when there was none.
+    #: What became of this job, from the runs' logs: the step and its end, its sentence, and whether its owner
+    #: was told in Slurm; empty while nothing was done.
     done: str = ""
+    said: str = ""
+    told: str = ""
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,14 +154,20 @@ def _jobs_note(incident: Incident) -> str:
 
 
 def _job(job: str, known: Mapping[str, SlurmJob], runs: tuple[RunDetail, ...]) -> JobHit:
-    done = ""
+    done = said = told = ""
     for run in runs:
         for entry in run.log:
-            if entry.step.endswith(f":{job}") or (run.run.job == job and entry.step.startswith("requeue")):
-                done = f"{entry.step.split(':')[0]} {entry.event.value}"
+            if not (entry.step.endswith(f":{job}") or run.run.job == job):
+                continue
+            if entry.data.get("verb") == Verb.notify:
+                told = "Its owner was told in Slurm." if entry.event is StepEvent.done else entry.text
+            elif entry.text or not done:
+                done, said = f"{entry.step.split(':')[0]} {entry.event.value}", entry.text
+    if said and told:
+        said = f"{said.rstrip('.')}."  # another sentence follows
     slurm = known.get(job)
     if slurm is None:
-        return JobHit(id=job, done=done)
+        return JobHit(id=job, done=done, said=said, told=told)
     state = "+".join((slurm.state, *slurm.flags))
     return JobHit(
         id=job,
@@ -163,10 +175,12 @@ def _job(job: str, known: Mapping[str, SlurmJob], runs: tuple[RunDetail, ...]) -
         user=slurm.user,
         partition=slurm.partition,
         state=f"{state} ({slurm.reason})" if slurm.reason and slurm.state == "PENDING" else state,
-        nodes=len(slurm.nodes),
+        nodes=f"{words.plural(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})" if slurm.nodes else "",
         restarts=slurm.restarts,
         known=True,
         done=done,
+        said=said,
+        told=told,
     )
 
 

@@ -84,6 +84,36 @@ def gpu_count(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> int:
     )
 
 
+def facts(shown: SlurmJob) -> list[tuple[str, str]]:
+    """What only some jobs have: title and text, for those that are set."""
+    array = f"task {shown.array_task}" if shown.array_task is not None else "tasks that wait together"
+    told = (
+        ("Array", f"{shown.array_job}, {array}" if shown.array_job else ""),
+        ("Heterogeneous job", f"{shown.het_job}, part {shown.het_offset}" if shown.het_job else ""),
+        ("Held by", _HOLDERS.get(shown.held_by, "")),
+        ("Slurm says", shown.why),
+        ("Federation", _federation(shown)),
+        ("Must not use", words.names(shown.excluded, 8) if shown.excluded else ""),
+        ("Reservation", shown.reservation),
+        ("Depends on", shown.dependency),
+        ("Goes on without a failed node", "yes" if shown.no_kill else ""),
+        ("Failed node", shown.failed_node),
+        ("Exit code", shown.exit_code or ""),
+        ("Admin comment", shown.admin_comment),
+    )
+    return [(title, text) for title, text in told if text]
+
+
+_HOLDERS = {"user": "its owner", "admin": "an administrator or Slurm"}
+
+
+def _federation(shown: SlurmJob) -> str:
+    """`from pod1, copies in pod1, pod2`."""
+    told = [f"from {shown.origin}" if shown.origin else ""]
+    told.append(f"copies in {', '.join(shown.siblings)}" if shown.siblings else "")
+    return ", ".join(part for part in told if part)
+
+
 def job_view(
     shown: SlurmJob | None, rows: dict[str, NodeRow], made: StepGrid | None, history: JobHistory
 ) -> JobView:

@@ -17,7 +17,7 @@ from healer.console.views.buttons import (
 )
 from healer.console.views.runs import asks, run_row, target
 from healer.model import ENDED_RUN_STATES, Role, RunState, SlurmNode
-from healer.model.reasons import is_ours
+from healer.model.reasons import SLURM, is_ours
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,18 +51,18 @@ def left_for_you(detail: IncidentDetail, node: SlurmNode | None, role: Role, now
             Left(
                 tone="bad",
                 text=f"{incident.root.node} is known bad and still in service.",
-                detail="It may take new jobs. A guard keeps healer from draining it; a person can, in Slurm.",
+                detail=f"It may take new jobs. {_why_in_service(detail)}; a person can, in Slurm.",
             )
         )
     if incident.owner and incident.is_open:
         age = f" {words.ago(incident.owner_since, now)}" if incident.owner_since else ""
-        left.append(
-            Left(
-                tone="plain",
-                text=f"{incident.owner} drained {incident.root.node}{age} and owns it.",
-                detail="healer never lifts a person's drain. Ask them, or resume the node in Slurm.",
-            )
-        )
+        if incident.owner == SLURM.name:
+            text = f"Slurm itself took {incident.root.node} out{age}."
+            then = "A person may have healer test it and return it (adopt-slurm-drain)."
+        else:
+            text = f"{incident.owner} drained {incident.root.node}{age} and owns it."
+            then = "healer never lifts a drain of others. Ask them, or resume the node in Slurm."
+        left.append(Left(tone="plain", text=text, detail=then))
     left += _return(detail, node, role)
     if incident.is_open and not incident.acknowledged_by and may_respond(role):
         left.append(
@@ -82,6 +82,11 @@ def left_for_you(detail: IncidentDetail, node: SlurmNode | None, role: Role, now
             )
         )
     return left
+
+
+def _why_in_service(detail: IncidentDetail) -> str:
+    stuck = any(one.run.state is RunState.stuck and not one.run.shadow for one in detail.runs)
+    return "healer could not drain it" if stuck else "A guard keeps healer from draining it"
 
 
 def _return(detail: IncidentDetail, node: SlurmNode | None, role: Role) -> list[Left]:

@@ -10,7 +10,18 @@ from healer.console.views.buttons import Button
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import asks
 from healer.decisions.capacity import floor_limit, slots_limit
-from healer.model import BreakerState, Mode, Pause, Severity
+from healer.model import BreakerState, Mode, Pause, Severity, Trouble
+from healer.observations.controller import troubles
+
+_TROUBLE_WORDS = {
+    Trouble.away: "not to be read",
+    Trouble.other_cluster: "another cluster",
+    Trouble.backup: "the backup",
+    Trouble.slow: "slow",
+    Trouble.backlog: "behind",
+    Trouble.accounting: "without slurmdbd",
+    Trouble.passed_over: "asked by another way",
+}
 
 
 class Banner(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +142,16 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
                 tone="bad",
                 title=f"Slurm was last seen {seen}",
                 text=f"healer holds every action until it sees Slurm again.{error}",
+            )
+        )
+    for told in troubles(standing.controller):
+        if told.trouble is Trouble.away and _stale(standing, now):
+            continue  # said above already, with what follows from it
+        found.append(
+            Banner(
+                tone="warn",
+                title=f"Slurm's controller: {_TROUBLE_WORDS[told.trouble]} since {words.utc(told.since)}",
+                text=f"{words.sentence(told.text)}. healer does nothing to a node because of it.",
             )
         )
     if standing.rules_error:

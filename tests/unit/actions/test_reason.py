@@ -40,6 +40,23 @@ def node(*state: str, reason: str = "", user: str = "") -> SlurmNode:
 
 
 @pytest.mark.parametrize(
+    ("reason", "holder"),
+    [
+        ("healer:gpu-lost inc:01234567 x", None),
+        ("healer:gpu-lost inc:01234567 x : reboot issued", None),
+        ("healer:gpu-lost inc:01234567 x RMA 4711", "ann holds"),
+        ("healer:gpu-lost inc:01234567 x RMA 4711 : Not responding", "ann holds"),
+        ("healer:gpu-hot inc:89abcdef y", None),
+    ],
+)
+def test_who_adds_plain_words_to_what_this_run_wrote_holds_the_node(reason: str, holder: str | None) -> None:
+    """Nothing in such words tells that they are not ours, but for what was read back before."""
+    shown = node("IDLE", "DRAIN", reason=reason, user="ann")
+    assert holder_of(shown, "healer:gpu-lost inc:01234567 x") == holder
+    assert holder_of(shown) is None
+
+
+@pytest.mark.parametrize(
     ("shown", "holder"),
     [
         (node("IDLE"), None),

@@ -154,7 +154,7 @@ def test_a_worker_whose_lease_is_over_touches_nothing(verb: Verb) -> None:
         raise LeaseLost("over")
 
     desk = Desk(fence=over)
-    job = desk.slurm.submit(required=[NODE])
+    job = desk.slurm.add_job(required=[NODE])
     ctx = msgspec.structs.replace(desk.ctx, item=job, restarts=0)
     if verb is not Verb.drain:
         desk.slurm.drain(NODE, REASON)
@@ -165,7 +165,9 @@ def test_a_worker_whose_lease_is_over_touches_nothing(verb: Verb) -> None:
 
 
 @pytest.mark.parametrize(
-    "action", [DRAIN, RESUME, REQUEUE, CHECKS["jobs_hit"], CHECKS["node_answers"]], ids=str
+    "action",
+    [DRAIN, RESUME, REQUEUE, CHECKS["jobs_hit"], CHECKS["node_answers"]],
+    ids=["drain", "resume", "requeue", "jobs_hit", "node_answers"],
 )
 def test_slurm_that_does_not_answer_is_waited_for(action: Action) -> None:
     desk = Desk(scheduler=Away(), item="1", restarts=0)
@@ -177,7 +179,7 @@ def test_slurm_that_does_not_answer_is_waited_for(action: Action) -> None:
 
 def requeuing(**job: Any) -> Desk:
     desk = Desk()
-    number = desk.slurm.submit(required=[NODE], **job)
+    number = desk.slurm.add_job(required=[NODE], **job)
     desk.slurm.drain(NODE, REASON)
     desk.ctx = msgspec.structs.replace(desk.ctx, item=number, restarts=0)
     return desk
@@ -276,7 +278,7 @@ def test_a_node_in_service_already_is_returned() -> None:
 
 def test_the_jobs_hit_are_listed_with_their_restarts() -> None:
     desk = Desk()
-    job = desk.slurm.submit(required=[NODE])
+    job = desk.slurm.add_job(required=[NODE])
     listed = desk.act(CHECKS["jobs_hit"])
     assert isinstance(listed, Done)
     assert listed.data["jobs"] == {job: 0}
@@ -290,7 +292,7 @@ def test_two_gpus_of_a_shared_node_hit_two_jobs() -> None:
     )
     known = msgspec.structs.replace(INCIDENT, root=first, affected=(second,), evidence=evidence)
     desk = Desk(incident=known)
-    jobs = [desk.slurm.submit(gpus=gpus, required=[NODE]) for gpus in (2, 2, 4)]
+    jobs = [desk.slurm.add_job(gpus=gpus, required=[NODE]) for gpus in (2, 2, 4)]
     listed = desk.act(CHECKS["jobs_hit"])
     assert isinstance(listed, Done)
     assert {jobs[0], jobs[2]} <= set(listed.data["jobs"])

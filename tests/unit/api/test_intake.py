@@ -56,13 +56,14 @@ def test_a_wrong_body_is_told_and_the_others_are_stored() -> None:
 
 def test_a_changed_catalogue_makes_a_new_translator() -> None:
     rules: list[Ruleset] = [RULES]
-    translators = Translators(lambda: rules[0], MemoryColumns(), "pod1")
-    first = translators.current()
-    assert translators.current() is first
+    translators = Translators(lambda: rules[0], MemoryColumns())
+    first = translators.current("pod1")
+    assert translators.current("pod1") is first
+    assert translators.current("pod2") is not first  # clusters number their nodes alike
     rules[0] = Ruleset(
         **{name: getattr(RULES, name) for name in RULES.__struct_fields__ if name != "catalogue"}
     )
-    assert translators.current() is not first
+    assert translators.current("pod1") is not first
 
 
 class Book:
@@ -81,13 +82,15 @@ class Book:
 
 def test_the_tally_keeps_what_could_not_be_written() -> None:
     book = Book()
-    tally = Tally(book, "pod1")
-    tally.add([("a", Unknown(why="first", count=2))], NOW)
+    tally = Tally(book)
+    tally.add("pod1", [("a", Unknown(why="first", count=2))], NOW)
     book.away = True
     with pytest.raises(Unavailable):
         tally.flush()
     tally.add(
-        [("a", Unknown(why="second", count=3)), ("b", Unknown(why="x", count=1))], NOW + timedelta(seconds=5)
+        "pod1",
+        [("a", Unknown(why="second", count=3)), ("b", Unknown(why="x", count=1))],
+        NOW + timedelta(seconds=5),
     )
     book.away = False
     tally.flush()
@@ -101,7 +104,7 @@ def test_the_tally_keeps_what_could_not_be_written() -> None:
 def test_the_tally_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "NAMES", 2)
     book = Book()
-    tally = Tally(book, "pod1")
-    tally.add([(name, Unknown(why="x", count=1)) for name in "abcda"], NOW)
+    tally = Tally(book)
+    tally.add("pod1", [(name, Unknown(why="x", count=1)) for name in "abcda"], NOW)
     tally.flush()
     assert {one.name: one.count for one in book.told} == {"a": 2, "b": 1, REST: 2}

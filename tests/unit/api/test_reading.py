@@ -1,11 +1,12 @@
 """Lists, pages, single things, and the stream of events."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import httpx
+import msgspec
 
-from healer.model import Review
+from healer.model import Controller, Review, SlurmJob, Trouble
 from tests.support.api import Api, incident, save_incident, snapshot
 from tests.support.wait import wait_until
 
@@ -93,6 +94,47 @@ def test_nodes_and_their_why(served: Served) -> None:
     )
 
 
+def test_a_node_says_what_its_state_comes_to_and_who_keeps_it_out(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    shown = snapshot(4)
+    told = {
+        "gpu0001": {"state": ("MIXED", "DRAIN"), "reason": "PSU", "reason_user": "ann"},
+        "gpu0002": {
+            "state": ("IDLE", "DRAIN", "ODD"),
+            "reason": "NHC: check_hw",
+            "reason_user": "root",
+        },
+        "gpu0003": {"state": ("DOWN", "NOT_RESPONDING"), "reason": "Not responding", "reason_user": "slurm"},
+    }
+    at = shown.taken_at - timedelta(hours=1)
+    nodes = {
+        name: msgspec.structs.replace(
+            node, **(told[name] | {"reason_at": at, "switches": ("leaf1", "spine")} if name in told else {})
+        )
+        for name, node in shown.nodes.items()
+    }
+    api.snapshots.put(msgspec.structs.replace(shown, nodes=nodes))
+    items = {one["name"]: one for one in client.get("/api/v1/nodes", headers=headers).json()["items"]}
+    fields = ("status", "out_by", "owner", "reason_age_s", "unknown_flags", "switches")
+    assert {name: tuple(one.get(field) for field in fields) for name, one in items.items()} == {
+        "gpu0001": ("draining", "person", "ann", 3600.0, [], ["leaf1", "spine"]),
+        "gpu0002": ("drained", "program", "NHC", 3600.0, ["ODD"], ["leaf1", "spine"]),
+        "gpu0003": ("down", "slurm", "Slurm", 3600.0, [], ["leaf1", "spine"]),
+        "gpu0004": ("idle", None, None, None, [], []),
+    }
+    assert items["gpu0002"]["why"] == "NHC took it out (IDLE+DRAIN+ODD): NHC: check_hw"
+
+
+def test_each_gpu_names_the_job_that_holds_it(served: Served) -> None:
+    api, client = served
+    shown = snapshot(2)
+    job = SlurmJob(id="4711", state="RUNNING", nodes=("gpu0001",), gpus={"gpu0001": (2, 5)})
+    api.snapshots.put(msgspec.structs.replace(shown, jobs={"4711": job}))
+    one = client.get("/api/v1/nodes/pod1/gpu0001", headers=api.headers("viewer")).json()
+    assert [gpu["index"] for gpu in one["gpus"] if gpu["job"] == "4711"] == [2, 5]
+
+
 def test_a_job_with_what_hit_it(served: Served) -> None:
     api, client = served
     add(api, 1)
@@ -135,6 +177,20 @@ def test_readiness_says_what_is_missing(served: Served) -> None:
         "slurm": True,
         "detector": False,
     }
+
+
+def test_readiness_tells_how_slurmctld_does_and_does_not_fail_for_it(served: Served) -> None:
+    api, client = served
+    since = datetime.now(UTC) - timedelta(minutes=2)
+    seen = Controller(
+        cluster="pod1", at=datetime.now(UTC), host="ctl2", role="backup", since={Trouble.backup: since}
+    )
+    api.snapshots.put_controller(seen)
+    check = client.get("/readyz").json()["checks"]["slurm"]
+    assert check["ok"] is True
+    (told,) = check["troubles"]
+    assert (told["what"], told["text"]) == ("backup", "The backup controller ctl2 has taken over")
+    assert datetime.fromisoformat(told["since"]) == since
 
 
 def test_the_stream_tells_and_goes_on_where_it_was(served: Served) -> None:

@@ -4,13 +4,14 @@ import pytest
 
 from healer.console.views.buttons import node_buttons
 from healer.console.views.fleet import NodeKind, NodeRow
-from healer.model import Role, Verdict
+from healer.model import Role, SlurmNode, Verdict
 from tests.support.loop import CLUSTER, name, shipped
 
 
 def row(kind: NodeKind = NodeKind.idle) -> NodeRow:
     return NodeRow(
-        name=name(1), kind=kind, verdict=Verdict.healthy, state="IDLE", reason="", reason_user="", gpus=8,
+        name=name(1), kind=kind, verdict=Verdict.healthy, slurm=SlurmNode(name=name(1)),
+        state="IDLE", reason="", reason_user="", gpus=8,
         gpu_model="h100", driver="", pod="", rack="", switch="", bad_gpus=(), incidents=(),
     )  # fmt: skip
 
@@ -20,7 +21,7 @@ def labels(shown: NodeRow, role: Role = Role.operator) -> list[str]:
 
 
 def test_a_node_in_service_has_every_playbook_that_fits_it() -> None:
-    assert labels(row()) == ["Drain", "Restart fabric manager", "Slow node"]
+    assert labels(row()) == ["Drain", "Reboot node", "Restart fabric manager", "Slow node", "Validate"]
 
 
 def test_each_asks_for_its_plan_first_and_names_the_node() -> None:
@@ -31,6 +32,14 @@ def test_each_asks_for_its_plan_first_and_names_the_node() -> None:
 
 def test_what_healer_took_out_is_only_returned() -> None:
     assert labels(row(NodeKind.out_healer)) == ["Resume"]
+
+
+def test_what_slurm_took_out_may_be_taken_over() -> None:
+    assert labels(row(NodeKind.out_slurm)) == ["Adopt slurm drain"]
+
+
+def test_what_a_person_took_out_is_theirs() -> None:
+    assert labels(row(NodeKind.out_person)) == []
 
 
 @pytest.mark.parametrize("role", [Role.viewer, Role.responder, Role.auditor])

@@ -6,6 +6,7 @@ import numpy as np
 
 from healer.console.reads import JobHistory
 from healer.console.views import heat, job
+from healer.model import SlurmJob
 from healer.observations.step_grid import deviation, grid
 from tests.support.console_sample import node_name
 from tests.support.console_telemetry import SLOW_GPU, SLOW_NODE, steps_of
@@ -64,3 +65,30 @@ def test_the_slowest_rank_is_named_first() -> None:
     first, second, *_ = job.steps_view(made, JobHistory()).slowest
     assert (first.node, first.gpu, first.is_slow, second.is_slow) == (SLOW_NODE, str(SLOW_GPU), True, False)
     assert first.slower.startswith("+1") and first.slower.endswith(" %")
+
+
+def test_a_plain_job_has_no_special_facts() -> None:
+    assert job.facts(SlurmJob(id="7", state="RUNNING", nodes=NODES)) == []
+
+
+def test_what_only_some_jobs_have_is_told_in_words() -> None:
+    shown = SlurmJob(
+        id="7", state="PENDING", array_job="5", array_task=0, het_job="11", het_offset=1, held_by="admin",
+        why="launch failed requeued held", origin="pod1", siblings=("pod1", "pod2"), excluded=("n1", "n2"),
+        reservation="healer_1", dependency="afterok:3", no_kill=True,
+    )  # fmt: skip
+    assert dict(job.facts(shown)) == {
+        "Array": "5, task 0",
+        "Heterogeneous job": "11, part 1",
+        "Held by": "an administrator or Slurm",
+        "Slurm says": "launch failed requeued held",
+        "Federation": "from pod1, copies in pod1, pod2",
+        "Must not use": "n1, n2",
+        "Reservation": "healer_1",
+        "Depends on": "afterok:3",
+        "Goes on without a failed node": "yes",
+    }
+    waiting = SlurmJob(id="5", state="PENDING", array_job="5")
+    assert job.facts(waiting) == [("Array", "5, tasks that wait together")]
+    ended = SlurmJob(id="8", state="FAILED", exit_code="0:9", failed_node="n1")
+    assert dict(job.facts(ended)) == {"Failed node": "n1", "Exit code": "0:9"}

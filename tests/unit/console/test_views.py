@@ -3,12 +3,13 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from healer.console import words
 from healer.console.reads import IncidentDetail, Standing
 from healer.console.views import audit, fleet, incident, runs, standing, timeline
 from healer.console.views.buttons import run_buttons
 from healer.console.views.fleet import NodeKind
 from healer.console.views.report import report
-from healer.model import AuditRecord, Component, Role, RunState, SlurmNode, StepEvent
+from healer.model import AuditRecord, Component, Controller, Role, RunState, SlurmNode, StepEvent, Trouble
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import SampleReads, make_sample
@@ -41,11 +42,68 @@ def detail_of(sample: Sample, rule: str) -> IncidentDetail:
         (("DOWN",), "", NodeKind.out_slurm),
         (("IDLE", "MAINTENANCE"), "", NodeKind.planned),
         (("UNKNOWN",), "", NodeKind.unknown),
+        (("IDLE", "INVALID_REG"), "", NodeKind.out_slurm),
+        (("IDLE", "DRAIN"), "NHC: check_hw", NodeKind.out_person),
+        (("IDLE", "DRAIN"), "Not responding to ann's ping", NodeKind.out_person),
     ],
 )
 def test_who_took_a_node_out(state: tuple[str, ...], reason: str, kind: NodeKind) -> None:
     node = SlurmNode(name="gpu0001", state=state, reason=reason)
     assert fleet.kind_of(node, held_by_us=False, known_bad=False) is kind
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "text"),
+    [
+        (("IDLE",), "", "idle"),
+        (("IDLE", "DRAIN"), "PSU", "drained by ann 3 h ago"),
+        (("MIXED", "DRAIN"), "NHC: check_hw", "draining by NHC 3 h ago"),
+        (("DOWN", "NOT_RESPONDING"), "Not responding", "down by Slurm 3 h ago, not responding"),
+        (("IDLE", "DRAIN"), "healer:gpu-lost inc:2bcdce34 gone", "drained by healer 3 h ago"),
+        (("IDLE", "PLANNED"), "", "idle, kept free for a planned job"),
+        (("IDLE", "POWERED_DOWN"), "", "powered down to save power"),
+        (("IDLE", "QUARANTINED"), "", "idle, with QUARANTINED, which healer does not know"),
+    ],
+)
+def test_slurms_state_in_words(sample: Sample, state: tuple[str, ...], reason: str, text: str) -> None:
+    row = fleet.node_rows(stands(sample))[0]
+    at = NOW - timedelta(hours=3) if reason else None
+    shown = SlurmNode(name="gpu0001", state=state, reason=reason, reason_user="ann", reason_at=at)
+    assert msgspec.structs.replace(row, slurm=shown).shown(NOW) == text
+
+
+def test_a_node_that_a_program_holds_names_the_program(sample: Sample) -> None:
+    row = fleet.node_rows(stands(sample))[0]
+    shown = SlurmNode(name="gpu0001", state=("IDLE", "DRAIN"), reason="NHC: check_hw", reason_user="root")
+    assert msgspec.structs.replace(row, kind=NodeKind.out_person, slurm=shown).word == "out, by NHC"
+
+
+def test_a_controller_in_trouble_is_a_banner_that_says_since_when(sample: Sample) -> None:
+    since = {Trouble.backup: NOW - timedelta(minutes=5), Trouble.passed_over: NOW}
+    seen = Controller(
+        cluster="pod1", at=NOW, adapter="cli", host="ctl2", role="backup", fallbacks=("rest: no socket.",),
+        since=since,
+    )  # fmt: skip
+    now = msgspec.structs.replace(stands(sample), controller=seen)
+    shown = standing.strip(now, fleet.node_rows(now), NOW).banners
+    banners = [one for one in shown if "controller" in one.title]
+    assert [(one.tone, one.title) for one in banners] == [
+        ("warn", f"Slurm's controller: the backup since {words.utc(since[Trouble.backup])}"),
+        ("warn", f"Slurm's controller: asked by another way since {words.utc(NOW)}"),
+    ]
+    assert banners[0].text.startswith("The backup controller ctl2 has taken over. ")
+
+
+def test_a_dead_controller_is_told_once_also_when_the_picture_is_old(sample: Sample) -> None:
+    since = {Trouble.away: NOW - timedelta(minutes=3)}
+    seen = Controller(cluster="pod1", at=NOW, problem="No answer.", since=since)
+    fresh = msgspec.structs.replace(stands(sample), controller=seen)
+    assert fresh.snapshot is not None
+    earlier = msgspec.structs.replace(fresh.snapshot, taken_at=NOW - timedelta(minutes=3))
+    old = msgspec.structs.replace(fresh, snapshot=earlier, snapshot_error="No answer.")
+    for shown in (fresh, old):
+        banners = standing.strip(shown, fleet.node_rows(shown), NOW).banners
+        assert len([one for one in banners if "No answer" in one.text]) == 1
 
 
 def test_a_known_bad_node_in_service_comes_first(sample: Sample) -> None:

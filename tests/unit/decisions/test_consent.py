@@ -167,10 +167,14 @@ def test_a_job_that_ended_and_was_forgotten_before_its_requeue_holds_no_run_up()
         return found
 
     site.scheduler = SimpleNamespace(
-        node=site.slurm.node, drain=site.slurm.drain, job=site.slurm.job, jobs_on=forgotten
+        node=site.slurm.node,
+        drain=site.slurm.drain,
+        job=site.slurm.job,
+        jobs_on=forgotten,
+        annotate=site.slurm.annotate,
     )
     site.driver.scheduler = site.scheduler
-    gone = site.slurm.submit(nodes=1, required=[name(1)])
+    gone = site.slurm.add_job(nodes=1, required=[name(1)])
     site.run_for(20, *site.say(1, LOST))
     (run,) = site.runs
     assert run.state is RunState.waiting

@@ -38,8 +38,7 @@ from tests.support.gate import (
 def test_every_verb_has_its_guards_and_every_guard_of_the_contract_its_function():
     assert set(ASKED) == set(Verb)
     assert [guard for guard, _ in GUARDS][-2:] == [Guard.mode, Guard.approval]
-    # No reservation is read yet: nobody answers for it.
-    assert {guard for guard, _ in GUARDS} == set(Guard) - {Guard.reserved}
+    assert {guard for guard, _ in GUARDS} == set(Guard)
 
 
 def test_whatever_takes_a_node_asks_for_capacity_and_what_gives_back_does_not():

@@ -30,7 +30,7 @@ OURS = "healer:driver-asks-drain inc:99999999 the driver asks"
 def softly_drained(**fields: object) -> tuple[Site, str]:
     """The driver asked to let the job end; minutes later the GPU is gone and the job hangs."""
     site = Site(20, **fields)  # type: ignore[arg-type]
-    job = site.slurm.submit(nodes=2)
+    job = site.slurm.add_job(nodes=2)
     site.run_for(5, *site.say(1, ASKED))
     (first,) = site.runs
     assert (first.playbook, first.state) == ("drain", RunState.waiting)
@@ -66,7 +66,7 @@ def test_its_jobs_are_requeued_once() -> None:
 
 def test_a_job_that_may_not_be_requeued_starts_no_run_after_run() -> None:
     site = Site(20)
-    job = site.slurm.submit(nodes=2, requeue=False)
+    job = site.slurm.add_job(nodes=2, requeue=False)
     site.run_for(5, *site.say(1, ASKED))
     site.clock.advance(300)
     site.run_for(600, *site.say(1, LOST))

@@ -3,7 +3,7 @@
 import pytest
 
 from healer.detection.drains import findings
-from healer.model import Finding, SlurmNode, SlurmSnapshot
+from healer.model import Finding, Reservation, SlurmNode, SlurmSnapshot
 from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, later
 
@@ -69,6 +69,17 @@ def test_a_persons_drain_names_the_person_and_its_age() -> None:
 )
 def test_planned_work_is_no_drain(state: tuple[str, ...]) -> None:
     assert found(node(*state, reason="planned", user="ann")) == []
+
+
+def test_a_persons_drain_amid_our_own_tests_is_theirs() -> None:
+    held = node("IDLE", "DRAIN", "MAINTENANCE", reason="PSU", user="ann")
+    for kept, faults in (("healer_01234567", ["person-drain"]), ("upgrade", [])):
+        picture = Picture(CLUSTER, watching_since=START)
+        made = Reservation(name=kept, nodes=(held.name,), users=("root",), maintenance=True)
+        picture.show(
+            SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes={held.name: held}, reservations={kept: made})
+        )
+        assert [one.fault for one in findings(picture, START)] == faults
 
 
 def test_down_without_a_reason_is_slurms() -> None:

@@ -42,7 +42,7 @@ def watching(nodes: int = 32) -> Site:
 
 
 def job_over(site: Site, *numbers: int, gpus: int = 8) -> str:
-    return site.slurm.submit(nodes=len(numbers), gpus=gpus, required=[name(number) for number in numbers])
+    return site.slurm.add_job(nodes=len(numbers), gpus=gpus, required=[name(number) for number in numbers])
 
 
 # --- teardown and what applications say ---------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_thousand_application_errors_among_five_thousand_jobs_cost_less_than_t
     """Each finding was once compared with every incident, and each comparison read every job: 135 s."""
     site = Site(sim_nodes(1250), mode=Mode.off)
     for _ in range(5000):
-        site.slurm.submit(nodes=1, gpus=1)
+        site.slurm.add_job(nodes=1, gpus=1)
     storm = [seen for number in range(1, 1001) for seen in site.say(number, APPLICATION)]
     site.look()
     begun = time.process_time()

@@ -12,7 +12,7 @@ GPU_5 = Component(cluster=CLUSTER, node=NODE, pci="0000:9b:00", gpu=5)
 WHOLE = Component(cluster=CLUSTER, node=NODE)
 ALL = tuple(range(8))
 #: The driver tells a loss over several lines; alone, the line that says it has no address.
-LOST_SOMEWHERE = "NVRM: GPU has fallen off the bus and is not responding to commands."
+LOST_SOMEWHERE = "NVRM: fallen off the bus and is not responding to commands."
 INVENTORY = [{"index": 5, "pci": "0000:9b:00", "uuid": "GPU-x"}]
 
 
@@ -83,7 +83,7 @@ def lost(site: Site, *jobs: str, line: str = LOST, known: bool = False) -> dict[
 
 
 def submit(site: Site, gpus: int) -> str:
-    return site.slurm.submit(nodes=1, gpus=gpus, required=[NODE])
+    return site.slurm.add_job(nodes=1, gpus=gpus, required=[NODE])
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -111,8 +111,8 @@ def test_worse_news_takes_the_milder_in_but_a_dead_gpu_gets_no_wider_by_it() -> 
 def test_a_fault_of_one_gpu_hits_only_its_job_also_when_the_node_is_hot() -> None:
     site = SlowSite()
     site.walk()
-    mine = site.slurm.submit(required=[NODE], gpus=4)
-    other = site.slurm.submit(required=[NODE], gpus=4)
+    mine = site.slurm.add_job(required=[NODE], gpus=4)
+    other = site.slurm.add_job(required=[NODE], gpus=4)
     site.look()
     site.picture.node(NODE).gpus.inventory([{"index": 3, "pci": "0000:9b:00", "uuid": "GPU-1"}])
     site.walk(*site.say(1, LOST))

@@ -10,7 +10,7 @@ from healer.adapters.postgres.inbox import PostgresInbox, put_command
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import audit_records
-from healer.model import Command, CommandKind, Incident, Mode, SlurmNode
+from healer.model import Command, CommandKind, Controller, Incident, Mode, SlurmNode, Trouble
 from healer.processes.detector import BATCH, Detector
 from healer.sim.clock import SimClock
 from healer.sim.slurm_core import SimScheduler
@@ -146,6 +146,19 @@ def test_slurms_picture_reaches_the_walk(place: Place) -> None:
     place.poll()
     detector.once()
     assert [(one.rule, one.owner) for one in place.incidents()] == [("person-drain", "ann")]
+
+
+def test_how_slurmctld_does_reaches_the_walk(place: Place) -> None:
+    detector = place.detector()
+    behind = Controller(cluster=CLUSTER, at=START, agent_queue=900, since={Trouble.backlog: START})
+    place.snapshots.put_controller(behind)
+    until(place, 50, lambda: (place.poll(), detector.once()))
+    assert place.incidents() == []
+    until(place, 20, lambda: (place.poll(), detector.once()))
+    assert [(one.rule, one.run) for one in place.incidents()] == [("controller-backlog", None)]
+    place.snapshots.put_controller(Controller(cluster=CLUSTER, at=place.clock.now()))
+    until(place, 80, lambda: (place.poll(), detector.once()))
+    assert place.incidents() == []
 
 
 def test_a_full_batch_says_that_there_is_more(place: Place) -> None:

@@ -1,18 +1,32 @@
 """The scheduler's duties: Slurm's picture, due runs, and a duty that fails."""
 
 import threading
-from datetime import timedelta
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
 
-from healer.model import Place, Run, RunState, SlurmSnapshot, Topology
-from healer.ports import SchedulerUnavailable
-from healer.processes.scheduler import POLL_S, Duty, poll_slurm, run_duties, sweep
+from healer.model import (
+    Controller,
+    Place,
+    Ruleset,
+    Run,
+    RunState,
+    SlurmCall,
+    SlurmNode,
+    SlurmSnapshot,
+    Topology,
+    Trouble,
+)
+from healer.observations.controller import POLL_S
+from healer.ports import NotAvailable, SchedulerUnavailable
+from healer.processes.scheduler import Duty, Poll, run_duties, sweep
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
 from healer.sim.slurm_core import SimScheduler
-from tests.support.loop import CLUSTER, START, name, rules_in
+from tests.support.loop import CLUSTER, START, later, name, rules_in
 from tests.support.wait import wait_until
 
 
@@ -21,6 +35,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.snapshot: SlurmSnapshot | None = None
+        self.state: Controller | None = None
         self.failures: list[str] = []
 
     def put(self, snapshot: SlurmSnapshot) -> None:
@@ -29,54 +44,150 @@ class Kept:
     def latest(self, cluster: str) -> SlurmSnapshot | None:
         return self.snapshot
 
+    def put_controller(self, controller: Controller) -> None:
+        self.state = controller
 
-class Away(SimScheduler):
+    def controller(self, cluster: str) -> Controller | None:
+        return self.state
+
+    @property
+    def troubles(self) -> dict[Trouble, datetime]:
+        assert self.state is not None
+        return self.state.since
+
+
+class Slurm(SimScheduler):
+    """A Slurm whose controller can be away, slow or behind, and whose tree counts who reads it."""
+
+    def __init__(self, cluster: str, clock: SimClock, nodes: int) -> None:
+        super().__init__(cluster, clock, nodes)
+        self.away, self.unable = False, False
+        self.figures: dict[str, Any] = {}
+        self.tree: dict[str, tuple[str, ...]] = {}
+        self.tree_reads = 0
+
     def snapshot(self) -> SlurmSnapshot:
-        raise SchedulerUnavailable("slurmctld does not answer")
+        if self.away:
+            raise SchedulerUnavailable("slurmctld does not answer")
+        return super().snapshot()
+
+    def controller(self) -> Controller:
+        if self.unable:
+            raise NotAvailable(SlurmCall.controller, "this adapter has no sdiag")
+        if self.away:
+            raise SchedulerUnavailable("no ping")
+        return msgspec.structs.replace(super().controller(), **self.figures)
+
+    def topology(self) -> dict[str, tuple[str, ...]]:
+        self.tree_reads += 1
+        return dict(self.tree)
 
 
-def site() -> tuple[SimClock, Kept]:
-    return SimClock(START), Kept()
+class Polled:
+    """One poller and its Slurm."""
+
+    def __init__(self, nodes: int = 4, *, cluster: str = CLUSTER, rules: Ruleset | None = None) -> None:
+        self.clock, self.kept = SimClock(START), Kept()
+        self.slurm = Slurm(cluster, self.clock, nodes)
+        self.rules = rules or rules_in()
+        self.begin()
+
+    def begin(self) -> None:
+        """A process that starts."""
+        self.poll = Poll(
+            self.slurm, self.kept, lambda: self.rules, self.kept.failures.append, CLUSTER,
+            clock=self.clock, stopwatch=self.stopwatch,
+        )  # fmt: skip
+
+    def stopwatch(self) -> float:
+        return (self.clock.now() - START).total_seconds()
+
+    def wait(self, seconds: float) -> float:
+        self.clock.advance(seconds)
+        return self.poll()
+
+    @property
+    def nodes(self) -> Mapping[str, SlurmNode]:
+        assert self.kept.snapshot is not None
+        return self.kept.snapshot.nodes
 
 
 def test_a_poll_keeps_slurms_picture_with_the_sites_places() -> None:
-    clock, kept = site()
     places = Topology(places={name(1): Place(rack="r1", switch="leaf1")})
-    rules = rules_in(topology=places)
-    slurm = SimScheduler(CLUSTER, clock, 4)
-    rest = poll_slurm(slurm, kept, lambda: rules, kept.failures.append, CLUSTER)()
-    assert kept.snapshot is not None
-    assert (kept.snapshot.nodes[name(1)].rack, kept.snapshot.nodes[name(2)].rack) == ("r1", "")
-    assert rest is not None
-    assert rest >= POLL_S
-
-
-@pytest.mark.parametrize(("took_s", "rest_s"), [(0.01, POLL_S), (0.5, 5.0), (3.0, 10.0), (25.0, 10.0)])
-def test_a_slow_slurm_is_asked_less_often_but_before_its_picture_is_stale(
-    took_s: float, rest_s: float
-) -> None:
-    clock, kept = site()
-    times = iter((100.0, 100.0 + took_s))
-    slurm = SimScheduler(CLUSTER, clock, 4)
-    poll = poll_slurm(slurm, kept, rules_in, kept.failures.append, CLUSTER, lambda: next(times))
-    assert poll() == pytest.approx(rest_s)
+    site = Polled(rules=rules_in(topology=places))
+    assert site.poll() == POLL_S
+    assert (site.nodes[name(1)].rack, site.nodes[name(2)].rack) == ("r1", "")
 
 
 def test_while_slurm_is_away_the_old_picture_stays_and_it_is_noted_why() -> None:
-    clock, kept = site()
-    old = SlurmSnapshot(cluster=CLUSTER, taken_at=START - timedelta(seconds=60))
-    kept.put(old)
-    poll_slurm(Away(CLUSTER, clock, 4), kept, rules_in, kept.failures.append, CLUSTER)()
-    assert kept.snapshot is old
-    assert kept.failures == ["slurmctld does not answer"]
+    site = Polled()
+    site.poll()
+    old = site.kept.snapshot
+    site.slurm.away = True
+    assert site.wait(10) == POLL_S
+    assert site.kept.snapshot is old
+    assert site.kept.failures == ["slurmctld does not answer"]
+    assert site.kept.troubles == {Trouble.away: later(10)}
+    site.wait(2)
+    assert site.kept.troubles == {Trouble.away: later(10)}
+    site.slurm.away = False
+    site.wait(2)
+    assert site.kept.troubles == {}
 
 
 def test_the_picture_of_another_cluster_is_not_ours() -> None:
-    clock, kept = site()
-    poll_slurm(SimScheduler("pod2", clock, 4), kept, rules_in, kept.failures.append, CLUSTER)()
-    assert kept.snapshot is None
-    assert "pod2" in kept.failures[0]
-    assert "HEALER_CLUSTER" in kept.failures[0]
+    site = Polled(cluster="pod2")
+    site.poll()
+    assert site.kept.snapshot is None
+    assert "pod2" in site.kept.failures[0]
+    assert "HEALER_CLUSTER" in site.kept.failures[0]
+    assert site.kept.state is not None
+    assert (site.kept.state.cluster, site.kept.troubles) == (CLUSTER, {Trouble.other_cluster: START})
+
+
+def test_a_backup_that_took_over_and_a_backlog_are_states_since_when_they_began() -> None:
+    site = Polled()
+    site.slurm.figures = {"role": "backup", "host": "ctl2", "agent_queue": 900, "dbd_queue": 3}
+    rests = [site.poll(), site.wait(2), site.wait(4), site.wait(8)]
+    assert rests == [4, 8, 10, 10]
+    assert site.kept.troubles == {Trouble.backup: START, Trouble.backlog: START}
+    site.slurm.figures = {"role": "primary"}
+    assert site.wait(10) == POLL_S
+    assert site.kept.troubles == {}
+
+
+def test_a_poller_that_starts_anew_knows_since_when_a_trouble_stands() -> None:
+    site = Polled()
+    site.slurm.figures = {"role": "backup"}
+    site.poll()
+    site.begin()
+    site.wait(60)
+    assert site.kept.troubles == {Trouble.backup: START}
+
+
+def test_an_adapter_that_cannot_ask_the_controller_is_no_trouble() -> None:
+    site = Polled()
+    site.slurm.unable = True
+    site.poll()
+    assert site.kept.state == Controller(cluster=CLUSTER, at=START, adapter=site.slurm.name)
+
+
+def test_the_tree_is_read_at_the_start_every_ten_minutes_and_when_the_list_of_nodes_changed() -> None:
+    site = Polled()
+    site.slurm.tree = {name(1): ("leaf1", "spine")}
+    site.poll()
+    assert site.nodes[name(1)].switches == ("leaf1", "spine")
+    for _ in range(5):
+        site.wait(2)
+    assert site.slurm.tree_reads == 1
+    site.slurm.tree = {name(1): ("leaf2", "spine")}
+    site.wait(600)
+    assert (site.slurm.tree_reads, site.nodes[name(1)].switch) == (2, "leaf2")
+    site.slurm.away = True
+    site.wait(700)
+    site.slurm.away = False
+    site.wait(2)
+    assert site.slurm.tree_reads == 3
 
 
 def run(number: int) -> Run:

@@ -216,6 +216,60 @@ def test_the_last_line_alone_is_an_event_without_address() -> None:
     assert (found.kind, found.pci, found.follow_up) == (ObservationKind.gpu_lost, None, False)
 
 
+FELL = "NVRM: fallen off the bus and is not responding to commands"
+XID_79 = X + "79, pid=1, name=a, GPU has fallen off the bus."
+SEGFAULT = "segfault at 0 ip 0000561a39cfd132 sp 00007ffc8e5adf70 error 6"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        FELL,
+        FELL + ".",
+        XID_79,
+        LOST[0],
+        "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",
+        PROBE[1],
+        "nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 48 LTSSM Fault Up",
+    ],
+)
+@pytest.mark.parametrize("form", [
+    # As the kernel printed it for a program of any user: its name cut to 15 characters, and its file's name whole.
+    "{comm}[13080]: " + SEGFAULT + " in {name}[1132,5607b4bcd000+1000] likely on CPU 1 (core 1, socket 0)",
+    "{comm}[13080]: " + SEGFAULT + " in {name}[5607b4bcd000+1000]",
+    " in {name}[5607b4bcd000+1000]",
+    "traps: {comm}[77] trap int3 ip:401000 sp:7ffd0 error:0 in {name}[401000+1000]",
+    "{comm} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "{comm}: page allocation failure: order:0, mode:0xcc0(GFP_KERNEL), nodemask={name}",
+    "Out of memory: Killed process 77 ({name}) total-vm:1kB, anon-rss:1kB",
+    "process '{name}' launched '/tmp/{name}' with NULL argv: empty string added",
+    'audit: type=1701 audit(1.2:3): auid=1 uid=1 ses=1 pid=77 comm="{comm}" exe="{name}" sig=11 res=1',
+    "overlayfs: failed to resolve '{name}': -2",
+    "EXT4-fs error (device sda1): htree_dirblock_to_tree:1: inode #2: comm {comm}: bad entry {name}",
+    "{comm}[1]: segfault in a\\x0a{name}",
+    "1,2,3,[9]: segfault at 0 ip 0 sp 0 error 6 in ;{name}",
+])  # fmt: skip
+def test_a_users_names_within_a_line_of_the_kernels_are_no_fault(form: str, said: str) -> None:
+    line = form.format(comm=said[:15], name=said)
+    for one in parse_batch([line, "[    3.400584] " + line, "4,7,3400584,-;" + line]):
+        assert one is None or one.follow_up, line
+
+
+def test_the_rest_of_a_loss_as_dmesg_indents_it_counts_behind_its_first_line_alone() -> None:
+    indented = [f"[    5.060453] {LOST[0]}", *("               " + line for line in LOST[1:])]
+    events = [one for one in parse_batch(indented) if one and not one.follow_up]
+    assert [(one.kind, one.pci) for one in events] == [(ObservationKind.gpu_lost, "0000:18:00")]
+    assert [one for one in parse_batch(indented[1:]) if one and not one.follow_up] == []
+    assert parse_line("               " + XID_79) is None
+
+
+@pytest.mark.parametrize("lines", [LOST, PROBE])
+def test_a_loss_in_one_record_is_one_event(lines: list[str]) -> None:
+    """/dev/kmsg shows a line's end within a record as \\x0a."""
+    found = parsed("\\x0a".join(lines))
+    assert (found.kind, found.pci, found.follow_up) == (ObservationKind.gpu_lost, "0000:18:00", False)
+
+
 def test_identity() -> None:
     found = parsed("NVRM: GPU at PCI:0000:2b:00: GPU-0b11d014-1685-04bd-26ed-5fc0bc1c44ae")
     assert (found.kind, found.pci) == (ObservationKind.gpu_identity, "0000:2b:00")

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healer.model import SlurmNode
+from healer.model import Reservation, SlurmNode, Submission
 from healer.sim.clock import SimClock
 from healer.sim.slurm import SimScheduler, sim_nodes
 
@@ -27,7 +27,7 @@ def state(slurm: SimScheduler, job: str) -> str:
 
 
 def test_a_requeued_job_waits_121_s(slurm: SimScheduler, clock: SimClock) -> None:
-    job = slurm.submit()
+    job = slurm.add_job()
     slurm.requeue(job)
     assert state(slurm, job) == "COMPLETING"
     clock.advance(1)
@@ -39,7 +39,7 @@ def test_a_requeued_job_waits_121_s(slurm: SimScheduler, clock: SimClock) -> Non
 
 
 def test_start_now_has_no_effect_while_the_job_completes(slurm: SimScheduler, clock: SimClock) -> None:
-    job = slurm.submit()
+    job = slurm.add_job()
     slurm.requeue(job)
     slurm.start_now(job)
     clock.advance(10)
@@ -50,7 +50,7 @@ def test_start_now_has_no_effect_while_the_job_completes(slurm: SimScheduler, cl
 
 
 def test_a_job_ends_by_itself_and_is_forgotten_later(slurm: SimScheduler, clock: SimClock) -> None:
-    job = slurm.submit(runtime_s=60)
+    job = slurm.add_job(runtime_s=60)
     clock.advance(59)
     assert state(slurm, job) == "RUNNING"
     clock.advance(2)
@@ -62,7 +62,7 @@ def test_a_job_ends_by_itself_and_is_forgotten_later(slurm: SimScheduler, clock:
 def test_a_silent_node_is_down_after_slurmd_timeout_and_its_job_moves(
     slurm: SimScheduler, clock: SimClock
 ) -> None:
-    job = slurm.submit(nodes=2)
+    job = slurm.add_job(nodes=2)
     slurm.silence("gpu0001")
     assert slurm.node("gpu0001").state == ("ALLOCATED", "NOT_RESPONDING")
     clock.advance(300)
@@ -71,7 +71,7 @@ def test_a_silent_node_is_down_after_slurmd_timeout_and_its_job_moves(
     clock.advance(122)
     moved = slurm.job(job)
     assert moved is not None and (moved.restarts, "gpu0001" in moved.nodes) == (1, False)
-    slurm.revive("gpu0001")
+    slurm.answer("gpu0001")
     assert slurm.node("gpu0001").in_service
 
 
@@ -86,7 +86,7 @@ def test_slurm_itself_replaces_no_persons_reason(slurm: SimScheduler, clock: Sim
 def test_a_reboot_nobody_planned(slurm: SimScheduler, clock: SimClock) -> None:
     before = slurm.node("gpu0001").boot_at
     clock.advance(5)
-    slurm.reboot("gpu0001")
+    slurm.boot("gpu0001")
     node = slurm.node("gpu0001")
     assert before is not None and node.boot_at == START + timedelta(seconds=5) > before
     assert (node.base, node.reason) == ("DOWN", "Node unexpectedly rebooted")
@@ -95,17 +95,32 @@ def test_a_reboot_nobody_planned(slurm: SimScheduler, clock: SimClock) -> None:
 def test_jobs_share_a_node_until_its_gpus_are_gone(slurm: SimScheduler) -> None:
     for node in ("gpu0002", "gpu0003", "gpu0004"):
         slurm.drain(node, "healer:x")
-    first, second, third = (slurm.submit(gpus=4) for _ in range(3))
+    first, second, third = (slurm.add_job(gpus=4) for _ in range(3))
     assert [state(slurm, job) for job in (first, second, third)] == ["RUNNING", "RUNNING", "PENDING"]
     assert slurm.node("gpu0001").base == "ALLOCATED"
     slurm.cancel(first)
     assert slurm.node("gpu0001").state == ("MIXED", "COMPLETING")
 
 
-def test_a_maintenance_reservation_keeps_jobs_out_by_plan(slurm: SimScheduler) -> None:
-    slurm.set_maintenance("gpu0001", True)
+def test_a_maintenance_reservation_keeps_all_but_its_own_jobs_out(
+    slurm: SimScheduler, clock: SimClock
+) -> None:
+    other = slurm.add_job(required=["gpu0001"])
+    slurm.reserve(Reservation(name="test", nodes=("gpu0001",), users=("root",), maintenance=True))
     assert slurm.node("gpu0001").planned
-    assert state(slurm, slurm.submit(required=["gpu0001"])) == "PENDING"
+    assert state(slurm, other) == "RUNNING"
+    slurm.cancel(other)
+    waiting = slurm.add_job(required=["gpu0001"])
+    test = slurm.submit(
+        Submission(name="t", script="#!/bin/sh", nodes=("gpu0001",), time_limit_s=60, reservation="test")
+    )
+    clock.advance(1)
+    assert (state(slurm, test), state(slurm, waiting)) == ("RUNNING", "PENDING")
+    slurm.unreserve("test")
+    assert slurm.node("gpu0001").state == ("ALLOCATED",)
+    slurm.complete(test)
+    clock.advance(1)
+    assert state(slurm, waiting) == "RUNNING"
 
 
 def test_its_nodes_keep_rack_switch_and_driver(clock: SimClock) -> None:
@@ -119,7 +134,7 @@ def test_the_same_orders_at_the_same_times_give_the_same_cluster() -> None:
         clock = SimClock(START)
         slurm = SimScheduler("pod1", clock, sim_nodes(8))
         for count in (1, 3, 2):
-            slurm.submit(nodes=count, runtime_s=50)
+            slurm.add_job(nodes=count, runtime_s=50)
             clock.advance(7)
         slurm.set_node_down("gpu0002")
         clock.advance(200)

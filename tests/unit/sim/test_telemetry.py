@@ -23,7 +23,7 @@ class Fleet:
     def __init__(self, seed: int = 7, **options: Any) -> None:
         self.clock = SimClock(START)
         self.slurm = SimScheduler("pod1", self.clock, 16)
-        self.job = self.slurm.submit(name="pretrain", nodes=8)
+        self.job = self.slurm.add_job(name="pretrain", nodes=8)
         names = list(self.slurm.snapshot().nodes)
         self.sensors = SimTelemetry("pod1", names, start=START, seed=seed, quiet=True, **options)
         self.sensors.show(self.slurm.snapshot())

@@ -178,3 +178,8 @@ def test_bytes_that_are_no_utf_8_are_replaced() -> None:
 def test_what_is_not_understood_says_why(raw: bytes, words: str) -> None:
     with pytest.raises(parse_json.NotUnderstood, match=words):
         parse_json.jobs(raw)
+
+
+def test_what_an_owner_wrote_with_extra_is_told_beside_the_comment() -> None:
+    job = parse_json.jobs(job_answer(comment="a", extra="healer:requeue"))["7"]
+    assert (job.comment, job.extra) == ("a", "healer:requeue")

@@ -27,6 +27,7 @@ def test_nodes_of_scontrol() -> None:
     assert (drained.gpus, drained.gpu_model) == (8, "h100")
     assert (drained.partitions, drained.features) == (("train",), ("h100",))
     assert drained.boot_at == datetime(2026, 11, 20, 8, 47, 44, tzinfo=UTC)
+    assert (drained.address, drained.hostname) == ("127.0.0.1", "localhost")
     assert nodes["gpu0001"].reason == "" and nodes["gpu0001"].reason_at is None
 
 

@@ -147,3 +147,36 @@ def test_a_commands_output_and_status() -> None:
     program = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
     output = process.run([sys.executable, "-c", program], {}, 20)
     assert (output.code, output.text, output.words) == (3, "out\n", "err\n out")
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"),
+    [
+        ("slurm_update error: Unable to contact slurm controller (connect failure)", False),
+        ("slurm_update error: Unable to contact slurm controller (receive failure)", True),
+        ("slurm_update error: Socket timed out on send/recv operation", True),
+        ("scontrol: error: Munge encode failed: Failed to access the socket", False),
+        # Whose credential it was, the words do not tell: it may be the one of an answer.
+        ("slurm_update error: Protocol authentication error", True),
+        ("slurm_update error: Slurm backup controller in standby mode", False),
+        ("Unexpected message received for job 1", True),
+        ("", True),
+    ],
+)
+def test_a_silence_tells_whether_anything_can_have_happened(said: str, sent: bool) -> None:
+    error = words.error("Slurm did not drain gpu0001", said)
+    assert isinstance(error, SchedulerUnavailable)
+    assert error.sent is sent
+
+
+def test_a_command_that_never_ran_has_sent_nothing() -> None:
+    with pytest.raises(SchedulerUnavailable) as caught:
+        process.run(["/nowhere/scontrol"], {}, 1)
+    assert caught.value.sent is False
+
+
+def test_a_command_reads_what_it_is_given_and_nothing_else() -> None:
+    program = "import sys; sys.stdout.write(sys.stdin.read().upper())"
+    script = b"#!/bin/sh\n" + b"echo hi\n" * 100_000
+    assert process.run([sys.executable, "-c", program], {}, 20, stdin=script).out == script.upper()
+    assert process.run([sys.executable, "-c", program], {}, 20).out == b""

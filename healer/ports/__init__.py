@@ -14,6 +14,7 @@ from healer.model import (
     Breaker,
     Column,
     Command,
+    Controller,
     Decision,
     Diagnosis,
     FabricState,
@@ -21,98 +22,71 @@ from healer.model import (
     GateFacts,
     Incident,
     JobCheckpoint,
+    LastHeard,
     LogEntry,
     Message,
     Observation,
+    Permit,
     RemedyUse,
     RequeueUse,
     Run,
     RunState,
     Slot,
-    SlurmJob,
-    SlurmNode,
     SlurmSnapshot,
     Ticket,
     Veto,
+)
+from healer.ports.slurm import (
+    Nodes,
+    NotAvailable,
+    Scheduler,
+    SchedulerError,
+    SchedulerRefused,
+    SchedulerUnavailable,
+    UnknownNode,
 )
 
 if TYPE_CHECKING:
     from healer.model.samples import Report, StepBatch
 
 
+__all__ = [
+    "AlreadyRequeued",
+    "Checkpoints",
+    "Clock",
+    "ColumnBook",
+    "DeliveryFailed",
+    "GateTx",
+    "Inbox",
+    "Json",
+    "LeaseLost",
+    "Ledger",
+    "LedgerAway",
+    "NodeError",
+    "NodeExec",
+    "NodeUnavailable",
+    "Nodes",
+    "NotAvailable",
+    "Notifier",
+    "Poke",
+    "RunClaim",
+    "Samples",
+    "Scheduler",
+    "SchedulerError",
+    "SchedulerRefused",
+    "SchedulerUnavailable",
+    "SignalReads",
+    "Snapshots",
+    "Tickets",
+    "TooManyColumns",
+    "UnknownNode",
+    "WalkTx",
+]
+
+
 class Clock(Protocol):
     def now(self) -> datetime:
         """The time, UTC and aware."""
-        ...
-
-
-# --- Slurm ---------------------------------------------------------------------------------------------
-
-
-class SchedulerError(Exception):
-    """Slurm refused or could not be asked. The text is one sentence for people, with Slurm's own words."""
-
-
-class SchedulerUnavailable(SchedulerError):
-    """No answer, or none in time: it is unknown whether anything happened. Read back before any retry."""
-
-
-class SchedulerRefused(SchedulerError):
-    """Slurm understood and said no. `code` is Slurm's error number where it is known (d.4 of the facts)."""
-
-    def __init__(self, text: str, code: int | None = None) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-class UnknownNode(SchedulerRefused):
-    """Slurm has no node of that name."""
-
-
-class Scheduler(Protocol):
-    """Slurm. Every call is bounded in time; nothing is done twice by the adapter itself.
-
-    Writes return when Slurm has answered; that is never proof: callers read back.
-    """
-
-    name: str
-
-    def describe(self) -> str:
-        """One line: adapter and version, e.g. `cli, Slurm 22.05.8`. Raises SchedulerUnavailable."""
-        ...
-
-    def cluster_name(self) -> str: ...
-
-    def snapshot(self) -> SlurmSnapshot:
-        """All nodes and all jobs that slurmctld still knows. One or two calls whatever the size."""
-        ...
-
-    def node(self, name: str) -> SlurmNode:
-        """One node, read now. Raises UnknownNode."""
-        ...
-
-    def job(self, job: str) -> SlurmJob | None:
-        """One job, read now, with GPU indices by node; None when slurmctld no longer knows it."""
-        ...
-
-    def jobs_on(self, node: str) -> list[SlurmJob]:
-        """Jobs that hold the node now (running, suspended, completing), with GPU indices."""
-        ...
-
-    def drain(self, node: str, reason: str) -> None:
-        """Sets DRAIN with this reason. An empty reason is a ValueError, never sent."""
-        ...
-
-    def resume(self, node: str) -> None:
-        """Clears DRAIN (and DOWN)."""
-        ...
-
-    def requeue(self, job: str) -> None:
-        """`requeue Incomplete`: nothing happens to a job that is not running or suspended."""
-        ...
-
-    def start_now(self, job: str) -> None:
-        """Takes away the begin time that a requeue sets; has an effect only after COMPLETING."""
         ...
 
 
@@ -207,6 +181,14 @@ class RunClaim(Protocol):
 
     def incident(self) -> Incident | None: ...
 
+    def known_bad(self) -> set[str]:
+        """Nodes that are surely unusable and that a guard keeps in service (law 2), now."""
+        ...
+
+    def permits(self) -> Sequence[Permit]:
+        """Hooks that were permitted to fail in the last 24 h."""
+        ...
+
     def fence(self) -> None:
         """Raises LeaseLost if the lease is another's, or ends within the margin an effect needs.
 
@@ -257,7 +239,11 @@ class LeaseLost(Exception):
 
 
 class AlreadyRequeued(Exception):
-    """This life of the job was requeued before: its restart count stands in the ledger."""
+    """The restart of this life of the job is granted to another run: `run`."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self.run = run
 
 
 class GateTx(Protocol):
@@ -268,11 +254,23 @@ class GateTx(Protocol):
     def add_decision(self, decision: Decision) -> None: ...
     def write(self, entry: LogEntry) -> None: ...
     def grant_slot(self, slot: Slot) -> None: ...
+    def release_slot(self, node: str, *, at: datetime, why: str) -> None: ...
     def add_requeue(self, use: RequeueUse) -> None:
-        """Raises AlreadyRequeued while a run that has not ended was granted it; the transaction goes on.
+        """Raises AlreadyRequeued while another run that has not ended holds it; the transaction goes on.
 
         A run that ended without it leaves the grant to the next: the restart count fences a second requeue.
         """
+        ...
+
+    def drop_requeue(self, job: str, restarts: int) -> None:
+        """What was granted to this run came to nothing: it counts no more, and another run may be granted it.
+
+        Nothing where it was not granted to this run.
+        """
+        ...
+
+    def add_remedy(self, use: RemedyUse) -> None:
+        """One more try of this remedy, for the caps on it."""
         ...
 
     def save_breaker(self, breaker: Breaker) -> None: ...
@@ -299,6 +297,12 @@ class Snapshots(Protocol):
 
     def put(self, snapshot: SlurmSnapshot) -> None: ...
     def latest(self, cluster: str) -> SlurmSnapshot | None: ...
+
+    def put_controller(self, controller: Controller) -> None:
+        """How slurmctld does: beside the picture, because its figures change with every poll."""
+        ...
+
+    def controller(self, cluster: str) -> Controller | None: ...
 
 
 class Inbox(Protocol):
@@ -368,6 +372,9 @@ class SignalReads(Protocol):
         ...
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
+    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+        """When it last spoke, after `since`."""
+        ...
 
 
 class Checkpoints(Protocol):

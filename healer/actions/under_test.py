@@ -1,0 +1,136 @@
+"""A node under test: in a MAINT reservation of ours, so that its drain is lifted and no user's job comes.
+
+Slurm starts no job on a node that is DRAIN or DOWN, not even in a reservation. So the order is: reserve, read
+the reservation back, resume, test inside; passed: the reservation ends, failed: drain first, then it ends.
+"""
+
+from datetime import timedelta
+
+from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.look import look
+from healer.actions.reason import holder_of, own_words
+from healer.model import Reservation, SlurmNode
+from healer.model.reserved import our_reservation, reservation_for
+from healer.ports import SchedulerRefused, SchedulerUnavailable
+
+#: What every test job of ours is called: `healer-test-<short id>`.
+TEST_JOBS = "healer-test-"
+#: Slurm's error numbers: no such reservation; a job that is not known or has ended.
+_NO_RESERVATION = 2053
+_JOB_OVER = frozenset({2017, 2021})
+LOOK_AGAIN_S = 1.0
+
+
+def reservation(ctx: Context) -> Reservation | None:
+    """The reservation of ours on the node as Slurm shows it now. Raises SchedulerUnavailable."""
+    return our_reservation(ctx.scheduler.snapshot(), ctx.node)
+
+
+def end(ctx: Context) -> Result | None:
+    """Ends the tests and the reservation on the node; nothing where there is none. The caller reads back."""
+    try:
+        picture = ctx.scheduler.snapshot()
+        found = our_reservation(picture, ctx.node)
+        if found is None:
+            return None
+        ctx.fence()
+        for job in picture.jobs.values():
+            if job.reservation == found.name and job.name.startswith(TEST_JOBS) and job.end_at is None:
+                _cancel(ctx, job.id)
+        ctx.scheduler.unreserve(found.name)
+    except SchedulerRefused as error:
+        return None if error.code == _NO_RESERVATION else Failed(text=str(error))
+    except SchedulerUnavailable:
+        return None
+    return None
+
+
+def _cancel(ctx: Context, job: str) -> None:
+    try:
+        ctx.scheduler.cancel(job)
+    except SchedulerRefused as error:
+        if error.code not in _JOB_OVER:
+            raise
+
+
+# --- reserve ---
+
+
+def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again:
+    read = look(lambda: (ctx.scheduler.node(ctx.node), reservation(ctx)))
+    if not isinstance(read, tuple):
+        return read
+    node, found = read
+    if holder := holder_of(node, own_words(ctx.log)):
+        return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
+    if found is not None and not _as_made(ctx, found):
+        text = f"The reservation {found.name} is not as healer made it: look, and end it."
+        return Failed(text=text, final=True)
+    if found is None and not node.held:
+        return Failed(text=f"Somebody gave {node.name} back: it is not tested", final=True)
+    return node, found
+
+
+def _as_made(ctx: Context, found: Reservation) -> bool:
+    """Without an end: Slurm makes a year of that."""
+    lasts = found.until is None or found.until - ctx.now() > timedelta(days=1)
+    return found.maintenance and found.nodes == (ctx.node,) and lasts
+
+
+def _probe(ctx: Context) -> Result | None:
+    read = _read(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, found = read
+    if found is None or node.held:
+        return None
+    if not node.in_service:
+        return Again(text=f"{node.name} is {'+'.join(node.state)}", after_s=LOOK_AGAIN_S)
+    text = f"{node.name} takes tests alone: reservation {found.name}"
+    return Done(text=text, data={"reservation": found.name, "state": list(node.state)})
+
+
+def _do(ctx: Context) -> Result | None:
+    """One of the two effects; the drain is lifted only where the reservation was read back."""
+    read = _read(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, found = read
+    ctx.fence()
+    try:
+        if found is None:
+            ctx.scheduler.reserve(
+                Reservation(
+                    name=reservation_for(ctx.run.incident or ctx.run.id),
+                    nodes=(ctx.node,),
+                    users=tuple(ctx.users()),
+                    maintenance=True,
+                )
+            )
+        elif node.held:
+            ctx.scheduler.resume(ctx.node)
+    except SchedulerRefused as error:
+        return Failed(text=str(error))
+    except SchedulerUnavailable:
+        return None
+    return None
+
+
+def _verify(ctx: Context) -> Result:
+    return _probe(ctx) or Again(text=f"{ctx.node} is being reserved for tests", after_s=LOOK_AGAIN_S)
+
+
+def _undo(ctx: Context) -> Result:
+    """The reservation ends where the node is drained; else it stays, for nobody's job may come."""
+    read = _read(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, found = read
+    if found is None:
+        return Done(text="No reservation of ours stands")
+    if not node.drain:
+        return Failed(text=f"{node.name} is not drained: drain it before its reservation ends", final=True)
+    return end(ctx) or Done(text="Reservation ended")
+
+
+RESERVE = Action(probe=_probe, do=_do, verify=_verify, undo=_undo)

@@ -1,0 +1,73 @@
+"""People's commands to runs and to drift, each to the cluster that it is about, with adapters of its own.
+
+What one cluster's Slurm does not answer stays with that cluster's requests.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.run_rows import cluster_of
+from healer.api.services import NotFound, Reconcile, RunCommands, RunRequest
+from healer.api.views import Preview
+from healer.model import Breaker, Run
+from healer.model.drift import Drift, Reconciled
+
+T = TypeVar("T")
+
+
+class RunsByCluster:
+    """`healer.api.services.RunCommands` over those of each cluster. NotFound for a cluster that is none."""
+
+    def __init__(self, engine: sa.Engine, runs: Mapping[str, RunCommands]) -> None:
+        self._engine, self._runs = engine, runs
+
+    def preview(self, request: RunRequest) -> Preview:
+        return self._at(request.cluster).preview(request)
+
+    def start(self, request: RunRequest) -> Run:
+        return self._at(request.cluster).start(request)
+
+    def approve(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._of(run).approve(run, by=by, reason=reason, request=request)
+
+    def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._of(run).reject(run, by=by, reason=reason, request=request)
+
+    def cancel(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._of(run).cancel(run, by=by, reason=reason, request=request)
+
+    def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._of(run).retry(run, by=by, reason=reason, request=request)
+
+    def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
+        return self._at(cluster).reset_breaker(cluster, by=by, reason=reason, request=request)
+
+    def _of(self, run: str) -> RunCommands:
+        with translated(), self._engine.connect() as conn:
+            cluster = cluster_of(conn, run)
+        return self._at(cluster)
+
+    def _at(self, cluster: str) -> RunCommands:
+        return _named(self._runs, cluster)
+
+
+class ReconcileByCluster:
+    """`healer.api.services.Reconcile` over those of each cluster."""
+
+    def __init__(self, parts: Mapping[str, Reconcile]) -> None:
+        self._parts = parts
+
+    def drifts(self, cluster: str) -> list[Drift]:
+        return _named(self._parts, cluster).drifts(cluster)
+
+    def repair(self, cluster: str, *, by: str, reason: str, request: str) -> list[Reconciled]:
+        return _named(self._parts, cluster).repair(cluster, by=by, reason=reason, request=request)
+
+
+def _named(parts: Mapping[str, T], cluster: str) -> T:
+    if cluster not in parts:
+        raise NotFound(f"there is no cluster {cluster}; there are {', '.join(sorted(parts))}")
+    return parts[cluster]

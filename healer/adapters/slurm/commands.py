@@ -1,0 +1,109 @@
+"""Slurm's commands on this machine: where they are, which release they are, and one way to run them."""
+
+import contextlib
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from healer.adapters.slurm import parse_json, process, words
+from healer.ports import SchedulerUnavailable
+
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/bin"
+_VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)(\S*)")
+_SHAPE = re.compile(r"v0\.0\.\d+")
+
+
+class Commands:
+    """`slurm_conf` is handed on as SLURM_CONF. Safe for threads.
+
+    `bin_dir`: where the commands are, all of them: one of another Slurm's could not be told from its own.
+    """
+
+    def __init__(self, slurm_conf: str | None, bin_dir: Path | str | None, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._path = str(bin_dir) if bin_dir else f"{_PATH}:{os.environ.get('PATH', '')}"
+        # %s makes Slurm print every time as seconds since 1970: no zone to guess.
+        self._env = {
+            "PATH": f"{bin_dir}:{_PATH}" if bin_dir else _PATH,
+            "LC_ALL": "C",
+            "SLURM_TIME_FORMAT": "%s",
+        }
+        conf = slurm_conf or os.environ.get("SLURM_CONF")
+        if conf:
+            self._env["SLURM_CONF"] = conf
+        self._found: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._version: tuple[str, str | None] | None = None
+
+    def where(self, program: str) -> str | None:
+        """Its path; None where this machine has none."""
+        path = self._found.get(program)
+        if path is None:
+            path = shutil.which(program, path=self._path)
+            if path is not None:
+                self._found[program] = path
+        return path
+
+    def version(self) -> tuple[str, str | None]:
+        """Slurm's version and, from 23.02, the newest JSON shape that both sides know. Asked once."""
+        with self._lock:
+            if self._version is None:
+                text = self.ask("tell its version", "scontrol", "--version").text
+                match = _VERSION.search(text)
+                if match is None:
+                    raise SchedulerUnavailable(f"scontrol --version said {text[:80]!r}.", sent=False)
+                version = f"{match[1]}.{match[2]}{match[3]}"
+                new = (int(match[1]), int(match[2])) >= (23, 2)
+                self._version = (version, self._newest_shape(version) if new else None)
+            return self._version
+
+    def pin(self) -> tuple[str, ...]:
+        """The option that pins the JSON's shape: releases change what is printed without it (d.1)."""
+        shape = self.version()[1]
+        return (f"--json={shape}",) if shape else ()
+
+    def ask(self, action: str, *command: str, patience: int = 1, stdin: bytes = b"") -> process.Output:
+        """As `run`; a failure is raised as what its words mean."""
+        output = self.run(*command, patience=patience, stdin=stdin)
+        if output.code:
+            raise words.error(f"Slurm did not {action}", output.words)
+        return output
+
+    def run(self, program: str, *arguments: str, patience: int = 1, stdin: bytes = b"") -> process.Output:
+        """One command, never through a shell, within `patience` times the time-out."""
+        path = self.where(program)
+        if path is None:
+            raise SchedulerUnavailable(f"{program} is not installed on this machine.", sent=False)
+        return process.run((path, *arguments), self._env, self._timeout_s * patience, stdin=stdin)
+
+    def _newest_shape(self, version: str) -> str:
+        output = self.run("scontrol", "show", "node", "--json=list")
+        offered = set(_SHAPE.findall(output.text + output.words))
+        for shape in parse_json.DATA_PARSERS:
+            if shape in offered:
+                return shape
+        raise SchedulerUnavailable(
+            f"Slurm {version} offers no JSON that healer reads ({', '.join(sorted(offered))}).", sent=False
+        )
+
+
+@contextlib.contextmanager
+def understanding() -> Iterator[None]:
+    """An answer that is not understood is no answer."""
+    try:
+        yield
+    except parse_json.NotUnderstood as error:
+        raise SchedulerUnavailable(str(error)) from error
+
+
+@contextlib.contextmanager
+def looking_first() -> Iterator[None]:
+    """What fails while a write only looks has sent nothing that changes anything."""
+    try:
+        yield
+    except SchedulerUnavailable as error:
+        error.sent = False
+        raise

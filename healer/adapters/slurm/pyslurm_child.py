@@ -1,0 +1,208 @@
+"""The process in which pyslurm lives: one line of JSON in, one line out. Standard library and pyslurm alone.
+
+libslurm ends its process when it finds no configuration, and pyslurm keeps Python's lock while slurmctld does
+not answer. Neither may happen to healer, so healer never loads it (docs/decisions/0016).
+
+First line out: `{"pyslurm": "24.11.0", "libslurm": "24.11.5", "has": [...]}` or an error. Then for each
+`{"call": name, "given": {...}}` either `{"answer": ...}` or `{"error": {"kind", "code", "text"}}`.
+"""
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+from typing import Any
+
+#: What is read of a node and of a job. What a release does not have reads as null.
+NODE = (
+    "name", "state", "next_state", "reason", "reason_user", "reason_time", "configured_gres", "partitions",
+    "active_features", "boot_time", "comment", "extra", "address", "hostname",
+)  # fmt: skip
+JOB = (
+    "id", "state", "state_reason", "allocated_nodes", "requeue_count", "is_requeueable", "is_batch_job",
+    "name", "user_name", "user_id", "partition", "qos", "comment", "extra", "account", "admin_comment",
+    "reservation", "dependencies", "submit_line", "priority", "excluded_nodes", "start_time", "submit_time",
+    "eligible_time", "end_time", "exit_code", "exit_code_signal", "array_id", "array_task_id",
+    "array_tasks_waiting", "heterogeneous_id", "heterogeneous_offset", "federation_origin",
+    "federation_siblings_active", "failed_node",
+)  # fmt: skip
+RESERVATION = ("name", "nodes", "users", "accounts", "start_time", "end_time")
+
+#: What newer releases lost or gained; the parent asks for nothing that is not there.
+PARTS = ("slurm_requeue", "Reservations", "reservation", "statistics")
+
+#: slurm_requeue's flag JOB_RUNNING of slurm.h: only a job that runs or is suspended, scontrol's Incomplete.
+_INCOMPLETE = 1
+
+
+def read(thing: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Attributes by name. Null: this release has none, a user has no name here, or a text is not UTF-8."""
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = getattr(thing, name)
+        except (AttributeError, KeyError, UnicodeDecodeError):
+            found[name] = None
+    return found
+
+
+def read_job(job: Any) -> dict[str, Any]:
+    return read(job, JOB) | {"layout": job.get_resource_layout_per_node()}
+
+
+class Calls:
+    """Everything that the parent may ask for, by name. `slurm` is the module pyslurm."""
+
+    def __init__(self, slurm: Any) -> None:
+        self.slurm = slurm
+
+    def cluster(self) -> str:
+        return self.slurm.slurmctld.Config.load().cluster
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [read(node, NODE) for node in self.slurm.Nodes.load().values()]
+
+    def node(self, name: str) -> dict[str, Any] | None:
+        """Out of all nodes: slurmctld counts the CPUs in use only when it is asked for all. Without that a
+        node which was just set DOWN under its job reads MIXED."""
+        found = (node for node in self.slurm.Nodes.load().values() if node.name == name)
+        return next((read(node, NODE) for node in found), None)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return [read_job(job) for job in self.slurm.Jobs.load().values()]
+
+    def job(self, job: int) -> dict[str, Any]:
+        return read_job(self.slurm.Job.load(job))
+
+    def reservations(self) -> list[dict[str, Any]]:
+        """Flags as one text; pyslurm before 25.05 has them in its older half alone."""
+        if hasattr(self.slurm, "Reservations"):
+            found = self.slurm.Reservations.load().values()
+            return [read(one, RESERVATION) | {"flags": flag_names(one)} for one in found]
+        older = self.slurm.reservation().get()
+        return [record | {"name": name, "nodes": record["node_list"]} for name, record in older.items()]
+
+    def controller(self) -> dict[str, Any]:
+        """Who answers a ping, and figures of sdiag as far as this release shows them."""
+        hosts = self.slurm.get_controllers()
+        answers = [place for place in range(len(hosts)) if self._answers(place)]
+        if hasattr(self.slurm, "statistics"):
+            figures = self.slurm.statistics().get()
+        else:
+            names = ("server_thread_count", "agent_queue_size", "dbd_agent_queue_size")
+            figures = read(self.slurm.slurmctld.diag(), names)
+        return {
+            "host": hosts[answers[0]] if answers else "",
+            "role": "" if not answers else "backup" if answers[0] else "primary",
+            "threads": figures.get("server_thread_count"),
+            "agent_queue": figures.get("agent_queue_size"),
+            "dbd_queue": figures.get("dbd_agent_queue_size"),
+        }
+
+    def _answers(self, place: int) -> bool:
+        try:
+            if hasattr(self.slurm.slurmctld, "ping"):
+                return bool(self.slurm.slurmctld.ping(place).is_responding)
+            return self.slurm.slurm_ping(place) == 0
+        except (self.slurm.PyslurmError, ValueError):
+            return False
+
+    def change_nodes(self, names: str, changes: dict[str, str]) -> None:
+        """All of them in one call of Slurm's, which ends at a name that it does not know."""
+        self.slurm.Node(names).modify(self.slurm.Node(**changes))
+
+    def change_job(self, job: int, changes: dict[str, Any]) -> None:
+        self.slurm.Job(job).modify(self.slurm.JobSubmitDescription(**changes))
+
+    def begin_in(self, job: int, seconds: int) -> None:
+        self.change_job(job, {"begin_time": int(time.time()) + seconds})
+
+    def requeue_incomplete(self, job: int) -> None:
+        self.slurm.slurm_requeue(job, _INCOMPLETE)
+
+    def requeue(self, job: int) -> None:
+        self.slurm.Job(job).requeue()
+
+    def hold(self, job: int) -> None:
+        self.slurm.Job(job).hold()
+
+    def release(self, job: int) -> None:
+        self.slurm.Job(job).release()
+
+    def signal(self, job: int, name: str) -> None:
+        self.slurm.Job(job).send_signal(name, steps="all")
+
+    def cancel(self, job: int) -> None:
+        self.slurm.Job(job).cancel()
+
+    def notify(self, job: int, text: str) -> None:
+        self.slurm.Job(job).notify(text)
+
+    def submit(self, script: str, fields: dict[str, Any]) -> int:
+        """pyslurm takes a script's text for a path first, and a text may be too long for one."""
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+            file.write(script)
+            file.flush()
+            return self.slurm.JobSubmitDescription(script=file.name, **fields).submit()
+
+
+def flag_names(reservation: Any) -> str:
+    """`ReservationFlags` of 25.05 and later as names with commas; none where one is new to pyslurm."""
+    try:
+        flags = reservation.flags
+    except ValueError:
+        return ""
+    every: Any = type(flags)
+    return ",".join(flag.name for flag in every if flag in flags)
+
+
+def problem(kind: str, text: str, code: int | None = None) -> dict[str, Any]:
+    return {"error": {"kind": kind, "code": code, "text": text}}
+
+
+def load() -> tuple[Any, dict[str, Any]]:
+    """The module and the first line, which is an error where pyslurm cannot be used."""
+    try:
+        slurm = importlib.import_module("pyslurm")
+    except ModuleNotFoundError as error:
+        return None, problem("absent" if error.name == "pyslurm" else "library", str(error))
+    except ImportError as error:
+        return None, problem("library", str(error))
+    release = "{}.{:02}.{}".format(*slurm.slurm_api_version())
+    has = [part for part in PARTS if hasattr(slurm, part)]
+    return slurm, {"pyslurm": slurm.__version__, "libslurm": release, "has": has}
+
+
+def answer(calls: Calls, line: str) -> dict[str, Any]:
+    request = json.loads(line)
+    try:
+        return {"answer": getattr(calls, request["call"])(**request["given"])}
+    except calls.slurm.RPCError as error:
+        return problem("slurm", str(error.msg), error.errno)
+    except ValueError as error:
+        # The older half of pyslurm raises ValueError(text, number).
+        text, code = (*error.args, None)[:2]
+        return problem("slurm" if isinstance(code, int) else "pyslurm", str(text), code)
+    except Exception as error:
+        return problem("pyslurm", f"{type(error).__name__}: {error}")
+
+
+def main() -> None:
+    # What libslurm prints must not come between the lines.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    slurm, first = load()
+    out.write(json.dumps(first) + "\n")
+    out.flush()
+    if slurm is None:
+        return
+    calls = Calls(slurm)
+    for line in sys.stdin:
+        out.write(json.dumps(answer(calls, line)) + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

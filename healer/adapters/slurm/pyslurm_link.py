@@ -1,0 +1,148 @@
+"""The line to the process in which pyslurm lives (`pyslurm_child`): one call at a time, bounded in time."""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from healer.adapters.slurm import bounds
+from healer.ports import SchedulerUnavailable
+
+#: Loading pyslurm may take this long on a busy machine; a call meanwhile says so and sends nothing.
+_START_S = 30.0
+_MOST_BYTES = 512 * 1024 * 1024
+_TAIL = 2000
+
+
+class PyslurmLink:
+    """Starts the process when it is first needed, and again when it ended or hung. Safe for threads."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._command, self._env = list(command), dict(env)
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._first: dict[str, Any] | None = None
+        self._begun = 0.0
+        self._said = b""
+
+    def first(self, timeout_s: float) -> dict[str, Any]:
+        """The process's first line. SchedulerUnavailable, with nothing sent, while there is none."""
+        with self._held(timeout_s) as deadline:
+            return self._started(deadline)
+
+    def call(self, name: str, given: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer's line. A process that does not answer in time is ended: nobody knows what it did."""
+        with self._held(timeout_s) as deadline:
+            self._started(deadline)
+            assert self._child is not None and self._child.stdin is not None
+            line = json.dumps({"call": name, "given": dict(given)}).encode() + b"\n"
+            try:
+                os.write(self._child.stdin.fileno(), line)
+            except OSError as error:
+                raise SchedulerUnavailable(f"pyslurm's process ended: {self._end()}", sent=False) from error
+            try:
+                return self._line(deadline)
+            except TimeoutError:
+                self._end()
+                raise SchedulerUnavailable(f"pyslurm did not answer within {timeout_s:g} s.") from None
+            except EOFError as error:
+                raise SchedulerUnavailable(f"pyslurm's process ended: {self._end()}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    @contextlib.contextmanager
+    def _held(self, timeout_s: float) -> Iterator[float]:
+        timeout_s = bounds.left_s(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            raise SchedulerUnavailable(f"pyslurm was busy for {timeout_s:g} s.", sent=False)
+        try:
+            yield deadline
+        finally:
+            self._lock.release()
+
+    def _started(self, deadline: float) -> dict[str, Any]:
+        if self._child is not None and self._child.poll() is not None and self._first is not None:
+            self._end()
+        if self._child is None:
+            self._start()
+        if self._first is None:
+            try:
+                self._first = self._line(deadline)
+            except TimeoutError:
+                long = time.monotonic() - self._begun > _START_S
+                said = self._end() if long else self._last_words()
+                raise SchedulerUnavailable(f"pyslurm is still being loaded: {said}", sent=False) from None
+            except EOFError as error:
+                raise SchedulerUnavailable(
+                    f"libslurm ended the process that loaded pyslurm: {self._end()}", sent=False
+                ) from error
+        return self._first
+
+    def _start(self) -> None:
+        try:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._env,
+            )
+        except OSError as error:
+            raise SchedulerUnavailable(
+                f"{self._command[0]} could not be started: {error}.", sent=False
+            ) from error
+        self._begun, self._said = time.monotonic(), b""
+
+    def _line(self, deadline: float) -> dict[str, Any]:
+        """The next line. What it says on the error channel meanwhile is read too, and its end is kept."""
+        assert self._child is not None and self._child.stdout is not None and self._child.stderr is not None
+        out, err = self._child.stdout.fileno(), self._child.stderr.fileno()
+        chunks: list[bytes] = []
+        size = 0
+        with selectors.PollSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            selector.register(err, selectors.EVENT_READ)
+            while not (chunks and chunks[-1].endswith(b"\n")):
+                ready = {key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))}
+                if not ready:
+                    raise TimeoutError
+                if err in ready:
+                    said = os.read(err, 1 << 16)
+                    self._said = (self._said + said)[-_TAIL:]
+                    if not said:
+                        selector.unregister(err)
+                if out in ready:
+                    chunk = os.read(out, 1 << 20)
+                    size += len(chunk)
+                    if not chunk or size > _MOST_BYTES:
+                        raise EOFError
+                    chunks.append(chunk)
+        return json.loads(b"".join(chunks))
+
+    def _end(self) -> str:
+        """Ends the process; its last words."""
+        child, self._child, self._first = self._child, None, None
+        if child is None:
+            return ""
+        if child.poll() is None:
+            child.kill()
+        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+        with contextlib.suppress(OSError):
+            self._said += child.stderr.read()
+        child.wait()
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        return self._last_words()
+
+    def _last_words(self) -> str:
+        lines = self._said.decode("utf-8", "replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

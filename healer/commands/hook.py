@@ -1,0 +1,92 @@
+"""`healer hook`: Slurm's hooks put in place on a node or in its image, and taken away again."""
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from healer.commands import Failed
+from healer.commands.remote import AS_JSON, print_json
+
+if TYPE_CHECKING:
+    from healer.hook_install import Change, Plan
+
+_SLURM_CONF = typer.Option(
+    os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"), "--slurm-conf", help="Slurm's configuration file."
+)
+_TO = typer.Option("/usr/local/lib/healer", "--to", help="The folder for healer-hook and what calls it.")
+_YES = typer.Option(False, "--yes", help="Do not ask.")
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, help="Slurm's hooks on this machine.", rich_markup_mode=None)
+    group.command("install")(install)
+    group.command("uninstall")(uninstall)
+    app.add_typer(group, name="hook")
+
+
+def install(
+    slurm_conf: Path = _SLURM_CONF,
+    to: Path = _TO,
+    conf: Path = typer.Option("/etc/healer/hook.conf", "--conf", help="The hook's own settings."),
+    *,
+    url: str = typer.Option("", "--url", envvar="HEALER_URL", help="healer's address, for new settings."),
+    token_file: str = typer.Option("/etc/healer/token", "--token-file", help="Its token, for new settings."),
+    yes: bool = _YES,
+    json: bool = AS_JSON,
+) -> None:
+    """Put prolog, epilog and health check in place; shows what changes first. The site's own go on."""
+    from healer.hook_install import installation
+
+    make = lambda: installation(slurm_conf, to, conf, url=url, token_file=token_file)  # noqa: E731
+    _go(slurm_conf, to, make, yes=yes, json=json)
+
+
+def uninstall(slurm_conf: Path = _SLURM_CONF, to: Path = _TO, yes: bool = _YES, json: bool = AS_JSON) -> None:
+    """Take them away again; slurm.conf is given back byte for byte, the hook's settings stay."""
+    from healer.hook_install import removal
+
+    _go(slurm_conf, to, lambda: removal(slurm_conf, to), yes=yes, json=json)
+
+
+def _go(slurm_conf: Path, to: Path, make: Callable[[], "Plan"], *, yes: bool, json: bool) -> None:
+    from healer.hook_install import carry_out, named
+    from healer.slurm_conf import ConfProblem
+
+    try:
+        plan = make()
+        if not json:
+            _show(plan)
+        wanted = yes or (not json and bool(plan.changes) and typer.confirm("Change these files?"))
+        if wanted:
+            carry_out(plan, to)
+    except ConfProblem as error:
+        raise Failed(f"{slurm_conf}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise Failed(str(error)) from None
+    if json:
+        print_json({"applied": wanted, "changes": named(plan.changes), "warnings": plan.warnings})
+    elif not plan.changes:
+        typer.echo("Nothing to change.")
+    elif wanted:
+        typer.echo("Done. `scontrol reconfigure` makes Slurm read its configuration anew.")
+    else:
+        typer.echo("Nothing was changed.")
+
+
+def _show(plan: "Plan") -> None:
+    for change in plan.changes:
+        typer.echo(f"--- {change.what} {change.path}")
+        if change.what == "change" and change.path.suffix == ".conf":
+            typer.echo(_difference(change), nl=False)
+    for warning in plan.warnings:
+        typer.echo(f"warning: {warning}")
+
+
+def _difference(change: "Change") -> str:
+    before, after = ((data or b"").decode("utf-8", "replace") for data in (change.before, change.after))
+    rows = list(difflib.unified_diff(before.split("\n"), after.split("\n"), n=1, lineterm=""))
+    return "".join(f"{row}\n" for row in rows[2:])

@@ -1,0 +1,102 @@
+"""`healer node-package`: one shell script that puts the hook and the follower on a node."""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import typer
+
+from healer.commands import Failed
+from healer.hook_install import programs
+from healer.slurm_conf import ConfProblem
+
+HOOKS = Path(__file__).parents[1] / "hooks"
+LIB = "/usr/local/lib/healer"
+CONF = "/etc/healer"
+_FILES, _KEPT = "    : @FILES@\n", "    : @KEPT@\n"
+_URL = re.compile(r"https?://[^\s/?#\"']+(/[^\s?#\"']*)?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("node-package")(node_package)
+
+
+def node_package(
+    url: str = typer.Option(..., help="Where nodes reach healer, like https://healer.example."),
+    cluster: str = typer.Option("", help="Its cluster, where healer looks after several."),
+    ca_file: Path | None = typer.Option(
+        None, help="Certificate (PEM) that signed healer's, if it is your own."
+    ),
+    slurm_conf: Path | None = typer.Option(
+        None,
+        help="The cluster's slurm.conf, for the site's own hooks: /etc/slurm/slurm.conf where it is there.",
+    ),
+    output: Path | None = typer.Option(None, help="Write it there instead of to standard output."),
+) -> None:
+    """Print one script that installs healer's hook and follower on a node: sh SCRIPT install."""
+    if not _URL.fullmatch(url):
+        raise typer.BadParameter(f"{url!r} is no http or https address", param_hint="--url")
+    if cluster and not _NAME.fullmatch(cluster):
+        raise typer.BadParameter(f"{cluster!r} is no name of a cluster", param_hint="--cluster")
+    try:
+        certificate = None if ca_file is None else ca_file.read_text("ascii")
+        script = package(url, cluster, certificate, _site_conf(slurm_conf))
+        if output is None:
+            sys.stdout.write(script)
+        else:
+            output.write_text(script)
+            output.chmod(0o755)
+    except (ConfProblem, OSError, UnicodeDecodeError) as error:
+        raise Failed(str(error)) from None
+
+
+def _site_conf(given: Path | None) -> Path | None:
+    """The slurm.conf whose hooks the nodes' programs run first; without one it is said that they run none."""
+    path = given or Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
+    if given is not None or path.exists():
+        return path
+    typer.echo(f"note: there is no {path}: where the site has hooks of its own, give --slurm-conf", err=True)
+    return None
+
+
+def package(
+    url: str, cluster: str = "", certificate: str | None = None, slurm_conf: Path | None = None
+) -> str:
+    """The script, with all files in it as text: whoever is to run it as root can read it first."""
+    files = [
+        (0o755, f"{LIB}/healer-hook", (HOOKS / "healer-hook").read_text(), False),
+        (0o755, f"{LIB}/healer-follow", (HOOKS / "healer-follow").read_text(), False),
+        (
+            0o644,
+            "/etc/systemd/system/healer-follow.service",
+            (HOOKS / "healer-follow.service").read_text(),
+            False,
+        ),
+        (0o644, f"{CONF}/hook.conf", hook_conf(url, cluster, f"{CONF}/ca.pem" if certificate else ""), True),
+    ]
+    if certificate:
+        files.append((0o644, f"{CONF}/ca.pem", certificate, True))
+    called = programs(slurm_conf, Path(LIB), Path(f"{CONF}/hook.conf"))
+    files[1:1] = [(0o755, str(path), data.decode(), False) for path, data in called.items()]
+    parts = [_put(mode, path, text, keep=keep) for mode, path, text, keep in files]
+    kept = [f"    kept {shlex.quote(str(path))}\n" for path in called]
+    script = (HOOKS / "node-package.sh").read_text()
+    return script.replace(_FILES, "".join(parts)).replace(_KEPT, "".join(kept))
+
+
+def hook_conf(url: str, cluster: str = "", ca_file: str = "") -> str:
+    """The settings of hook and follower on a node. docs/follower.md and docs/hooks.md list all keys."""
+    values = {"HEALER_URL": url, "HEALER_CLUSTER": cluster, "HEALER_CA_FILE": ca_file}
+    lines = [f"{key}={value}\n" for key, value in values.items() if value]
+    return "# Read by healer-hook and healer-follow: KEY=VALUE lines.\n" + "".join(lines)
+
+
+def _put(mode: int, path: str, text: str, *, keep: bool) -> str:
+    end = "END_OF_FILE"
+    while end in text:
+        end += "_"
+    text = text if text.endswith("\n") else text + "\n"
+    return f"    put {mode:o} {shlex.quote(path)}{' keep' if keep else ''} <<'{end}'\n{text}{end}\n"

@@ -1,0 +1,80 @@
+"""What a job's owner asks of healer: words in the job's comment (`sbatch --comment`) or `--extra`.
+
+`docs/jobs.md` is the page for owners. A word that begins with `healer:` and means nothing is told to them.
+"""
+
+import re
+
+import msgspec
+
+from healer.model import Agreed, SlurmJob
+
+#: Its owner agrees that healer requeues and revives it, for more than a dead node or GPU (law 8).
+OPT_IN = "healer:requeue"
+#: Its owner, or what runs inside it, deals with faults: nothing is done to it.
+KEEP = "healer:keep"
+#: `healer:signal=USR1@60`: it saves its work on this signal, within so many seconds. An opt-in too.
+SIGNAL = "healer:signal="
+
+#: Signals that a job may ask for. KILL and STOP save nothing.
+SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2", "CONT", "URG"})
+#: As sbatch's own --signal has it without a time; and the longest that a bad node waits for one job.
+GRACE_S, GRACE_MAX_S = 60, 600
+
+_NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT", "23": "URG"}
+_SIGNAL = re.compile(r"(?:SIG)?([A-Z0-9]+)(?:@(\d{1,6}))?")
+#: sbatch's own option: R and B say whom Slurm would signal.
+_OPTION = re.compile(r"(?:^|\s)--signal[= ](?:[RB]{1,2}:)?([A-Za-z0-9]+(?:@\d{1,6})?)(?=\s|$)")
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """`signal`: save your work on this one, within `grace_s`; empty: it knows none. `unknown`: words that
+    look like healer's and are none."""
+
+    requeue: bool = False
+    keep: bool = False
+    signal: str = ""
+    grace_s: int = 0
+    unknown: tuple[str, ...] = ()
+
+
+def wish_of(job: SlurmJob) -> Wish:
+    """The owner's words. sbatch's own --signal tells how the job saves its work, and agrees to nothing."""
+    requeue = keep = False
+    option = _OPTION.search(job.submit_line)
+    signal = (_signal(option[1].upper()) if option else None) or ("", 0)
+    unknown = []
+    for word in re.split(r"[\s,;]+", f"{job.comment} {job.extra}"):
+        found = _signal(word.removeprefix(SIGNAL)) if word.startswith(SIGNAL) else None
+        if word == OPT_IN:
+            requeue = True
+        elif word == KEEP:
+            keep = True
+        elif found is not None:
+            requeue, signal = True, found
+        elif word.startswith("healer:"):
+            unknown.append(word)
+    return Wish(requeue=requeue, keep=keep, signal=signal[0], grace_s=signal[1], unknown=tuple(unknown))
+
+
+def _signal(text: str) -> tuple[str, int] | None:
+    """`USR1@60` -> (USR1, 60); None where it is no signal that saves anything."""
+    match = _SIGNAL.fullmatch(text)
+    name = _NUMBERS.get(match[1], match[1]) if match else ""
+    if match is None or name not in SIGNALS:
+        return None
+    return name, min(int(match[2] or GRACE_S), GRACE_MAX_S)
+
+
+def agreed(job: SlurmJob, site: Agreed) -> str | None:
+    """Why healer may restart this job for more than a dead node: a sentence, or None where nobody said so."""
+    wish = wish_of(job)
+    if wish.keep:
+        return None
+    if wish.requeue:
+        return f"The comment of job {job.id} agrees to it ({OPT_IN})."
+    if job.partition in site.partitions:
+        return f"Jobs of partition {job.partition} agree to it (rules/guards.yaml)."
+    if job.qos in site.qos:
+        return f"Jobs of QOS {job.qos} agree to it (rules/guards.yaml)."
+    return None

@@ -1,0 +1,115 @@
+"""What the values of settings may be: each parser returns the value, or raises ValueError with the words that
+follow "must be"."""
+
+import math
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from healer.model.words import Mode
+
+ADAPTERS = ("rest", "cli", "pyslurm", "sim")
+DEFAULT_LISTEN = "127.0.0.1:8080"
+
+
+class Listen(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def text(text: str) -> str:
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def listen(text: str) -> Listen:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"an address and a port, like {DEFAULT_LISTEN}")
+    return Listen(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def number(low: float, high: float, *, open_low: bool = False) -> Callable[[str], float]:
+    words = f"a number {'above' if open_low else 'from'} {low:g} to {high:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(words) from None
+        if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+            raise ValueError(words)
+        return value
+
+    return parse
+
+
+def nodes(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError("a whole number of nodes, at least 1")
+    return int(text)
+
+
+def mode(text: str) -> Mode:
+    try:
+        return Mode(text)
+    except ValueError:
+        raise ValueError(f"one of {', '.join(Mode)}") from None
+
+
+def adapters(text: str) -> tuple[str, ...]:
+    names = tuple(word.strip() for word in text.split(","))
+    if not set(names) <= set(ADAPTERS) or len(set(names)) != len(names):
+        raise ValueError(f"a comma list of {', '.join(ADAPTERS)}, each at most once")
+    return names
+
+
+def database(text: str) -> str:
+    for scheme in ("postgresql+psycopg://", "postgresql://", "postgres://"):
+        if text.startswith(scheme):
+            return "postgresql+psycopg://" + text.removeprefix(scheme)
+    raise ValueError("a PostgreSQL URL, like postgresql://healer@db.example/healer")
+
+
+def broker(text: str) -> str:
+    """What Celery takes. `unix://` is redis-py's word for a socket, `redis+socket://` Celery's."""
+    if text.startswith("unix://"):
+        return "redis+socket://" + text.removeprefix("unix://")
+    if text.startswith(("redis://", "rediss://", "redis+socket://", "sqla+postgresql+psycopg://")):
+        return text
+    raise ValueError("a Redis URL, like redis://redis.example:6379/0")
+
+
+def web(text: str) -> str:
+    if not text.startswith(("http://", "https://")) or len(text.split("://", 1)[1]) == 0:
+        raise ValueError("an http or https URL")
+    return text
+
+
+def slurmrestd(text: str) -> str:
+    scheme, _, rest = text.partition("://")
+    if scheme not in {"http", "https", "unix"} or not rest or (scheme == "unix" and rest[0] != "/"):
+        raise ValueError(
+            "an http, https or unix URL, like http://slurm.example:6820 or unix:///run/slurmrestd"
+        )
+    return text
+
+
+def command(text: str) -> tuple[str, ...]:
+    """A command and its arguments, split as a shell would; no shell ever sees it."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        words = ()
+    if not words:
+        raise ValueError("a command and its arguments, with quotes that close")
+    return words

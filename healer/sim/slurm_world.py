@@ -1,0 +1,313 @@
+"""What passes in the simulated Slurm by itself: jobs start and end, nodes fall silent and boot.
+
+Not safe to call from several threads; `slurm_core.SimScheduler` is.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from healer.model import Reservation, SlurmJob, SlurmNode
+from healer.ports import SchedulerRefused, UnknownNode
+from healer.sim.slurm_jobs import Job, find_job, show_job, waits_for
+from healer.sim.slurm_nodes import Node, show_node
+
+
+class World:
+    """Nodes, jobs and reservations. Whoever changes one sets `changed`; `pass_to` does what is due."""
+
+    def __init__(
+        self,
+        specs: Iterable[SlurmNode],
+        now: datetime,
+        *,
+        begin_delay_s: float,
+        completing_s: float,
+        slurmd_timeout_s: float,
+        min_job_age_s: float,
+        boot_s: float,
+    ) -> None:
+        self._begin_delay = timedelta(seconds=begin_delay_s)
+        self._completing = timedelta(seconds=completing_s)
+        self._slurmd_timeout = timedelta(seconds=slurmd_timeout_s)
+        self._min_job_age = timedelta(seconds=min_job_age_s)
+        self._boot = timedelta(seconds=boot_s)
+        self.nodes = {
+            spec.name: Node(spec, spec.boot_at or now - timedelta(days=1), free=set(range(spec.gpus)))
+            for spec in specs
+        }
+        if not self.nodes:
+            raise ValueError("a cluster needs a node")
+        self.jobs: dict[str, Job] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.changed = True
+        self._next_due: datetime | None = None
+
+    # --- looking
+
+    def node(self, name: str) -> Node:
+        node = self.nodes.get(name)
+        if node is None:
+            raise UnknownNode(f"Slurm has no node {name[:80]!r}.", 2018)
+        return node
+
+    def named(self, nodes: str | Sequence[str]) -> list[Node]:
+        """All of them, or UnknownNode: nothing is done to the others then."""
+        found = [self.node(name) for name in ([nodes] if isinstance(nodes, str) else nodes)]
+        if not found:
+            raise ValueError("no node is named")
+        return found
+
+    def reservation(self, name: str) -> Reservation:
+        found = self.reservations.get(name)
+        if found is None:
+            raise SchedulerRefused(f"Slurm has no reservation {name[:80]!r}: Invalid reservation", 2053)
+        return found
+
+    def job(self, job: str) -> Job:
+        found = find_job(self.jobs, job)
+        if found is None:
+            raise SchedulerRefused(f"Slurm no longer knows job {job}.", 2017)
+        return found
+
+    def parts(self, job: Job) -> list[Job]:
+        """The job, or all components of the heterogeneous job that it belongs to, the leader first."""
+        if not job.het_job:
+            return [job]
+        return [other for other in self.jobs.values() if other.het_job == job.het_job]
+
+    def held_for(self, now: datetime) -> Mapping[str, list[Reservation]]:
+        """Node -> the reservations that hold it now."""
+        found: dict[str, list[Reservation]] = {}
+        for reservation in self.reservations.values():
+            if reservation.since is None or reservation.since <= now:
+                for name in reservation.nodes:
+                    found.setdefault(name, []).append(reservation)
+        return found
+
+    def show(self, node: Node, now: datetime) -> SlurmNode:
+        return show_node(node, self._completing_on(node), self.held_for(now).get(node.spec.name, ()))
+
+    def show_all(self, now: datetime) -> tuple[dict[str, SlurmNode], dict[str, SlurmJob]]:
+        held = self.held_for(now)
+        nodes = {
+            name: show_node(node, self._completing_on(node), held.get(name, ()))
+            for name, node in self.nodes.items()
+        }
+        return nodes, {job.id: show_job(job) for job in self.jobs.values()}
+
+    def _completing_on(self, node: Node) -> int:
+        return sum(self.jobs[job].completing_until is not None for job in node.jobs)
+
+    # --- what happens to nodes
+
+    def down(self, node: Node, reason: str, user: str, now: datetime) -> None:
+        """State=DOWN: its jobs are requeued, or end as NODE_FAIL where they may not be."""
+        node.down = True
+        # Slurm itself replaces no reason that somebody gave.
+        if user != "slurm" or not node.reason:
+            node.because(reason, user, now)
+        self.drop_jobs(node, now)
+
+    def drop_jobs(self, node: Node, now: datetime) -> None:
+        for job_id in sorted(node.jobs, key=int):
+            job = self.jobs[job_id]
+            if job.completing_until:
+                job.completing_until = now
+            elif job.no_kill and len(job.nodes) > 1:
+                self._shrink(job, node)
+            else:
+                self._lose(job, node, now)
+
+    def _shrink(self, job: Job, node: Node) -> None:
+        """`--no-kill`: it goes on without the node."""
+        job.nodes = tuple(name for name in job.nodes if name != node.spec.name)
+        node.free.update(job.gpus.pop(node.spec.name, ()))
+        node.jobs.discard(job.id)
+        node.exclusive.discard(job.id)
+
+    def _lose(self, job: Job, node: Node, now: datetime) -> None:
+        for part in self.parts(job):
+            if not part.running:
+                continue
+            part.failed_node = node.spec.name
+            if part.requeue and part.batch:
+                self.put_back(part, now)
+            else:
+                self.end(part, "NODE_FAIL", now)
+            part.completing_until = now
+
+    # --- what happens to jobs
+
+    def put_back(self, job: Job, now: datetime) -> None:
+        """It waits again, for the begin time that a requeue sets."""
+        running, completing = job.running, job.completing_until
+        job.restarts += 1
+        job.state, job.reason, job.why = "PENDING", "BeginTime", ""
+        job.begin_at = now + self._begin_delay
+        job.ended_at = job.exit_code = None
+        if running:
+            job.completing_until = now + self._completing
+        elif not completing:
+            self._free(job)
+
+    def fail_launch(self, job: Job, node: Node, now: datetime) -> None:
+        """A Prolog ends with an error: Slurm drains the node, requeues the job and holds it (d.6)."""
+        node.drain = True
+        node.because("Prolog error", "root", now)
+        if job.requeue:
+            self.put_back(job, now)
+            job.hold("admin", why="launch failed requeued held")
+            job.reason = "JobHeldUser"
+        else:
+            self.end(job, "CANCELLED", now)
+
+    def end(self, job: Job, state: str, now: datetime, exit_code: str = "0") -> None:
+        if job.state == "RUNNING":
+            job.completing_until = now + self._completing
+        job.state, job.reason, job.ended_at, job.exit_code = state, "", now, exit_code
+        self.changed = True
+
+    def _free(self, job: Job) -> None:
+        job.completing_until = None
+        for name in job.nodes:
+            node = self.nodes[name]
+            node.jobs.discard(job.id)
+            node.exclusive.discard(job.id)
+            node.free.update(job.gpus.get(name, ()))
+        if job.state == "PENDING":
+            job.nodes, job.gpus, job.start_at = (), {}, None
+
+    # --- what passes by itself
+
+    def pass_to(self, now: datetime) -> None:
+        """Does all that is due by now, and starts the jobs that can start."""
+        if not self.changed and (self._next_due is None or now < self._next_due):
+            return
+        self._silent_nodes(now)
+        self._ends(now)
+        self._boots(now)
+        self._reservations(now)
+        self._starts(now)
+        self.changed = False
+        self._next_due = min(self._dues(now), default=None)
+
+    def _silent_nodes(self, now: datetime) -> None:
+        for node in self.nodes.values():
+            if node.silent_since and not node.down and now - node.silent_since >= self._slurmd_timeout:
+                self.down(node, "Not responding", "slurm", now)
+
+    def _ends(self, now: datetime) -> None:
+        for job in list(self.jobs.values()):
+            if job.state == "RUNNING" and job.runtime_s is not None and job.start_at:
+                over = job.start_at + timedelta(seconds=job.runtime_s)
+                if over <= now:
+                    self.end(job, "COMPLETED", over)
+            if job.completing_until and job.completing_until <= now and not self._stuck(job):
+                self._free(job)
+            elif job.ended_at and not job.completing_until and job.ended_at + self._min_job_age <= now:
+                del self.jobs[job.id]
+
+    def _stuck(self, job: Job) -> bool:
+        return any(self.nodes[name].stuck and not self.nodes[name].down for name in job.nodes)
+
+    def _boots(self, now: datetime) -> None:
+        """A node that is to reboot does so when it is idle. After it it is DOWN, and no longer drained: what
+        nextstate names replaces both (d.8, 7; seen on 22.05 and 24.11)."""
+        for node in self.nodes.values():
+            if node.reboot and node.boots_at is None and not node.jobs:
+                node.boots_at = now + self._boot
+                node.down = True
+                node.append("reboot issued", now)
+            if node.boots_at and node.boots_at <= now:
+                node.boot_at, node.silent_since, node.boots_at = node.boots_at, None, None
+                node.drain = node.reboot = node.reboot_drained = False
+                node.append("reboot complete", now)
+
+    def _reservations(self, now: datetime) -> None:
+        for name, reservation in list(self.reservations.items()):
+            if reservation.until and reservation.until <= now:
+                del self.reservations[name]
+
+    def _starts(self, now: datetime) -> None:
+        """First come, first served; a job that does not fit holds nobody up."""
+        waiting = [job for job in self.jobs.values() if job.state == "PENDING" and not job.completing_until]
+        if not waiting:
+            return
+        usable = [node for node in self.nodes.values() if node.usable]
+        held = self.held_for(now)
+        for job in waiting:
+            if job.held_by:
+                continue
+            if job.begin_at and job.begin_at > now:
+                job.reason = "BeginTime"
+            elif job.dependency and waits_for(self.jobs, job):
+                job.reason = "Dependency"
+            elif not job.het_offset:
+                self._place(self.parts(job), usable, held, now)
+
+    def _place(
+        self, parts: list[Job], usable: list[Node], held: Mapping[str, list[Reservation]], now: datetime
+    ) -> None:
+        """All parts start at once, or none."""
+        found: dict[str, list[str]] = {}
+        taken: set[str] = set()
+        for job in parts:
+            names = [
+                node.spec.name
+                for node in usable
+                if node.spec.name not in taken and self._fits(job, node, held.get(node.spec.name, []))
+            ]
+            if not set(job.required) <= set(names) or len(names) < job.want_nodes:
+                for part in parts:
+                    part.reason = "Resources"
+                return
+            rest = [name for name in names if name not in job.required]
+            found[job.id] = [*job.required, *rest[: max(0, job.want_nodes - len(job.required))]]
+            taken.update(found[job.id] if len(parts) > 1 else ())
+        for job in parts:
+            self._start(job, found[job.id], now)
+
+    def _fits(self, job: Job, node: Node, held: list[Reservation]) -> bool:
+        return (
+            job.partition in node.spec.partitions
+            and len(node.free) >= job.want_gpus
+            and not node.exclusive
+            and not (job.exclusive and node.jobs)
+            and node.spec.name not in job.excluded
+            and bool(held or not job.reservation)
+            and all(reservation.name == job.reservation for reservation in held)
+        )
+
+    def _start(self, job: Job, names: list[str], now: datetime) -> None:
+        job.nodes = tuple(sorted(names))
+        job.gpus = {}
+        for name in job.nodes:
+            node = self.nodes[name]
+            job.gpus[name] = tuple(sorted(node.free)[: job.want_gpus])
+            node.free.difference_update(job.gpus[name])
+            node.jobs.add(job.id)
+            if job.exclusive:
+                node.exclusive.add(job.id)
+        job.state, job.reason, job.start_at, job.begin_at = "RUNNING", "", now, None
+        for name in job.nodes:
+            if self.nodes[name].launch_fails:
+                self.fail_launch(job, self.nodes[name], now)
+                return
+
+    def _dues(self, now: datetime) -> list[datetime]:
+        """When something happens next by itself."""
+        dues: list[datetime] = []
+        for job in self.jobs.values():
+            if job.completing_until:
+                dues.append(job.completing_until)
+            elif job.state == "PENDING" and job.begin_at and job.begin_at > now:
+                dues.append(job.begin_at)
+            elif job.state == "RUNNING" and job.runtime_s is not None and job.start_at:
+                dues.append(job.start_at + timedelta(seconds=job.runtime_s))
+            elif job.ended_at:
+                dues.append(job.ended_at + self._min_job_age)
+        dues += [node.boots_at for node in self.nodes.values() if node.boots_at]
+        for reservation in self.reservations.values():
+            dues += [at for at in (reservation.since, reservation.until) if at and at > now]
+        silent = (node.silent_since for node in self.nodes.values() if node.silent_since and not node.down)
+        return dues + [since + self._slurmd_timeout for since in silent]

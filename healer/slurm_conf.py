@@ -1,0 +1,127 @@
+"""slurm.conf as text: the settings in it, and healer's hooks put in and taken out again to the byte.
+
+Each line that is replaced stays in the file as a comment between two marks, and what is added stands between
+such marks too. So the file is given back as it was, whatever the site changed elsewhere in it meanwhile.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+BEGIN = "# >>> healer hook: `healer hook uninstall` gives back what stood here"
+#: The file did not end with a line's end: what is added had to begin with one.
+BEGIN_JOINED = "# >>> healer hook: added behind a last line without an end"
+END = "# <<< healer hook"
+_WAS = "#healer was: "
+
+_SETTING = re.compile(r"""(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>"[^"]*"|[^\s"]*)""")
+_GLOB = re.compile(r"[*?\[]")
+
+
+class ConfProblem(Exception):
+    """The file cannot be changed by us. One sentence."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One setting: the lines that it stands on (from, to; a line may be continued) and where its value is."""
+
+    name: str
+    value: str
+    first: int
+    last: int
+    #: Line and columns of the value, quotes included.
+    line: int
+    begin: int
+    end: int
+
+
+def find(text: str, *names: str) -> list[Found]:
+    """Every place where one of these settings is given, healer's own places included, in their order."""
+    wanted = {name.lower() for name in names}
+    return [one for one in _settings(text) if one.name.lower() in wanted]
+
+
+def value_of(text: str, name: str) -> str | None:
+    """The last value of a setting: that one counts in Slurm."""
+    found = find(text, name)
+    return found[-1].value if found else None
+
+
+def includes(text: str) -> list[str]:
+    """Files that this one includes, as they are named there."""
+    named = (re.match(r"\s*include\s+(\S+)", line, re.IGNORECASE) for line in text.split("\n"))
+    return [one[1] for one in named if one]
+
+
+def is_glob(path: str) -> bool:
+    return _GLOB.search(path) is not None
+
+
+def is_installed(text: str) -> bool:
+    return BEGIN in text or BEGIN_JOINED in text
+
+
+def changed(text: str, replaced: Sequence[tuple[Found, str]], added: Mapping[str, str]) -> str:
+    """The text with other values at these places and these settings at its end."""
+    lines = text.split("\n")
+    for first, last in sorted({(one.first, one.last) for one, _ in replaced}, reverse=True):
+        here = [(one, value) for one, value in replaced if one.first == first]
+        old = lines[first : last + 1]
+        new = list(old)
+        for one, value in sorted(here, key=lambda pair: (pair[0].line, pair[0].begin), reverse=True):
+            row = new[one.line - first]
+            new[one.line - first] = row[: one.begin] + value + row[one.end :]
+        lines[first : last + 1] = [BEGIN, *(_WAS + line for line in old), *new, END]
+    text = "\n".join(lines)
+    if added:
+        begin = BEGIN if not text or text.endswith("\n") else f"\n{BEGIN_JOINED}"
+        rows = [begin, *(f"{name}={value}" for name, value in added.items()), END]
+        text += "\n".join(rows) + "\n"
+    return text
+
+
+def restored(text: str) -> str:
+    """The text without anything of healer's. Raises ConfProblem where the marks do not fit each other."""
+    kept: list[str] = []
+    inside, joined = False, False
+    lines = text.split("\n")
+    for line in lines:
+        mark = line.removesuffix("\r")  # the file may have been given other line ends meanwhile
+        if mark in (BEGIN, BEGIN_JOINED) and not inside:
+            inside, joined = True, mark == BEGIN_JOINED
+        elif mark == END and inside:
+            inside = False
+        elif inside and line.startswith(_WAS):
+            kept.append(line.removeprefix(_WAS))
+        elif mark in (BEGIN, BEGIN_JOINED, END):
+            raise ConfProblem("the marks of `healer hook` in it were changed by hand: restore its backup")
+        elif not inside:
+            kept.append(line)
+    if inside:
+        raise ConfProblem("the last mark of `healer hook` is missing in it: restore its backup")
+    if joined and len(lines) > 1 and (lines[-2].removesuffix("\r"), lines[-1]) == (END, ""):
+        kept.pop()
+    return "\n".join(kept)
+
+
+def _settings(text: str) -> Iterator[Found]:
+    lines = text.split("\n")
+    first = 0
+    while first < len(lines):
+        last = first
+        while _bare(lines[last]).rstrip().endswith("\\") and last + 1 < len(lines):
+            last += 1
+        for number in range(first, last + 1):
+            for match in _SETTING.finditer(_bare(lines[number])):
+                name, value = match["name"], match["value"]
+                yield Found(
+                    name, value.strip('"'), first, last, number, match.start("value"), match.end("value")
+                )
+        first = last + 1
+
+
+def _bare(line: str) -> str:
+    """The line up to its comment: `\\#` is no comment's begin."""
+    match = re.search(r"(?<!\\)#", line)
+    return line[: match.start()] if match else line

@@ -1,0 +1,180 @@
+"""The playbooks for nodes on a real Slurm: tested in a reservation, rebooted, freed; a race that was lost."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from healer.adapters.clock import SystemClock
+from healer.drive import Driver
+from healer.model import Mode, Ruleset, Run, RunState, StepEvent
+from healer.observations import Picture
+from healer.sim.ledger import MemoryLedger
+from healer.walk import walk
+from tests.contract.benches import RealBench, job_of, running, wait_for
+from tests.support.loop import CLUSTER, rules_in
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slurm
+
+#: The command line on 22.05, and slurmrestd of 24.11 with the command line behind it.
+EACH = pytest.mark.parametrize("bench", ["cli", "rest-24.11"], indirect=True)
+FIRST = pytest.mark.parametrize("bench", ["cli"], indirect=True)
+
+
+class Workplace:
+    """The shipped playbooks on a real Slurm, with the ledger in memory and real time."""
+
+    def __init__(self, bench: RealBench, scheduler: Any = None, **rules: Any) -> None:
+        self.bench = bench
+        self.rules: Ruleset = rules_in(Mode.auto, **rules)
+        self.clock = SystemClock()
+        self.ledger = MemoryLedger(CLUSTER, self.clock)
+        self.picture = Picture(CLUSTER, watching_since=self.clock.now())
+        self.driver = Driver(
+            ledger=self.ledger,
+            scheduler=scheduler or bench.scheduler,
+            rules=lambda: self.rules,
+            clock=self.clock,
+            picture=lambda: self.ledger.snapshot,
+        )
+
+    def look(self) -> None:
+        snapshot = self.bench.scheduler.snapshot()
+        self.picture.show(snapshot)
+        self.ledger.snapshot = snapshot
+
+    def ask(self, playbook: str, node: str) -> str:
+        run = Run(
+            id="r0a1b2c3d4e5f",
+            cluster=CLUSTER,
+            playbook=playbook,
+            state=RunState.held,
+            by="ann",
+            reason="because",
+            created_at=self.clock.now(),
+            node=node,
+            rule=playbook,
+        )
+        with self.ledger.transaction() as tx:
+            tx.create_run(run)
+        return run.id
+
+    def step(self) -> None:
+        self.look()
+        walk(self.ledger, self.rules, self.picture, self.ledger.take_commands(), self.clock.now())
+        for run in self.ledger.due_runs(self.clock.now()):
+            self.driver.drive(run)
+
+    def until(self, so: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+        def there() -> bool:
+            self.step()
+            return so()
+
+        wait_until(there, timeout_s, what=what, every_s=0.2)
+
+    def ends(self, run: str, state: RunState, timeout_s: float = 60) -> None:
+        def there() -> bool:
+            found = self.ledger.tables.runs[run]
+            assert found.state is not RunState.stuck or state is RunState.stuck, found.question
+            return found.state is state
+
+        self.until(there, f"the run is {state}", timeout_s)
+
+    def done(self, run: str) -> list[str]:
+        return [one.step for one in self.ledger.tables.log[run] if one.event is StepEvent.done]
+
+
+@pytest.fixture
+def site(bench: RealBench) -> Iterator[Workplace]:
+    yield Workplace(bench)
+
+
+@EACH
+def test_a_node_that_passes_its_tests_is_back_and_nobody_met_it_before(site: Workplace) -> None:
+    node = site.bench.free()[0]
+    run = site.ask("validate", node)
+    site.until(lambda: "reserve" in site.done(run), "the node takes tests alone")
+    theirs = site.bench.submit(node)
+    site.until(lambda: "test" in site.done(run), "the test has ended")
+    assert job_of(site.bench, theirs).state == "PENDING"
+    site.ends(run, RunState.done)
+    assert site.bench.scheduler.snapshot().reservations == {}
+    wait_for(site.bench, theirs, "RUNNING")
+    assert site.ledger.tables.vetoes == []
+
+
+@EACH
+def test_a_node_that_fails_is_drained_when_its_reservation_ends(bench: RealBench) -> None:
+    site = Workplace(bench, scripts={"sanity": "#!/bin/sh\nexit 3\n"})
+    node = bench.free()[0]
+    run = site.ask("validate", node)
+    site.ends(run, RunState.waiting)
+    shown = bench.scheduler.node(node)
+    assert shown.drain and shown.reason.startswith("healer:validate inc:r0a1b2c3")
+    assert bench.scheduler.snapshot().reservations == {}
+    (test,) = (
+        one for one in site.ledger.tables.log[run] if one.step == "test" and one.event is StepEvent.done
+    )
+    assert test.data["passed"] is False and str(test.data["exit_code"]).startswith("3")
+
+
+@FIRST
+def test_a_stuck_epilog_is_freed_by_down_and_its_job_keeps_its_end(bench: RealBench) -> None:
+    """Trap: else the job would stay COMPLETING for ever, and the node never be empty."""
+    site = Workplace(bench)
+    node = bench.free()[0]
+    bench.epilog_sticks(node)
+    job = running(bench, node)
+    bench.finish(job)
+    run = site.ask("reboot-node", node)
+    site.until(lambda: "free" in site.done(run), "the node is freed", timeout_s=90)
+    shown = bench.scheduler.node(node)
+    assert shown.base == "DOWN" and shown.drain and shown.reason.startswith("healer:")
+    ended = job_of(bench, job)
+    assert (ended.active, ended.restarts, ended.state) == (False, 0, "COMPLETED")
+
+
+@FIRST
+def test_a_reboot_is_proven_by_the_nodes_own_boot_and_the_node_returns_tested(bench: RealBench) -> None:
+    site = Workplace(bench)
+    node = bench.free()[0]
+    before = bench.scheduler.node(node).boot_at
+    run = site.ask("reboot-node", node)
+    site.until(lambda: bench.hooks.asked_to_boot(node), "Slurm asks the node to boot")
+    theirs = bench.submit(node)
+    bench.cluster.boot_node(node)
+    site.until(lambda: "test" in site.done(run), "the test has ended")
+    assert job_of(bench, theirs).state == "PENDING"
+    site.ends(run, RunState.done)
+    after = bench.scheduler.node(node).boot_at
+    assert before is not None and after is not None and after > before
+    assert len(site.ledger.tables.remedies) == 1
+    wait_for(bench, theirs, "RUNNING")
+
+
+@FIRST
+def test_pitfall_02_words_that_ours_replaced_in_the_same_instant_stand_again(bench: RealBench) -> None:
+    class Racing:
+        """Ann drains between healer's look and its drain, and a poll falls into that instant."""
+
+        raced = False
+
+        def __getattr__(self, call: str) -> Any:
+            return getattr(bench.scheduler, call)
+
+        def drain(self, node: str, reason: str) -> None:
+            if not self.raced:
+                self.raced = True
+                bench.person_drain(node, "PSU 2")
+                site.look()
+            bench.scheduler.drain(node, reason)
+
+    site = Workplace(bench, Racing())
+    node = bench.free()[0]
+    run = site.ask("drain", node)
+    site.ends(run, RunState.stuck)
+    shown = bench.scheduler.node(node)
+    assert shown.drain and shown.reason == "PSU 2"
+    assert "came first (PSU 2)" in (site.ledger.tables.runs[run].question or "")
+    assert site.ledger.tables.slots == {}

@@ -1,0 +1,93 @@
+"""What tells of slurmctld itself, and the tree of switches, as 22.05.8 and 24.11.5 print them."""
+
+import msgspec
+import pytest
+
+from healer.adapters.slurm import parse_diag, parse_topology
+from healer.adapters.slurm.parse_diag import Queues, Server
+from healer.adapters.slurm.parse_json import NotUnderstood
+
+SDIAG = """\
+*******************************************************
+sdiag output at Fri Nov 20 15:31:35 2026 (1795188695)
+Data since      Fri Nov 20 15:31:04 2026 (1795188664)
+*******************************************************
+Server thread count:  3
+RPC queue enabled:    0
+Agent queue size:     17
+Agent count:          2
+Agent thread count:   4
+DBD Agent queue size: 1200
+
+Jobs submitted: 0
+"""
+TREE = """\
+SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=gpu[0001-0002]
+SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=gpu[0003-0004]
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=gpu[0001-0004] Switches=leaf[1-2]
+SwitchName=other Level=0 LinkSpeed=1 Nodes=cpu1
+"""
+
+
+def test_queues_are_read_from_text_and_json() -> None:
+    told = Queues(threads=3, agent=17, dbd=1200)
+    assert parse_diag.queues_from_text(SDIAG) == told
+    statistics = {"server_thread_count": 3, "agent_queue_size": 17, "dbd_agent_queue_size": 1200, "x": {}}
+    assert parse_diag.queues_from_json(msgspec.json.encode({"statistics": statistics})) == told
+
+
+def test_a_figure_that_is_not_told_is_none() -> None:
+    assert parse_diag.queues_from_text("sdiag output at\n") == Queues()
+    assert parse_diag.queues_from_json(b'{"statistics": {}}') == Queues()
+
+
+def test_who_answers_is_the_first_that_is_up() -> None:
+    servers = parse_diag.servers_from_text(
+        "Slurmctld(primary) at ctl1 is DOWN\nSlurmctld(backup) at ctl2 is UP\n"
+        "*****************************************\n** RESTORE SLURMCTLD DAEMON TO SERVICE **\n"
+    )
+    assert servers == [Server("ctl1", "primary", False), Server("ctl2", "backup", True)]
+    assert parse_diag.answering(servers) == servers[1]
+    assert parse_diag.answering(servers[:1]) is None
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"ping": "UP"},  # v0.0.39
+        {"pinged": "UP"},  # v0.0.40
+        {"pinged": "UP", "responding": True, "latency": 943, "primary": True},  # v0.0.42
+    ],
+)
+def test_ping_is_read_in_every_form(state: dict[str, object]) -> None:
+    pings = [{"hostname": "ctl1", "mode": "backup1", **state}, {"hostname": "ctl2", "pinged": "DOWN"}]
+    assert parse_diag.servers_from_json(msgspec.json.encode({"pings": pings})) == [
+        Server("ctl1", "backup", True),
+        Server("ctl2", "primary", False),
+    ]
+
+
+def test_other_words_are_not_understood() -> None:
+    for call in (
+        lambda: parse_diag.servers_from_text("hello"),
+        lambda: parse_diag.servers_from_json(b"{"),
+        lambda: parse_diag.queues_from_json(b"{}"),
+        lambda: parse_topology.switches("SwitchName=a Level=0 LinkSpeed=1 Nodes=n[1-2,4-3]"),
+    ):
+        with pytest.raises(NotUnderstood):
+            call()
+
+
+def test_switches_are_told_leaf_first() -> None:
+    assert parse_topology.switches(TREE) == {
+        "gpu0001": ("leaf1", "spine"),
+        "gpu0002": ("leaf1", "spine"),
+        "gpu0003": ("leaf2", "spine"),
+        "gpu0004": ("leaf2", "spine"),
+        "cpu1": ("other",),
+    }
+
+
+@pytest.mark.parametrize("text", ["", "No topology information available\n", "BlockName=b1 Nodes=gpu[1-4]\n"])
+def test_without_a_tree_there_are_no_switches(text: str) -> None:
+    assert parse_topology.switches(text) == {}

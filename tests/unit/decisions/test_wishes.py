@@ -1,0 +1,82 @@
+"""What a job's owner asks of healer, in the job's comment or --extra."""
+
+from typing import Any
+
+import pytest
+
+from healer.decisions.remarks import Remark, remark_in, with_remark
+from healer.decisions.wishes import GRACE_MAX_S, Wish, agreed, wish_of
+from healer.model import Agreed, SlurmJob
+
+
+def job(**fields: Any) -> SlurmJob:
+    given: dict[str, Any] = {"partition": "train", "qos": "normal"}
+    return SlurmJob(id="1", state="RUNNING", **(given | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "wish"),
+    [
+        ({}, Wish()),
+        ({"comment": "healer:requeue"}, Wish(requeue=True)),
+        ({"comment": "x, healer:requeue;y"}, Wish(requeue=True)),
+        ({"extra": "healer:requeue"}, Wish(requeue=True)),
+        ({"comment": "no-healer:requeue"}, Wish()),
+        ({"comment": "healer:keep"}, Wish(keep=True)),
+        ({"comment": "healer:signal=USR1@90"}, Wish(requeue=True, signal="USR1", grace_s=90)),
+        ({"comment": "healer:signal=SIGTERM"}, Wish(requeue=True, signal="TERM", grace_s=60)),
+        ({"comment": "healer:signal=10@5"}, Wish(requeue=True, signal="USR1", grace_s=5)),
+        (
+            {"comment": "healer:signal=USR2@99999"},
+            Wish(requeue=True, signal="USR2", grace_s=GRACE_MAX_S),
+        ),
+        ({"comment": "healer:signal=KILL@5"}, Wish(unknown=("healer:signal=KILL@5",))),
+        ({"comment": "healer:signal=$(reboot)"}, Wish(unknown=("healer:signal=$(reboot)",))),
+        ({"comment": "healer:yes"}, Wish(unknown=("healer:yes",))),
+        # sbatch's own option says how the job saves its work, and agrees to nothing.
+        ({"submit_line": "sbatch --signal=B:USR1@120 x.sh"}, Wish(signal="USR1", grace_s=120)),
+        ({"submit_line": "sbatch --signal usr2 x.sh"}, Wish(signal="USR2", grace_s=60)),
+        ({"submit_line": "sbatch --signal=B:9 x.sh"}, Wish()),
+        (
+            {"submit_line": "sbatch --signal=R:INT@30 x", "comment": "healer:signal=USR1@10"},
+            Wish(requeue=True, signal="USR1", grace_s=10),
+        ),
+    ],
+)
+def test_words(fields: dict[str, str], wish: Wish) -> None:
+    assert wish_of(job(**fields)) == wish
+
+
+@pytest.mark.parametrize(
+    ("fields", "site", "agrees"),
+    [
+        ({}, Agreed(), False),
+        ({"comment": "healer:requeue"}, Agreed(), True),
+        ({"comment": "healer:signal=USR1"}, Agreed(), True),
+        ({"submit_line": "sbatch --signal=USR1"}, Agreed(), False),
+        ({}, Agreed(partitions=("train",)), True),
+        ({}, Agreed(partitions=("debug",), qos=("low",)), False),
+        ({}, Agreed(qos=("normal",)), True),
+        ({"comment": "healer:keep"}, Agreed(partitions=("train",)), False),
+        ({"comment": "healer:keep healer:requeue"}, Agreed(), False),
+    ],
+)
+def test_who_has_agreed(fields: dict[str, str], site: Agreed, agrees: bool) -> None:
+    assert (agreed(job(**fields), site) is not None) is agrees
+
+
+# --- our part of the admin comment --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", ["", "ask bob", "ask bob | ticket 17", "  | x", "a |  | b", "a healer: b"])
+def test_others_words_in_the_admin_comment_stay_to_the_byte(others: str) -> None:
+    said = with_remark(others, Remark(text="GPU 3 | fell\noff", off=("gpu0001", "gpu0002")))
+    assert remark_in(said) == Remark(text="GPU 3 / fell off", off=("gpu0001", "gpu0002"))
+    assert with_remark(said, Remark(text="new")) == with_remark(others, Remark(text="new"))
+    assert with_remark(said, Remark(off=("gpu0002",))).endswith("healer: off:gpu0002")
+    assert with_remark(said, Remark()) == others
+
+
+def test_a_long_text_is_cut_and_the_nodes_are_not() -> None:
+    off = tuple(f"gpu{number:04d}" for number in range(30))
+    assert remark_in(with_remark("", Remark(text="x" * 9000, off=off))).off == off

@@ -1,0 +1,584 @@
+"""healer-follow as a process of its own, against a real server, with a pipe in the place of /dev/kmsg."""
+
+import ast
+import json
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support.follower import BOOT, FOLLOW, XID_79, Following, Hub, following, heard
+from tests.support.processes import clean_environ
+from tests.support.tls import certificates, serve_tls
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as one:
+        yield one
+
+
+@pytest.fixture
+def node(tmp_path: Path, hub: Hub) -> Iterator[Following]:
+    with following(tmp_path, hub.url) as one:
+        yield one
+
+
+def alive(hub: Hub, beats: int = 1) -> None:
+    wait_until(lambda: len(hub.beats()) >= beats, 10, what="a heartbeat")
+
+
+def ended(node: Following) -> "subprocess.CompletedProcess[str]":
+    """Runs it where it is expected to end by itself."""
+    command = node.command("--kmsg", str(node.kmsg))
+    return subprocess.run(
+        command, env=clean_environ(), capture_output=True, text=True, timeout=10, check=False
+    )
+
+
+def test_it_is_written_for_python_3_6_without_packages() -> None:
+    tree = ast.parse(FOLLOW.read_text(), feature_version=(3, 6))
+    names = {one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
+    assert names == {
+        "errno", "fcntl", "json", "os", "select", "signal", "socket", "ssl", "stat", "sys", "time", "zlib",
+    }  # fmt: skip
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+
+
+def test_a_line_of_the_kernel_arrives_with_boot_number_and_time(node: Following, hub: Hub) -> None:
+    node.start()
+    node.say("first", since_s=100)
+    node.say(XID_79)
+    heard(hub, "first", XID_79)
+    assert [entry["seq"] for entry in hub.entries()] == [0, 1]
+    assert {entry["boot_id"] for entry in hub.entries()} == {BOOT}
+    first, second = (datetime.fromisoformat(entry["time"]) for entry in hub.entries())
+    assert abs(second - first - timedelta(seconds=100)) < timedelta(seconds=5)
+    assert abs(datetime.now(UTC) - second) < timedelta(seconds=20)
+    body = hub.bodies("signals/kernel-log")[0]
+    assert (body["node"], body["boot_id"], "cluster" in body) == ("gpu0001", BOOT, False)
+    path, headers, _ = hub.requests[0]
+    assert path.startswith("/api/v1/signals/") and headers["authorization"] == "Bearer heal_test_token"
+
+
+def test_heartbeats_tell_boot_and_time(node: Following, hub: Hub) -> None:
+    node.start()
+    alive(hub)
+    beat = hub.beats()[0]
+    assert (beat["node"], beat["boot_id"], beat["lost"]) == ("gpu0001", BOOT, 0)
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(beat["time"])) < timedelta(seconds=20)
+
+
+@pytest.mark.parametrize("priority", [8 + 4, 3 * 8 + 2, 23 * 8])
+def test_a_line_that_another_than_the_kernel_wrote_is_dropped(
+    node: Following, hub: Hub, priority: int
+) -> None:
+    """`logger` and whoever writes to /dev/kmsg carry another facility than 0; the kernel sees to that."""
+    node.start()
+    node.say(XID_79.replace("79", "48"), priority=priority)
+    node.say(XID_79)
+    heard(hub, XID_79)
+
+
+def test_a_line_break_in_a_record_makes_no_second_record(node: Following, hub: Hub) -> None:
+    """The kernel writes it as \\x0a; what follows a record indented is its dictionary."""
+    node.start()
+    node.say(f"usb: name\\x0a4,7,1,-;{XID_79}\n DEVICE=+pci:0000:9b:00.0\n SUBSYSTEM=4,9,1,-;{XID_79}")
+    node.say(XID_79)
+    heard(hub, f"usb: name\\x0a4,7,1,-;{XID_79}", XID_79)
+
+
+def test_lines_below_warning_are_the_drivers_alone(node: Following, hub: Hub) -> None:
+    node.start()
+    node.say("systemd: something ordinary", "NVRM: loading", "nvidia 0000:9b:00.0: enabling", priority=6)
+    node.say("EXT4-fs error (device sda1)", priority=3)
+    heard(hub, "NVRM: loading", "nvidia 0000:9b:00.0: enabling", "EXT4-fs error (device sda1)")
+
+
+def test_a_flood_of_others_is_bounded_and_counted_and_hides_no_line_of_the_driver(
+    node: Following, hub: Hub
+) -> None:
+    node.start()
+    node.burst([f"firewall: dropped {number}" for number in range(1000)])
+    node.say(XID_79)
+    wait_until(lambda: XID_79 in hub.lines(), 10, what="the driver's line")
+    others = [line for line in hub.lines() if "firewall" in line]
+    assert others == [f"firewall: dropped {number}" for number in range(len(others))]
+    assert 100 <= len(others) < 200
+    node.stop()
+    assert node.state()["lost"] == 1000 - len(others)
+
+
+def test_all_lines_of_a_burst_arrive_in_order(node: Following, hub: Hub) -> None:
+    lines = [f"NVRM: Xid (PCI:0000:9b:00): 31, number {number}" for number in range(10_000)]
+    node.start()
+    node.burst(lines)
+    wait_until(lambda: len(hub.lines()) >= 10_000, 30, what="10,000 lines", every_s=0.2)
+    assert hub.lines() == lines
+
+
+def test_what_could_not_be_sent_is_kept_and_sent_in_order_once_healer_is_back(
+    node: Following, hub: Hub
+) -> None:
+    node.start()
+    node.say(XID_79)
+    heard(hub, XID_79)
+    hub.stop()
+    node.say("NVRM: Xid one")
+    wait_until(lambda: node.lies() == 1, 10, what="it lies on disk")
+    node.say("NVRM: Xid two", "NVRM: Xid three")
+    hub.start()
+    heard(hub, XID_79, "NVRM: Xid one", "NVRM: Xid two", "NVRM: Xid three", timeout_s=20)
+    wait_until(lambda: node.lies() == 0, 5, what="the spool is empty")
+
+
+def test_a_restart_goes_on_behind_what_was_delivered(node: Following, hub: Hub) -> None:
+    node.start()
+    node.say("NVRM: Xid one")
+    wait_until(lambda: node.state().get("mark") == 0, 10, what="it knows that it was delivered")
+    node.stop()
+    node.seq = 0  # the ring still holds the old line, and everybody reads it from its start
+    node.say("NVRM: Xid one", "NVRM: Xid two")
+    node.start()
+    heard(hub, "NVRM: Xid one", "NVRM: Xid two")
+
+
+def test_a_kill_in_the_middle_loses_nothing(node: Following, hub: Hub) -> None:
+    """What was neither delivered nor written down is read again from the ring."""
+    hub.answers.append(None)  # no answer to the first heartbeat
+    node.start()
+    wait_until(lambda: hub.requests, 10, what="it waits for an answer")
+    node.say("NVRM: Xid one")
+    node.stop(signal.SIGKILL)
+    hub.answers.clear()
+    node.seq = 0
+    node.start()
+    node.say("NVRM: Xid one", "NVRM: Xid two")
+    wait_until(lambda: "NVRM: Xid two" in hub.lines(), 10, what="the line after")
+    assert "NVRM: Xid one" in hub.lines()
+
+
+def test_after_a_reboot_numbers_begin_anew_and_the_old_lines_keep_their_boot(
+    node: Following, hub: Hub
+) -> None:
+    node.start()
+    node.say("NVRM: Xid zero", "NVRM: Xid one")
+    heard(hub, "NVRM: Xid zero", "NVRM: Xid one")
+    hub.stop()
+    node.say("NVRM: Xid last words")
+    wait_until(lambda: node.lies() == 1, 10, what="it lies on disk")
+    node.stop()
+    fresh = "11111111-1685-44bd-a6ed-5fc0bc1c44ae"
+    node.boot(fresh)
+    node.seq = 0
+    node.say("NVRM: Xid after")
+    hub.start()
+    node.start()
+    heard(hub, "NVRM: Xid zero", "NVRM: Xid one", "NVRM: Xid last words", "NVRM: Xid after")
+    assert [(entry["boot_id"], entry["seq"]) for entry in hub.entries()][2:] == [(BOOT, 2), (fresh, 0)]
+
+
+def test_lines_that_the_ring_lost_are_counted_and_told(node: Following, hub: Hub) -> None:
+    node.start()
+    node.say("NVRM: one")
+    heard(hub, "NVRM: one")
+    node.seq += 41
+    node.say("NVRM: two")
+    heard(hub, "NVRM: one", "NVRM: two")
+    node.stop()
+    node.start()
+    wait_until(lambda: hub.beats()[-1]["lost"] == 41, 10, what="the next heartbeat tells it")
+
+
+def test_an_empty_line_of_the_kernel_is_no_lost_one(node: Following, hub: Hub) -> None:
+    node.start()
+    node.say("NVRM: one", "", "", "NVRM: two")
+    heard(hub, "NVRM: one", "NVRM: two")
+    node.stop()
+    assert node.state()["lost"] == 0
+
+
+@pytest.mark.parametrize("wrong", ["null", '"many"', "[1]", "{}", "1.5"])
+def test_a_state_with_values_of_another_kind_stops_nothing(node: Following, hub: Hub, wrong: str) -> None:
+    (node.spool / "follow").mkdir(parents=True, mode=0o700)
+    keys = ("boot_id", "mark", "node", "lost", "renew", "segment", "offset")
+    told = "{" + ",".join(f'"{key}": {wrong}' for key in keys) + "}"
+    (node.spool / "follow/state").write_text(told)
+    node.start()
+    node.say("NVRM: one")
+    node.seq += 1
+    node.say("NVRM: two")
+    heard(hub, "NVRM: one", "NVRM: two")
+    node.stop()
+    assert (node.state()["lost"], node.state()["boot_id"]) == (1, BOOT)
+
+
+def test_while_an_nvidia_smi_hangs_it_looks_once_a_second(node: Following) -> None:
+    """One that hangs in the kernel stays for hours, and the time for the next one passes meanwhile."""
+    script = (
+        "import importlib.machinery, importlib.util, sys, time\n"
+        "loader = importlib.machinery.SourceFileLoader('follow', sys.argv[1])\n"
+        "follow = importlib.util.module_from_spec(importlib.util.spec_from_loader('follow', loader))\n"
+        "loader.exec_module(follow)\n"
+        "conf, options = follow.read_conf(sys.argv[2]), {'--kmsg': sys.argv[3], '--proc': sys.argv[4]}\n"
+        "one = follow.Follower(conf, options)\n"
+        "one.smi, now = follow.Child(['/bin/sleep', '60']), time.monotonic()\n"
+        "one.smi_at, one.beat_at = now - 5, now + 8\n"
+        "print(one.wait_s(now))\n"
+        "one.smi.kill()\n"
+    )
+    words = [sys.executable, "-c", script, node.program, str(node.conf), str(node.kmsg)]
+    done = subprocess.run(
+        [*words, str(node.folder / "proc")], env=clean_environ(), capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1.0\n", done.stderr
+
+
+def test_the_spool_is_bounded_and_its_oldest_lines_go_first(tmp_path: Path, hub: Hub) -> None:
+    folder = tmp_path / "node/spool/follow"
+    folder.mkdir(parents=True)
+    (tmp_path / "node/spool").chmod(0o700)
+    entry = json.dumps({"boot_id": BOOT, "time": "2026-11-20T03:00:00Z", "line": "x" * 1000}).encode() + b"\n"
+    for number in range(10):
+        (folder / f"lines.{number + 1}").write_bytes(entry * (1024 * 1024 // len(entry)))
+    before = sum(path.stat().st_size for path in folder.iterdir())
+    hub.stop()
+    with following(tmp_path / "node", hub.url) as node:
+        node.start()
+        node.say("NVRM: Xid the newest")
+        wait_until((folder / "lines.11").exists, 10, what="the new line lies on disk")
+        node.burst(["NVRM: " + "y" * 900] * 200)
+        wait_until(lambda: not (folder / "lines.1").exists(), 10, what="the oldest have gone")
+        node.stop()
+    sizes = [path.stat().st_size for path in folder.glob("lines.*")]
+    assert before < sum(sizes) + 1024 * 1024 and sum(sizes) <= 10 * 1024 * 1024
+    assert json.loads((folder / "state").read_text())["lost"] == 1024 * 1024 // len(entry)
+
+
+def test_where_nothing_can_be_written_lines_wait_in_memory(tmp_path: Path, hub: Hub) -> None:
+    hub.stop()
+    with following(tmp_path, hub.url, HEALER_HOOK_SPOOL="/proc/no-such-folder") as node:
+        node.start()
+        node.say("NVRM: Xid one")
+        wait_until(lambda: "does not answer" in node.printed(), 10, what="it was tried")
+        assert "nothing can be kept on disk" in node.printed()
+        hub.start()
+        heard(hub, "NVRM: Xid one")
+
+
+def test_a_full_disk_stops_nothing(tmp_path: Path, hub: Hub) -> None:
+    """A file system of 64 KiB of its own, in a mount namespace of its own."""
+    hub.stop()
+    with following(tmp_path, hub.url) as node:
+        node.spool.mkdir(mode=0o700)
+        inner = f'mount -t tmpfs -o size=64k,mode=700 none {node.spool} && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", inner, "sh", *node.command("--kmsg", str(node.kmsg))]
+        with node.said.open("ab") as said:
+            node.process = subprocess.Popen(command, stderr=said, env=clean_environ())
+        node.burst([f"NVRM: {number} " + "z" * 900 for number in range(500)])
+        wait_until(lambda: "undelivered lines stay in memory" in node.printed(), 10, what="the disk is full")
+        hub.start()
+        wait_until(lambda: len(hub.lines()) == 500, 20, what="all lines", every_s=0.1)
+        assert [int(line.split()[1]) for line in hub.lines()] == list(range(500))
+
+
+def test_files_are_private_and_a_planted_link_is_not_followed(tmp_path: Path, hub: Hub) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text('{"line":"a secret"}\n')
+    hub.stop()
+    with following(tmp_path / "node", hub.url) as node:
+        (node.spool / "follow").mkdir(parents=True, mode=0o700)
+        for name in ("lines.1", "state"):
+            (node.spool / "follow" / name).symlink_to(victim)
+        node.start()
+        node.say("NVRM: Xid one")
+        private = {stat.S_IFREG | 0o600}
+        wait_until(lambda: node.lies() == 1 and set(node.files().values()) == private, 10, what="all is ours")
+        hub.start()
+        heard(hub, "NVRM: Xid one", timeout_s=20)
+    assert victim.read_text() == '{"line":"a secret"}\n'
+
+
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, hub: Hub) -> None:
+    with following(tmp_path, hub.url) as node:
+        (node.spool / "follow").mkdir(parents=True)
+        (node.spool / "follow").chmod(0o777)
+        node.start()
+        alive(hub)
+        assert "is not a folder of ours alone" in node.printed()
+        assert not list((node.spool / "follow").iterdir())
+
+
+def test_a_second_one_in_the_same_spool_ends_at_once(node: Following, hub: Hub) -> None:
+    node.start()
+    alive(hub)
+    second = ended(node)
+    assert second.returncode == 1 and "another healer-follow works in" in second.stderr
+
+
+def test_sigterm_delivers_what_waits_and_ends_within_2_s(node: Following, hub: Hub) -> None:
+    node.start()
+    alive(hub)
+    node.say("NVRM: an ordinary line that would wait a second")
+    assert node.stop() < 2
+    assert hub.lines() == ["NVRM: an ordinary line that would wait a second"]
+    assert node.process is not None and node.process.returncode == 0
+
+
+def test_sigterm_ends_it_within_2_s_also_while_healer_hangs(node: Following, hub: Hub) -> None:
+    node.start()
+    alive(hub)
+    hub.answers.extend([None] * 5)
+    node.say("NVRM: Xid one")
+    wait_until(lambda: hub.lines() == ["NVRM: Xid one"], 10, what="it waits for an answer")
+    assert node.stop() < 2
+    assert node.lies() == 1
+
+
+def test_retry_after_is_obeyed(node: Following, hub: Hub) -> None:
+    hub.answers.append((429, {"Retry-After": "3"}, {"detail": "too much"}))
+    started = datetime.now(UTC)
+    node.start()
+    alive(hub)
+    assert datetime.now(UTC) - started > timedelta(seconds=3)
+    assert "429" in node.printed()
+
+
+def test_one_connection_serves_many_requests(node: Following, hub: Hub) -> None:
+    node.start()
+    alive(hub)
+    for number in range(5):
+        node.say(f"NVRM: Xid {number}")
+        wait_until(lambda: f"NVRM: Xid {number}" in hub.lines(), 10, what="the line")  # noqa: B023
+    assert hub.connections == 1
+
+
+def test_a_body_that_is_never_taken_does_not_stop_the_next(node: Following, hub: Hub) -> None:
+    node.start()
+    alive(hub)
+    hub.answers.append((422, {}, {"detail": "body: no"}))
+    node.say("NVRM: Xid bad")
+    wait_until(lambda: "422" in node.printed(), 10, what="the refusal")
+    node.say("NVRM: Xid good")
+    heard(hub, "NVRM: Xid good")
+    node.stop()
+    assert node.state()["lost"] == 1
+
+
+def test_lines_of_a_node_that_healer_does_not_know_yet_are_kept(node: Following, hub: Hub) -> None:
+    node.start()
+    alive(hub)
+    unknown = {"rejected": [{"index": 0, "reason": "node: gpu0001 is not a node of cluster pod1"}]}
+    hub.answers.append((202, {}, unknown))
+    node.say("NVRM: Xid one")
+    wait_until(lambda: hub.lines() == ["NVRM: Xid one"] * 2, 10, what="it is sent again")
+
+
+def test_an_answer_in_chunks_is_understood(node: Following, hub: Hub) -> None:
+    hub.chunked = True
+    node.start()
+    alive(hub)
+    unknown = {"rejected": [{"index": 0, "reason": "node: gpu0001 is not a node of cluster pod1"}]}
+    hub.answers.append((202, {}, unknown))
+    node.say("NVRM: Xid one")
+    wait_until(lambda: hub.lines() == ["NVRM: Xid one"] * 2, 10, what="it is sent again")
+    assert "healer refused 1 of 1: node: gpu0001 is not a node" in node.printed() and hub.connections == 1
+
+
+def test_a_new_token_in_the_file_is_used_without_a_restart(node: Following, hub: Hub) -> None:
+    node.start()
+    alive(hub)
+    node.token.write_text("heal_another_token\n")
+    node.say(XID_79)
+    heard(hub, XID_79)
+    assert hub.requests[-1][1]["authorization"] == "Bearer heal_another_token"
+
+
+def test_a_refused_token_is_not_given_up(node: Following, hub: Hub) -> None:
+    hub.answers.extend([(401, {}, {"detail": "this needs a token"})] * 2)
+    node.start()
+    node.say(XID_79)
+    heard(hub, XID_79)
+    assert "401" in node.printed()
+
+
+def test_tls_is_spoken_and_the_server_has_to_prove_itself(tmp_path: Path, hub: Hub) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder in (own, other):
+        folder.mkdir()
+    pems, strange = certificates(own), certificates(other)
+    with serve_tls(pems.server, hub.port) as url:
+        with following(tmp_path / "stranger", url, HEALER_CA_FILE=str(strange.authority)) as node:
+            node.start()
+            node.say(XID_79)
+            wait_until(
+                lambda: "certificate verify failed" in node.printed(), 10, what="it refuses the server"
+            )
+            wait_until(lambda: node.lies() == 1, 10, what="the line is kept")
+            assert hub.requests == []
+        with following(tmp_path / "node", url, HEALER_CA_FILE=str(pems.authority)) as node:
+            node.start()
+            for number in range(5):
+                node.say(f"NVRM: Xid {number}")
+                wait_until(lambda: f"NVRM: Xid {number}" in hub.lines(), 10, what="the line")  # noqa: B023
+            assert hub.connections == 1
+
+
+# --- nvidia-smi -------------------------------------------------------------------------------------------
+
+
+def smi(folder: Path, script: str) -> str:
+    path = folder / "nvidia-smi"
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(0o755)
+    return str(path)
+
+
+def shows(hub: Hub) -> list[bytes]:
+    return [body for path, _, body in hub.requests if path == "/api/v1/signals/nvidia-smi?node=gpu0001"]
+
+
+@pytest.fixture
+def soon(tmp_path: Path) -> str:
+    """The follower, with 60 s between two looks at nvidia-smi made 1 s: the file is the same otherwise."""
+    text = FOLLOW.read_text()
+    assert text.count("SMI_EVERY_S, SMI_SLOWEST_S, SMI_TIMEOUT_S, SMI_BYTES = 60.0, 1800.0, 30.0,") == 1
+    path = tmp_path / "healer-follow"
+    path.write_text(text.replace("SMI_BYTES = 60.0, 1800.0, 30.0,", "SMI_BYTES = 0.5, 1800.0, 1.0,"))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_nvidia_smi_shows_is_sent(tmp_path: Path, hub: Hub, soon: str) -> None:
+    chosen = smi(tmp_path, 'echo "<nvidia_smi_log><args>$*</args></nvidia_smi_log>"; nice >&2; exit 0')
+    with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
+        node.program = soon
+        node.start()
+        wait_until(lambda: len(shows(hub)) >= 2, 10, what="it is sent, and again")
+        assert shows(hub)[0] == b"<nvidia_smi_log><args>-q -x</args></nvidia_smi_log>\n"
+
+
+def test_an_nvidia_smi_that_hangs_stops_nothing_and_is_ended(tmp_path: Path, hub: Hub, soon: str) -> None:
+    chosen = smi(tmp_path, f"echo $$ >> {tmp_path}/pids; exec /bin/sleep 600")
+    with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
+        node.program = soon
+        node.start()
+        wait_until((tmp_path / "pids").exists, 10, what="it was started")
+        node.say(XID_79)
+        heard(hub, XID_79)
+        pid = int((tmp_path / "pids").read_text())
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, what="it was killed and collected")
+        assert shows(hub) == [] and "nvidia-smi did not end" in node.printed()
+
+
+def test_an_nvidia_smi_that_fails_tells_nothing(tmp_path: Path, hub: Hub, soon: str) -> None:
+    chosen = smi(tmp_path, f"echo x >> {tmp_path}/runs; echo 'No devices were found'; exit 6")
+    with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
+        node.program = soon
+        node.start()
+        wait_until(lambda: (tmp_path / "runs").exists() and len((tmp_path / "runs").read_text()) >= 4, 10)
+        assert shows(hub) == []
+
+
+# --- the journal, the real kernel, systemd ----------------------------------------------------------------
+
+JOURNAL = """#!/bin/sh
+echo "$*" >> {folder}/asked
+cat {folder}/entries
+exec /bin/sleep 600
+"""
+
+
+def entry(cursor: str, message: object, facility: str = "0") -> str:
+    told = {
+        "__CURSOR": cursor,
+        "__REALTIME_TIMESTAMP": "1795188422000000",
+        "_SOURCE_MONOTONIC_TIMESTAMP": "6781753400584",
+        "_BOOT_ID": BOOT.replace("-", ""),
+        "PRIORITY": "4",
+        "SYSLOG_FACILITY": facility,
+        "MESSAGE": message,
+    }
+    return json.dumps(told) + "\n"
+
+
+def test_the_journal_serves_where_kmsg_cannot_be_read(node: Following, hub: Hub, tmp_path: Path) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text(JOURNAL.format(folder=tmp_path))
+    program.chmod(0o755)
+    forged = entry("s=2", XID_79.replace("79", "48"), facility="1")
+    bytes_form = entry("s=3", list(b"NVRM: Xid \xff"))
+    (tmp_path / "entries").write_text(entry("s=1", XID_79) + forged + "no json\n" + bytes_form)
+    node.start("--journal", str(program))
+    heard(hub, f"[6781753.400584] {XID_79}", "[6781753.400584] NVRM: Xid �")
+    assert hub.entries()[0]["time"] == "2026-11-20T15:27:02.000000Z" and "seq" not in hub.entries()[0]
+    node.stop()
+    node.start("--journal", str(program))
+    wait_until(lambda: (tmp_path / "asked").read_text().count("\n") == 2, 10, what="a second start")
+    first, second = (tmp_path / "asked").read_text().splitlines()
+    assert (
+        first.startswith("_TRANSPORT=kernel -f -n all ")
+        and first.endswith("--boot")
+        and second.endswith("--after-cursor=s=3")
+    )
+
+
+def test_a_cursor_that_the_journal_does_not_know_is_given_up(
+    node: Following, hub: Hub, tmp_path: Path
+) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *--after-cursor*) echo "Failed to seek to cursor" >&2; exit 1;; esac\n'
+        f"cat {tmp_path}/entries\nexec /bin/sleep 600\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / "entries").write_text(entry("s=1", XID_79))
+    (node.spool / "follow").mkdir(parents=True, mode=0o700)
+    (node.spool / "follow/state").write_text(json.dumps({"boot_id": BOOT, "mark": "s=0"}))
+    node.start("--journal", str(program))
+    heard(hub, f"[6781753.400584] {XID_79}")
+
+
+def test_the_real_kernel_marks_what_we_write_as_not_its_own(node: Following, hub: Hub) -> None:
+    with open("/dev/kmsg", "w") as kmsg:
+        kmsg.write(f"<0>{XID_79}\n")
+    node.start("--kmsg", "/dev/kmsg")
+    alive(hub)
+    wait_until(hub.lines, 10, what="what the kernel itself has said")
+    assert XID_79 not in hub.lines()
+
+
+def test_systemd_is_told_that_it_is_ready_alive_and_ending(node: Following, hub: Hub, tmp_path: Path) -> None:
+    told: list[bytes] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        node.start("--kmsg", str(node.kmsg), NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000")
+        while told.count(b"WATCHDOG=1") < 3:
+            told.append(systemd.recv(200))
+        assert node.stop() < 2
+        while b"STOPPING=1" not in told:
+            told.append(systemd.recv(200))
+    assert told[0] == b"READY=1\nSTATUS=following as gpu0001"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "names no HEALER_URL"),
+        ("HEALER_URL=http://x\nnonsense\n", "line 2: expected KEY=VALUE"),
+        ("HEALER_URL=ftp://x\n", "must be an http or https address"),
+        ("HEALER_URL=https://x\nHEALER_CA_FILE=/no/such\n", "HEALER_CA_FILE /no/such cannot be read"),
+    ],
+)
+def test_a_wrong_setting_ends_it_with_one_sentence(node: Following, text: str, why: str) -> None:
+    node.conf.write_text(text + f"HEALER_HOOK_SPOOL={node.spool}\n")
+    done = ended(node)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and why in done.stderr

@@ -1,0 +1,66 @@
+"""Hooks in recordings: as the recorder writes them, and as replay reads them."""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from healer.model import Mode, Observation
+from healer.recorder import Recorder
+from healer.signals.hooks import arrivals, hook_reports
+from healer.sim.columns import MemoryColumns
+from healer.sim.recording import read
+from healer.sim.replay import replay
+from tests.support.loop import CLUSTER, LOST, later, name, rules_in
+
+NODE = name(1)
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    def write(self, line: bytes) -> None:
+        self.lines.append(line)
+
+    def begun(self) -> bool:
+        return False
+
+
+def seen(body: dict[str, Any], at: datetime, hook: str = "epilog") -> list[Observation]:
+    told = hook_reports(body, hook, lambda _c, _n: True, at, cluster=CLUSTER)
+    return [one for one, _ in arrivals(told)]
+
+
+def test_a_report_that_was_recorded_is_the_same_report() -> None:
+    checks = [{"name": "fs-full"}, {"name": "probe", "text": "disk"}]
+    body = {"id": "4711.0", "node": NODE, "boot_id": "b1", "time": later(1).isoformat(), "job": "4711"}
+    file = Lines()
+    first = seen(body | {"checks": checks}, later(2))
+    Recorder(file, MemoryColumns()).note(first, None, later(2))
+    (entry,) = read(line.decode() for line in file.lines)
+    assert entry.route == "signals/hooks/epilog"
+    assert seen(entry.body, later(2)) == first
+
+
+def played(*rows: tuple[float, str, Any]) -> dict[str, Any]:
+    lines = [{"at": later(at).isoformat(), "route": route, "body": body} for at, route, body in rows]
+    return replay(rules_in(Mode.auto), read(json.dumps(one) for one in lines))
+
+
+def fleet() -> dict[str, Any]:
+    states = [{"name": name(number), "state": ["IDLE"], "gpus": 8} for number in range(1, 21)]
+    return {"cluster": CLUSTER, "nodes": states}
+
+
+def test_a_line_that_a_hook_told_acts_in_a_replay_and_once() -> None:
+    lines = [{"seq": 7, "time": later(9).isoformat(), "line": LOST}]
+    body = {"id": "1.0", "node": NODE, "boot_id": "b1", "kernel": lines, "host": {"procs_blocked": 1}}
+    again = {"node": NODE, "boot_id": "b1", "entries": lines}
+    document = played(
+        (0, "slurm/nodes", fleet()),
+        (10, "signals/hooks/epilog", body),
+        (20, "signals/kernel-log", again),
+        (60, "clock", {}),
+    )
+    drains = [one["node"] for one in document["actions"] if one["action"] == "drain"]
+    assert drains == [NODE] and len(document["incidents"]) == 1

@@ -1,0 +1,167 @@
+"""The spool of `healer-hook`: nothing is lost while healer is away, and nobody leads root astray in it."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.hooks import FATAL, LOST, Healer, HookNode, life, nobody_listens
+
+
+@pytest.fixture
+def healer() -> Iterator[Healer]:
+    with Healer() as one:
+        yield one
+
+
+@pytest.fixture
+def node(tmp_path: Path, healer: Healer) -> HookNode:
+    return HookNode(tmp_path, healer.url)
+
+
+def away(node: HookNode, environ: Mapping[str, str] | None = None) -> None:
+    """A run while nobody answers."""
+    url, node.settings["HEALER_URL"] = node.settings["HEALER_URL"], nobody_listens()
+    assert node.run("prolog", environ=environ).returncode == 0
+    node.settings["HEALER_URL"] = url
+
+
+def test_reports_wait_and_are_told_in_order_as_they_were(node: HookNode, healer: Healer) -> None:
+    node.kernel(FATAL)
+    away(node, life(1, 0))
+    node.kernel(LOST)
+    away(node, life(2, 0))
+    before = node.spooled
+    assert [report["id"] for report in before] == ["1.0", "2.0"]
+    node.run("epilog", environ=life(3, 0))
+    assert healer.reports[:2] == before, "the same bytes: id and time of then"
+    assert [[line["seq"] for line in one["kernel"]] for one in healer.reports] == [[1], [2], []]
+    assert [report["hook"] for report in healer.reports] == ["prolog", "prolog", "epilog"]
+    assert healer.reports[2]["id"] == "3.0" and node.spooled == []
+
+
+def test_the_folder_is_0700_and_the_files_are_0600(node: HookNode) -> None:
+    away(node)
+    assert node.spool.stat().st_mode & 0o777 == 0o700
+    assert [file.stat().st_mode & 0o777 for file in node.spool.iterdir() if file.suffix == ".json"] == [0o600]
+
+
+def test_what_nvidia_smi_said_then_is_not_kept(node: HookNode) -> None:
+    node.program("usr/bin/nvidia-smi", "echo '<nvidia_smi_log></nvidia_smi_log>'")
+    away(node)
+    assert "nvidia_smi" not in node.spooled[0]
+
+
+def test_a_full_spool_takes_no_more_and_the_lines_are_told_when_there_is_room(
+    node: HookNode, healer: Healer
+) -> None:
+    away(node)
+    long = json.dumps({"id": "long", "node": "gpu0001", "kernel": [], "text": "x" * 500_000})
+    for number in range(21):
+        (node.spool / f"9{number:019d}-1.json").write_text(long)
+    node.kernel(LOST)
+    away(node)
+    assert len(node.spooled) == 22
+    node.run("prolog")
+    assert healer.reports[-1]["kernel"][0]["line"] == LOST, "the cursor had stayed where it was"
+    assert len(node.spooled) == 19, "so much goes into one request, the oldest first"
+    assert healer.reports[0]["id"] != "long"
+
+
+def test_a_hook_that_was_killed_leaves_a_report_that_the_next_one_tells(
+    node: HookNode, healer: Healer
+) -> None:
+    away(node, life(1, 0))
+    (file,) = node.spool.glob("*.json")
+    left = file.with_suffix(".sending")
+    file.rename(left)
+    half = node.spool / ".00000000000000000001-1.sending.1"
+    half.write_text("{")
+    node.run("prolog")
+    assert left.exists(), "another hook may be sending it now"
+    for one in (left, half):
+        os.utime(one, (1, 1))
+    node.run("prolog")
+    assert [report["id"] for report in healer.reports][-2] == "1.0"
+    assert not left.exists() and not half.exists()
+
+
+def test_two_at_once_lose_nothing_and_leave_nothing(node: HookNode, healer: Healer) -> None:
+    for job in (1, 2, 3):
+        away(node, life(job, 0))
+    command = node.command("epilog")
+    env = {"SLURMD_NODENAME": "gpu0001"}
+    both = [subprocess.Popen(command, env=env | life(job, 0)) for job in (4, 5)]
+    assert [one.wait(10) for one in both] == [0, 0]
+    told = [report["id"] for report in healer.reports]
+    assert sorted(set(told)) == ["1.0", "2.0", "3.0", "4.0", "5.0"]
+    assert node.spooled == []
+
+
+@pytest.mark.parametrize(("name", "cluster"), [("login1", ""), ("gpu0001", "pod2")])
+def test_a_report_of_another_name_blocks_no_later_one(
+    node: HookNode, healer: Healer, name: str, cluster: str
+) -> None:
+    """healer answers 403 to a whole request for one report that its token does not cover."""
+    away(node, life(1, 0))
+    away(node, {"SLURMD_NODENAME": name, "HEALER_CLUSTER": cluster})
+    (foreign,) = (path for path in node.spool.glob("*.json") if '"1.0"' not in path.read_text())
+    node.run("prolog", environ=life(2, 0))
+    assert [(one["node"], one["id"]) for one in healer.reports] == [("gpu0001", "1.0"), ("gpu0001", "2.0")]
+    os.utime(foreign, (1, 1))
+    done = node.run("prolog", environ=life(3, 0))
+    assert f"{foreign.name} is no whole report of gpu0001 and was dropped" in done.stdout
+    assert node.spooled == []
+
+
+def test_a_refused_report_is_not_put_aside_and_its_lines_are_told_later(
+    node: HookNode, healer: Healer
+) -> None:
+    node.kernel(FATAL)
+    healer.status = 403
+    assert node.run("prolog").returncode == 0
+    assert node.spooled == []
+    healer.status = 202
+    node.run("prolog")
+    assert [line["line"] for line in healer.reports[-1]["kernel"]] == [FATAL]
+
+
+@pytest.mark.parametrize("how", ["link", "open to all", "a file", "no parent"])
+def test_a_folder_that_is_not_roots_alone_is_not_used(
+    node: HookNode, healer: Healer, tmp_path: Path, how: str
+) -> None:
+    target = tmp_path / "theirs"
+    target.mkdir(mode=0o700)
+    if how == "link":
+        node.spool.symlink_to(target)
+    elif how == "open to all":
+        node.spool.mkdir()
+        node.spool.chmod(0o777)
+    elif how == "a file":
+        node.spool.write_text("")
+    else:
+        node.settings["HEALER_HOOK_SPOOL"] = str(tmp_path / "nosuch" / "spool")
+    done = node.run("prolog")
+    assert done.returncode == 0 and "spool" in done.stdout
+    assert len(healer.reports) == 1, "it tells healer all the same"
+    assert list(target.iterdir()) == []
+
+
+def test_links_and_pipes_in_the_folder_are_not_followed(
+    node: HookNode, healer: Healer, tmp_path: Path
+) -> None:
+    node.spool.mkdir(mode=0o700)
+    secret = tmp_path / "secret"
+    secret.write_text('{"id":"secret"}')
+    (node.spool / "00000000000000000001-1.json").symlink_to(secret)
+    (node.spool / "cursor").symlink_to(secret)
+    os.mkfifo(node.spool / "00000000000000000002-1.json", 0o600)
+    node.kernel(FATAL)
+    assert node.run("prolog").returncode == 0
+    assert "secret" not in json.dumps(healer.reports)
+    assert secret.read_text() == '{"id":"secret"}'
+    cursor = node.spool / "cursor"
+    assert not cursor.is_symlink() and cursor.read_text().endswith(" 1\n")

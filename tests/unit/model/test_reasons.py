@@ -1,0 +1,102 @@
+"""Whose a reason is: Slurm's own strings (d.9 of the facts) and those of other programs (c.5)."""
+
+import pytest
+
+from healer.model import OwnerKind
+from healer.model.reasons import is_none, owner_of, slurm_kind
+
+SLURMS_OWN = [
+    ("Not responding", "not-responding"),
+    ("Node unexpectedly rebooted", "rebooted"),
+    ("Prolog error", "prolog-error"),
+    ("Job env setup error", "job-environment"),
+    ("Epilog error", "epilog-error"),
+    ("Kill task failed", "kill-task-failed"),
+    ("Kill task failed (JobId=4711 StepId=batch)", "kill-task-failed"),
+    ("batch job complete failure", "batch-failure"),
+    ("Low RealMemory (reported:1 < 100.00% of configured:2)", "low-resources"),
+    ("Low socket*core*thread count", "low-resources"),
+    ("Low socket*core*thread count, Low CPUs", "low-resources"),
+    ("Low TmpDisk", "low-resources"),
+    ("Low CPUs, gres/gpu count reported lower than configured (7 < 8)", "low-resources"),
+    ("gres/gpu count reported lower than configured (7 < 8)", "gres-count"),
+    ("gres/gpu count too low (0 < 8)", "gres-count"),
+    ("Reboot ASAP", "reboot"),
+    ("reboot requested", "reboot"),
+    ("Reboot ASAP : reboot issued", "reboot"),
+    ("reboot requested : reboot issued : reboot complete", "reboot"),
+    ("ResumeTimeout reached", "power"),
+    ("Powered down after resume", "power"),
+    ("POWER_DOWN_ASAP", "power"),
+    ("Epilog error : Not responding", "epilog-error"),
+]
+
+
+@pytest.mark.parametrize(("reason", "kind"), SLURMS_OWN)
+def test_slurms_own_reasons(reason: str, kind: str) -> None:
+    assert slurm_kind(reason) == kind
+    assert (owner_of(reason, "root").kind, owner_of(reason, "root").name) == (OwnerKind.slurm, "Slurm")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Not responding to ping since noon",
+        "Epilog error seen by ann, do not touch",
+        "Reboot ASAP please",
+        "Low CPUs budget left for this rack",
+        "see Kill task failed",
+        "PSU : swap it",
+    ],
+)
+def test_a_persons_sentence_that_begins_like_slurms_is_the_persons(reason: str) -> None:
+    assert slurm_kind(reason) is None
+    assert (owner_of(reason, "ann").kind, owner_of(reason, "ann").name) == (OwnerKind.person, "ann")
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        ("NHC: check_fs_mount:  /scratch not mounted", "NHC"),
+        ("[node_problem] gpu_health: xid 79 [hc_program]", "soperator"),
+        ("[user_problem] disk full", "soperator"),
+        ("[hardware_problem] link", "soperator"),
+        ("[compute_maintenance] planned", "soperator"),
+        ("slurm-operator: Pod (x) was deleted", "slurm-operator"),
+        ("[HC] GPU count", "Slinky"),
+        ("Action:Replace", "HyperPod"),
+        ("Action:Reboot", "HyperPod"),
+        ("k8s: cordoned", "SUNK"),
+        ("ann: rack move sunk:verify-undrain", "SUNK"),
+        ("cyclecloud_waiting_for_topology", "CycleCloud"),
+        ("NHC: check_hw : Not responding", "NHC"),
+    ],
+)
+def test_reasons_of_other_programs(reason: str, name: str) -> None:
+    owner = owner_of(reason, "root")
+    assert (owner.kind, owner.name) == (OwnerKind.program, name)
+
+
+def test_ours_is_ours_whatever_slurm_appended() -> None:
+    assert owner_of("healer:gpu-lost inc:01234567 x : reboot issued", "slurm").kind is OwnerKind.healer
+
+
+@pytest.mark.parametrize(
+    "added",
+    [" ; ann: RMA 4711", ", RMA", " : RMA", " | RMA", " : reboot issued : RMA", " x" * 60, " : "],
+)
+def test_who_adds_to_our_words_has_the_node(added: str) -> None:
+    owner = owner_of(f"healer:gpu-lost inc:01234567 x{added}", "ann")
+    assert owner.kind is OwnerKind.person
+
+
+def test_slurm_that_appended_to_a_persons_words_does_not_become_its_owner() -> None:
+    owner = owner_of("ann: PSU : Not responding", "slurm")
+    assert (owner.kind, owner.name, str(owner)) == (OwnerKind.person, "", "somebody")
+
+
+@pytest.mark.parametrize(
+    ("reason", "none"), [("", True), ("none", True), ("(null)", True), ("None", True), ("none left", False)]
+)
+def test_what_stands_for_no_reason(reason: str, none: bool) -> None:
+    assert is_none(reason) is none

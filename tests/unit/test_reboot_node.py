@@ -1,0 +1,168 @@
+"""A reboot: once, proven by a boot of its own, out of service through it, tested before the return."""
+
+from datetime import timedelta
+
+import pytest
+
+from healer.model import Remedy, RemedyUse, RunState, StepEvent
+from tests.support.loop import START, Crash, later, name
+from tests.support.under_test import TestSite
+
+NODE = name(1)
+
+
+def asked(**slurm: object) -> tuple[TestSite, str]:
+    site = TestSite(**({"boot_s": 30.0} | slurm))  # type: ignore[arg-type]
+    return site, site.ask("reboot-node", 1)
+
+
+def finish(site: TestSite, seconds: int = 120) -> None:
+    """Each test job of ours passes as soon as it runs."""
+    for _ in range(seconds):
+        site.run_for(1)
+        for job in site.test_jobs():
+            if job.state == "RUNNING":
+                site.slurm.complete(job.id)
+
+
+def test_it_boots_once_is_tested_and_returns() -> None:
+    site, run = asked()
+    finish(site)
+    assert site.run_named(run).state is RunState.done
+    booted = site.node(1).boot_at
+    assert booted is not None and booted > later(29)
+    assert site.node(1).in_service
+    assert site.scheduler.writes.count("reboot") == 1
+    assert [one.step for one in site.log(run) if one.event is StepEvent.skipped] == [
+        "free",
+        "out",
+        "ticket",
+        "repair",
+    ]
+    assert site.audited("node.rebooted") == 1
+
+
+def test_pitfall_07_a_node_that_rebooted_takes_no_job_before_its_tests() -> None:
+    """nextstate=DOWN takes its drain away: that is set again, for DOWN may end by itself."""
+    site, _ = asked()
+    site.run_for(3)
+    site.want()
+    site.run_for(45)
+    assert not site.runs_theirs()
+    reboot = site.scheduler.writes.index("reboot")
+    assert site.scheduler.writes[reboot + 1 :][:2] == ["drain", "reserve"]
+    assert site.ledger.tables.vetoes == []
+    finish(site)
+    assert site.runs_theirs()
+
+
+def test_our_words_stand_through_the_boot() -> None:
+    site, run = asked()
+    site.run_for(20)
+    reason = site.node(1).reason
+    assert reason.startswith(f"healer:reboot-node inc:{run[:8]}")
+    assert reason.endswith(" : reboot issued")
+
+
+def test_a_job_on_the_node_ends_before_it() -> None:
+    site = TestSite(boot_s=30.0)
+    site.theirs = site.slurm.add_job(required=[NODE])
+    site.ask("reboot-node", 1)
+    site.run_for(600, step_s=5)
+    assert "reboot" not in site.scheduler.writes
+    site.slurm.complete(site.theirs)
+    finish(site, 60)
+    assert site.scheduler.writes.count("reboot") == 1
+
+
+def test_a_node_that_does_not_come_back_asks_and_is_rebooted_no_second_time() -> None:
+    site, run = asked(boot_s=7200.0)
+    site.run_for(3000, step_s=10)
+    known = site.run_named(run)
+    assert known.state is RunState.stuck
+    assert "not read back within 1800 s" in (known.question or "")
+    assert site.scheduler.writes.count("reboot") == 1
+
+
+def test_a_reboot_that_somebody_took_back_asks() -> None:
+    site, run = asked()
+    site.on_checkpoint = lambda where: site.slurm.cancel_reboot(NODE) if where == "done:reboot" else None
+    site.run_for(60)
+    assert site.run_named(run).state is RunState.stuck
+    assert site.scheduler.writes.count("reboot") == 1
+
+
+@pytest.mark.parametrize(("before", "rebooted"), [(2, 1), (3, 0)])
+def test_the_cap_counts_every_reboot_whoever_asked(before: int, rebooted: int) -> None:
+    site = TestSite(boot_s=30.0)
+    for hours in range(before):
+        use = RemedyUse(node=NODE, remedy=Remedy.reboot_node, rule="x", at=START - timedelta(hours=7 + hours))
+        site.ledger.tables.remedies.append(use)
+    run = site.ask("reboot-node", 1)
+    finish(site, 60)
+    assert site.scheduler.writes.count("reboot") == rebooted
+    assert len(site.ledger.tables.remedies) == before + rebooted, "one each"
+    if rebooted:
+        assert site.run_named(run).state is RunState.done
+        assert site.node(1).in_service
+    else:
+        assert site.run_named(run).state is RunState.stuck
+        assert "the limit is 3" in (site.run_named(run).question or "")
+
+
+def test_a_pause_amid_the_boot_does_not_leave_the_node_without_its_drain() -> None:
+    """What is left then only keeps it out. Its tests wait."""
+    site, run = asked()
+    site.run_for(10)
+    site.pause()
+    site.run_for(120)
+    assert site.node(1).state == ("DOWN", "DRAIN")
+    assert site.scheduler.writes == ["drain", "reboot", "drain"]
+    assert "Paused" in (site.run_named(run).question or "")
+    site.end_pause()
+    finish(site)
+    assert site.run_named(run).state is RunState.done
+
+
+def test_a_node_that_a_cancelled_reboot_left_down_is_told_of() -> None:
+    site, run = asked()
+    site.on_checkpoint = lambda where: site.cancel(run) if where == "performed:reboot" else None
+    site.run_for(180, step_s=5)
+    assert site.node(1).state == ("DOWN",)
+    (one,) = site.open_incidents
+    assert (one.fault, one.root.node) == ("healer-drain", NODE)
+
+
+MOMENTS = [f"{at}:{step}" for step in ("reboot", "reserve") for at in ("started", "done", "performed")]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_death_at_any_moment_reboots_once(moment: str) -> None:
+    site = TestSite(boot_s=30.0)
+    for hours in range(2):  # so it is the last one of the day
+        use = RemedyUse(node=NODE, remedy=Remedy.reboot_node, rule="x", at=START - timedelta(hours=7 + hours))
+        site.ledger.tables.remedies.append(use)
+    run = site.ask("reboot-node", 1)
+    died: list[str] = []
+
+    def die(where: str) -> None:
+        if where == moment and len(died) < 2:
+            died.append(where)
+            raise Crash(where)
+
+    site.on_checkpoint = die
+    for _ in range(150):
+        site.clock.advance(1)
+        try:
+            site.drive()
+        except Crash:
+            site.ledger._claimed.clear()
+        for job in site.test_jobs():
+            if job.state == "RUNNING":
+                site.slurm.complete(job.id)
+        site.walk()
+    assert died
+    assert site.run_named(run).state is RunState.done
+    assert site.scheduler.writes.count("reboot") == 1
+    assert len(site.ledger.tables.remedies) == 3
+    assert site.node(1).in_service and site.ledger.tables.vetoes == []

@@ -19,6 +19,7 @@ from healer.api.fleet import Fleet
 from healer.api.group_commit import GroupCommit
 from healer.api.hooks import HookRoutes
 from healer.api.intake import Tally
+from healer.api.losses import Losses
 from healer.api.measuring import MeasuringRoutes
 from healer.api.metrics import QUEUED
 from healer.api.middleware import Edge
@@ -28,7 +29,7 @@ from healer.api.signals import SignalRoutes
 PREFIX = "/api/v1"
 #: Threads for the synchronous routes; the engine's pool has room for two connections each.
 THREADS = 16
-#: Unknown series are counted in memory and written so often.
+#: Unknown series and losses are counted in memory and written so often.
 TALLY_S = 5.0
 
 
@@ -57,8 +58,9 @@ def create_app(services: Services) -> FastAPI:
     """The application without the console: bootstrap adds the pages, which share `app.state.access`."""
     access = Access(services)
     fleet = Fleet(services)
-    entry = Entry(services, access, fleet)
     tally = Tally(services.unknown)
+    losses = Losses(services.losses, services.clock.now)
+    entry = Entry(services, access, fleet, losses)
     commit = GroupCommit(services.signals.store)
     signals = SignalRoutes(services, entry, commit)
     measuring = MeasuringRoutes(services, entry, commit, tally)
@@ -72,12 +74,12 @@ def create_app(services: Services) -> FastAPI:
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         for queue in queues.values():
             queue.start()
-        counting = asyncio.create_task(_write_tally(tally), name="unknown series")
+        counting = asyncio.create_task(_write_counts(tally, losses), name="unknown series and losses")
         yield
         await asyncio.gather(*(queue.stop() for queue in queues.values()))
         counting.cancel()
         await asyncio.gather(counting, return_exceptions=True)
-        await _flush(tally)
+        await _flush(tally, losses)
 
     app = Application(
         [*signals.routes(PREFIX), *measuring.routes(PREFIX), *hooks.routes(PREFIX)],
@@ -93,6 +95,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.access = access
     app.state.fleet = fleet
     app.state.queues = queues
+    app.state.losses = losses
     app.state.door = enroll.Door()
     app.include_router(reading.router, prefix=PREFIX)
     app.include_router(series.router, prefix=PREFIX)
@@ -105,13 +108,14 @@ def create_app(services: Services) -> FastAPI:
     return app
 
 
-async def _write_tally(tally: Tally) -> None:
+async def _write_counts(*counts: Tally | Losses) -> None:
     while True:
         await asyncio.sleep(TALLY_S)
-        await _flush(tally)
+        await _flush(*counts)
 
 
-async def _flush(tally: Tally) -> None:
-    # What could not be written is kept, and written the next time.
-    with contextlib.suppress(Unavailable):
-        await run_in_threadpool(tally.flush)
+async def _flush(*counts: Tally | Losses) -> None:
+    for one in counts:
+        # What could not be written is kept, and written the next time.
+        with contextlib.suppress(Unavailable):
+            await run_in_threadpool(one.flush)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from healer.api.access import ALLOWED, Access, named_cluster, refuse
 from healer.api.fleet import Fleet
 from healer.api.group_commit import WAIT_S, Busy
+from healer.api.losses import Losses
 from healer.api.problems import Problem, field_error
 from healer.api.services import Caller, Services, Unavailable
 from healer.model import Role, SlurmSnapshot
@@ -38,10 +39,12 @@ class Entry:
 
     role = Role.signals
 
-    def __init__(self, services: Services, access: Access, fleet: Fleet) -> None:
+    def __init__(self, services: Services, access: Access, fleet: Fleet, losses: Losses) -> None:
         self._services = services
         self._access = access
         self._fleet = fleet
+        #: Where a route counts what it did not store.
+        self.losses = losses
         #: The clusters that this healer looks after.
         self.served = services.clusters or (services.cluster,)
 

@@ -20,6 +20,12 @@ PlatformCollector(registry=REGISTRY)
 SIGNALS = Counter(
     "healer_signals", "Signals by route and what became of them.", ("route", "result"), registry=REGISTRY
 )
+LOST = Counter(
+    "healer_signals_lost",
+    "Signals that were sent and are not stored, by route and reason.",
+    ("source", "reason"),
+    registry=REGISTRY,
+)
 COMMIT_S = Histogram(
     "healer_signals_commit_seconds",
     "Time from a read request to its commit.",

@@ -8,7 +8,7 @@ from healer.api.answers import answer
 from healer.api.documents import answers
 from healer.api.reading import Limit, Name, Viewer, services_of
 from healer.api.views import Page
-from healer.model import Signal, UnknownSeries
+from healer.model import Loss, Signal, UnknownSeries
 
 router = APIRouter(tags=["reading"])
 
@@ -24,4 +24,11 @@ def catalogue(request: Request, caller: Viewer) -> Response:
 def unknown(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
     """What is sent and not stored: not in the catalogue, or of no node of the cluster."""
     found = services_of(request).unknown.series(own_clusters(request, caller, cluster), limit)
+    return answer(request, Page(items=found))
+
+
+@router.get("/signals/losses", responses=answers(Page[Loss], "the latest first"))
+def losses(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
+    """What was sent and is not stored, by route, reason and sender."""
+    found = services_of(request).losses.losses(own_clusters(request, caller, cluster), limit)
     return answer(request, Page(items=found))

@@ -44,7 +44,7 @@ from healer.model import (
     Verdict,
 )
 from healer.model.drift import Drift, Reconciled
-from healer.ports import Clock, ColumnBook, Samples, SignalReads
+from healer.ports import Clock, ColumnBook, LossBook, Samples, SignalReads
 
 # --- what a command may answer instead of doing ----------------------------------------------------------
 
@@ -444,6 +444,7 @@ class Services:
     samples: Samples
     columns: ColumnBook
     unknown: UnknownBook
+    losses: LossBook
     #: What pages draw.
     history: SignalReads
     reads: Reads

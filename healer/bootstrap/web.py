@@ -20,6 +20,7 @@ from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.run_commands import PostgresRunCommands
@@ -79,6 +80,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         samples=PostgresSamples(db, cluster),
         columns=columns,
         unknown=PostgresUnknownSeries(db),
+        losses=PostgresLosses(db),
         history=PostgresSignalReads(db, columns),
         reads=PostgresReads(db, snapshots=snapshots, clock=clock, rules=rules),
         tokens=PostgresTokens(db, cluster),

@@ -20,6 +20,7 @@ from healer.model.gate import (
     Veto,
 )
 from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Heard, Incident
+from healer.model.losses import Loss, LossReason
 from healer.model.node import Diagnosis, FabricState, LastHeard
 from healer.model.observation import Observation, ObservationKind
 from healer.model.reasons import OwnerKind, ReasonOwner
@@ -143,6 +144,8 @@ __all__ = [
     "JobCheckpoint",
     "LastHeard",
     "LogEntry",
+    "Loss",
+    "LossReason",
     "Maintenance",
     "Message",
     "Mode",

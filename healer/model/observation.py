@@ -18,6 +18,7 @@ class ObservationKind(StrEnum):
     gpu_inventory = "gpu_inventory"  # which GPU has which index, as telemetry's labels tell it
     hook = "hook"  # one run of a Slurm hook on its node, with its checks (see `healer.signals.hooks`)
     checkpoint = "checkpoint"  # what a requeue of a job can go back to
+    alert = "alert"  # what another system's alerting says (see `healer.signals.alerts`)
     command = "command"  # what people and runs tell the detector (see `healer.model.command`)
 
 

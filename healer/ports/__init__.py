@@ -24,6 +24,7 @@ from healer.model import (
     JobCheckpoint,
     LastHeard,
     LogEntry,
+    Loss,
     Message,
     Observation,
     Permit,
@@ -322,6 +323,18 @@ class Inbox(Protocol):
 
 
 # --- samples ---------------------------------------------------------------------------------------------
+
+
+class LossBook(Protocol):
+    """What was sent and is not stored. `add` raises `healer.api.services.Unavailable`, and adds nothing."""
+
+    def add(self, told: Sequence[Loss]) -> None:
+        """Adds the counts to those of the same cluster, source, reason and sender."""
+        ...
+
+    def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
+        """The latest first; None: of all clusters."""
+        ...
 
 
 class ColumnBook(Protocol):

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from healer.embedded import slurm as embedded
 from healer.embedded.slurm import RealSlurm
+from healer.model import SlurmSnapshot
 from healer.model.permits import held_after_launch
 from tests.support.hooks import LOST, MOUNTS, nobody_listens
 from tests.support.processes import descendants
@@ -104,6 +106,13 @@ class Hooked(Site):
         self.jobs.append(job)
         wait_until(lambda: self.is_over(job), 25, what=f"job {job} is over", every_s=0.1)
         return job
+
+    def is_pictured(self, node: str, job: str) -> bool:
+        """Whether healer's own picture shows what Slurm did after a prolog that failed."""
+        picture = msgspec.msgpack.decode(self.sql("SELECT body FROM snapshots")[0][0], type=SlurmSnapshot)
+        shown = picture.jobs.get(job)
+        drained = picture.nodes[node].reason == "Prolog error"
+        return drained and shown is not None and held_after_launch(shown)
 
     def is_over(self, job: str) -> bool:
         shown = self.job(job)
@@ -230,8 +239,7 @@ def test_a_refused_prologs_drain_becomes_ours_and_its_job_is_released_and_runs_e
             (job,)
         ]
         wait_until(lambda: held_after_launch(hooked.job(job)), 20, what="Slurm holds the job", every_s=0.1)
-        seen = hooked.sql("SELECT version FROM snapshots")
-        wait_until(lambda: hooked.sql("SELECT version FROM snapshots") > seen, 15, what="healer sees it")
+        wait_until(lambda: hooked.is_pictured(node, job), 15, what="healer sees both")
     assert_drained_as_ours(hooked, node)
     wait_until(lambda: hooked.job(job).state == "RUNNING", 40, what="the job runs again", every_s=0.2)
     shown = hooked.job(job)

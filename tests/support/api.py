@@ -24,6 +24,7 @@ from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.samples import PostgresSamples
@@ -298,6 +299,7 @@ class Api:
             samples=self.samples,
             columns=columns,
             unknown=PostgresUnknownSeries(self.engine),
+            losses=PostgresLosses(self.engine),
             history=PostgresSignalReads(self.engine, columns),
             reads=PostgresReads(self.engine, snapshots=self.snapshots, clock=clock, rules=lambda: RULES),
             tokens=self.tokens,

@@ -5,7 +5,14 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from healer.adapters.postgres import features, samples
-from healer.adapters.postgres.tables import idempotency, inbox, permits, sessions, unknown_series
+from healer.adapters.postgres.tables import (
+    idempotency,
+    inbox,
+    losses,
+    permits,
+    sessions,
+    unknown_series,
+)
 
 HEARTBEATS = timedelta(hours=1)
 #: What senders say again and again.
@@ -14,7 +21,7 @@ _SAID_AGAIN = ("heartbeat", "gpu_inventory", "hook")
 EVENTS = timedelta(days=90)
 KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
-#: A name that nobody sent for so long is no longer listed as unknown.
+#: A name that nobody sent for so long is no longer listed as unknown, and a loss no longer told.
 UNKNOWN_SERIES = timedelta(days=7)
 
 
@@ -31,5 +38,6 @@ def tidy(engine: sa.Engine, now: datetime) -> None:
         conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEYS))
         conn.execute(sa.delete(sessions).where(sessions.c.expires_at < now - SESSIONS))
         conn.execute(sa.delete(unknown_series).where(unknown_series.c.last_seen < now - UNKNOWN_SERIES))
+        conn.execute(sa.delete(losses).where(losses.c.last_seen < now - UNKNOWN_SERIES))
         features.forget(conn, now)
     samples.forget(engine, now)

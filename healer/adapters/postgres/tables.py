@@ -105,6 +105,20 @@ unknown_series = sa.Table(
     sa.Column("example", JSONB, nullable=False),
 )
 
+# What was sent and is not stored, counted by reason and sender.
+losses = sa.Table(
+    "losses",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("reason", sa.Text, primary_key=True),
+    sa.Column("who", sa.Text, primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    _moment("first_seen"),
+    _moment("last_seen"),
+    sa.Column("example", sa.Text, nullable=False),
+)
+
 # Slurm's latest picture, one row per cluster; `body` is msgpack, written by the poller only when it changed.
 snapshots = sa.Table(
     "snapshots",

@@ -5,20 +5,23 @@ They bypass FastAPI's dependencies for speed, and declare their role as an attri
 
 import asyncio
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+import anyio
+import anyio.to_thread
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from healer.api import unpacking
 from healer.api.access import ALLOWED, Access, named_cluster, refuse
 from healer.api.fleet import Fleet
 from healer.api.group_commit import WAIT_S, Busy
 from healer.api.losses import Losses
 from healer.api.problems import Problem, field_error
 from healer.api.services import Caller, Services, Unavailable
+from healer.api.unpacking import check_encoding, too_large, unpacked
 from healer.model import Role, SlurmSnapshot
 from healer.signals import wire
 
@@ -30,6 +33,10 @@ BODY_LIMIT = 8 * 1024 * 1024
 UNPACKED_LIMIT = 64 * 1024 * 1024
 #: A body above this is unpacked and read in a thread.
 _INLINE = 64 * 1024
+#: A short body that unpacks to more than this was meant to hold us up: it goes into a thread too.
+_INLINE_UNPACKED = 1024 * 1024
+#: Bodies that are unpacked at once: each may take twice UNPACKED_LIMIT of memory for a moment.
+_unpacking = anyio.CapacityLimiter(2)
 
 JSON = frozenset({"application/json"})
 
@@ -160,14 +167,24 @@ async def _patiently(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
 
 
 async def read_body(request: Request, *, unpacked_limit: int = BODY_LIMIT) -> bytes:
-    """The whole body, plain or gzip; 413 as soon as it is known to be too long, 415 for another packing."""
+    """The whole body, unpacked; 413 as soon as it is known to be too long, 415 for a packing we lack."""
     packed = encoding_of(request)
-    if packed not in {"identity", "gzip"}:
-        raise Problem(415, f"Content-Encoding {packed[:50]} is not understood; send it plain, or as gzip")
+    check_encoding(packed)
     raw = await raw_body(request)
     if packed == "identity":
         return raw
-    return await aside(len(raw), _inflated, raw, unpacked_limit)
+    return await unpacked_body(raw, packed, unpacked_limit)
+
+
+async def unpacked_body(raw: bytes, packed: str, limit: int) -> bytes:
+    """What `unpacked` makes of it, without holding up other requests or the memory of many at once."""
+    if len(raw) <= _INLINE:
+        try:
+            return unpacked(raw, packed, min(limit, _INLINE_UNPACKED))
+        except Problem as problem:
+            if problem.status != 413 or limit <= _INLINE_UNPACKED:
+                raise
+    return await anyio.to_thread.run_sync(unpacked, raw, packed, limit, limiter=_unpacking)
 
 
 async def aside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -193,27 +210,7 @@ async def raw_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
 
 
 def encoding_of(request: Request) -> str:
-    return request.headers.get("content-encoding", "identity").strip().lower()
-
-
-def _inflated(raw: bytes, limit: int) -> bytes:
-    """At most `limit` bytes are ever unpacked; one member, as all senders write it."""
-    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    try:
-        body = unpacker.decompress(raw, limit + 1)
-    except zlib.error as error:
-        raise Problem(400, f"the body is not gzip: {error}") from None
-    if len(body) > limit:
-        raise too_large(limit)
-    if not unpacker.eof:
-        raise Problem(400, "the body is not gzip: it ends too early")
-    if unpacker.unused_data:
-        raise Problem(400, "the body is not gzip: something follows its end")
-    return body
-
-
-def too_large(limit: int) -> Problem:
-    return Problem(413, f"the body is larger than {limit} bytes", headers={"Connection": "close"})
+    return unpacking.encoding_of(request.headers)
 
 
 def media_type(request: Request, known: frozenset[str], default: str) -> str:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from healer.api.metrics import REQUESTS
 from healer.api.problems import Problem, problem_of
+from healer.api.unpacking import check_encoding, encoding_of, too_large, unpacked
 
 log = logging.getLogger("healer.api")
 
@@ -76,11 +77,10 @@ class Edge:
         """Reads the body before the routes see it, so that its size is bounded in one place."""
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
-        too_large = Problem(
-            413, f"the body is larger than {BODY_LIMIT} bytes", headers={"Connection": "close"}
-        )
+        packed = encoding_of(headers)
+        check_encoding(packed)
         if length.isascii() and length.isdigit() and int(length) > BODY_LIMIT:
-            raise too_large
+            raise too_large(BODY_LIMIT)
         chunks: list[bytes] = []
         size = 0
         more = True
@@ -91,12 +91,12 @@ class Edge:
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size > BODY_LIMIT:
-                raise too_large
+                raise too_large(BODY_LIMIT)
             more = message.get("more_body", False)
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         if size and scope["path"].startswith(self.prefix) and kind != "application/json":
             raise Problem(415, "the body must be application/json")
-        body = b"".join(chunks)
+        body = unpacked(b"".join(chunks), packed, BODY_LIMIT) if size else b""
         told = False
 
         async def replay() -> Message:

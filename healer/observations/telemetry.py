@@ -29,6 +29,7 @@ from healer.observations import allocation
 from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis, grown
 from healer.observations.clocks import AHEAD_S, BACK_S, Clocks, ClockStepped
 from healer.observations.groups import Groups, groups_of
+from healer.observations.layouts import NO_ROOM, NOT_LOOKED_UP, UNKNOWN, Layout, Layouts, Place
 from healer.observations.rings import SLOT_S, SLOTS, Rings, slot_of
 from healer.observations.rounds import in_rounds
 from healer.ports import ColumnBook
@@ -38,9 +39,6 @@ MEASURED = (Scope.gpu, Scope.node, Scope.link)
 SIGNALS_MAX = 200
 #: Of the windows of one axis. 100,000 GPUs with 70 signals fit.
 BYTES_MAX = 8 << 30
-#: Numbers of columns are given densely; what is far beyond the book's own bound is none.
-COLUMN_ID_MAX = 1 << 22
-NOT_LOOKED_UP, UNKNOWN, NO_ROOM = -2, -1, -3
 
 
 @dataclass(slots=True)
@@ -70,10 +68,7 @@ class Telemetry:
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
         self._groups: dict[Scope, tuple[int, Groups]] = {}
         self._specs: dict[str, NDArray[np.float64]] = {}
-        # By column number: which of the rings (below 0: none of them), which signal, which part.
-        self._of = np.full(0, NOT_LOOKED_UP, np.int8)
-        self._signal = np.zeros(0, np.int32)
-        self._part = np.zeros(0, np.int32)
+        self._layouts = Layouts(self._place)
         self._snapshot: SlurmSnapshot | None = None
         self._shown_s = -math.inf
         self._places: Topology | None = None
@@ -183,62 +178,88 @@ class Telemetry:
             raise ClockStepped(f"it is {now:%H:%M:%S} UTC, and windows go beyond that")
 
     def _take(self, nodes: NDArray, times: NDArray, reports: Sequence[Report], book: ColumnBook) -> None:
-        """One round: reports of different nodes, as one set of numpy operations for each ring."""
-        lengths = [len(one.columns) for one in reports]
-        columns = np.concatenate([one.columns for one in reports])
-        values = np.concatenate([one.values for one in reports])
-        told = np.isfinite(values)
-        known = (columns >= 0) & (columns < COLUMN_ID_MAX)
-        columns = np.where(known, columns, 0)
-        self._look_up(columns, book)
+        """One round: reports of different nodes, as few sets of numpy operations as they have layouts."""
         self._over = grown(self._over, self._axes.axis(Scope.node).n, -np.inf)
-        report = np.repeat(np.arange(len(reports), dtype=np.int32), lengths)
-        over = (times <= self._over[nodes])[report]
-        self.counts.late += int(np.count_nonzero(over & told))
-        told &= ~over
-        of = np.where(known & told, self._of[columns], NOT_LOOKED_UP)
-        taken = 0
-        for number, (scope, rings) in enumerate(self._rings):
-            chosen = np.flatnonzero(of == number)
-            if not len(chosen):
-                continue
-            taken += len(chosen)
-            where, column = report[chosen], columns[chosen]
-            rows = self._axes.rows(scope, nodes[where], self._part[column])
-            signal, value, at_s = self._signal[column], values[chosen], times[where]
-            if len(rows) and rows.min() < 0:
-                fits = rows >= 0
-                self.counts.dropped += len(rows) - int(np.count_nonzero(fits))
-                rows, signal, value, at_s = rows[fits], signal[fits], value[fits], at_s[fits]
-            self._reserve(scope, self._axes.axis(scope).n)
-            self.counts.late += rings.put(signal, rows, value, at_s)
-        self.counts.samples += taken
-        no_room = int(np.count_nonzero(of == NO_ROOM))
-        self.counts.dropped += no_room
-        self.counts.unknown_columns += int(np.count_nonzero(told)) - taken - no_room
+        over = times <= self._over[nodes]
+        groups, others = self._layouts.alike(reports, book)
+        for indexes, layout in groups:
+            values = np.array([reports[index].values for index in indexes]).T
+            self._take_alike(nodes[indexes], times[indexes], values, over[indexes], layout)
+        if others:
+            self._take_mixed(
+                nodes[others], times[others], [reports[one] for one in others], over[others], book
+            )
 
-    def _look_up(self, columns: NDArray, book: ColumnBook) -> None:
-        """Learns what columns stand for. What the book does not know is asked again the next time."""
-        most = int(columns.max(initial=-1)) + 1
-        if most > len(self._of):
-            more = max(most, 2 * len(self._of)) - len(self._of)
-            self._of = np.concatenate([self._of, np.full(more, NOT_LOOKED_UP, np.int8)])
-            self._signal = np.concatenate([self._signal, np.zeros(more, np.int32)])
-            self._part = np.concatenate([self._part, np.zeros(more, np.int32)])
-        new = columns[self._of[columns] == NOT_LOOKED_UP]
-        if not len(new):
+    def _take_alike(
+        self, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
+    ) -> None:
+        """`values` (m, k): m columns of k reports. Written series by series, as they lie in the rings."""
+        told = np.isfinite(values)
+        if over.any():
+            self.counts.late += int(np.count_nonzero(told[:, over]))
+            told &= ~over
+        self.counts.unknown_columns += int(np.count_nonzero(told[layout.unknown]))
+        self.counts.dropped += int(np.count_nonzero(told[layout.no_room]))
+        k = len(nodes)
+        for stretch in layout.stretches:
+            chosen = told[stretch.at].reshape(-1)
+            every = bool(chosen.all())
+            parts = [
+                np.tile(nodes, len(stretch.at)),
+                np.repeat(stretch.part, k),
+                np.repeat(stretch.signal, k),
+                values[stretch.at].reshape(-1),
+                np.tile(times, len(stretch.at)),
+            ]
+            self._put(stretch.ring, *(parts if every else [one[chosen] for one in parts]))
+
+    def _take_mixed(
+        self, nodes: NDArray, times: NDArray, reports: Sequence[Report], over: NDArray, book: ColumnBook
+    ) -> None:
+        """Reports that tell each something else, sample by sample."""
+        values = np.concatenate([one.values for one in reports])
+        columns, of = self._layouts.looked_up(np.concatenate([one.columns for one in reports]), book)
+        report = np.repeat(np.arange(len(reports), dtype=np.int32), [len(one.columns) for one in reports])
+        told = np.isfinite(values)
+        late = over[report]
+        self.counts.late += int(np.count_nonzero(late & told))
+        told &= ~late
+        self.counts.unknown_columns += int(np.count_nonzero(told & ((of == UNKNOWN) | (of == NOT_LOOKED_UP))))
+        self.counts.dropped += int(np.count_nonzero(told & (of == NO_ROOM)))
+        for number in range(len(self._rings)):
+            chosen = np.flatnonzero((of == number) & told)
+            if len(chosen):
+                where, column = report[chosen], columns[chosen]
+                part, signal = self._layouts.part[column], self._layouts.signal[column]
+                self._put(number, nodes[where], part, signal, values[chosen], times[where])
+
+    def _put(
+        self, number: int, nodes: NDArray, part: NDArray, signal: NDArray, values: NDArray, at_s: NDArray
+    ) -> None:
+        """Samples for one of the rings, (m,) each: of these nodes' parts, at most one of a series."""
+        if not len(nodes):
             return
-        for number, column in sorted(book.columns(np.unique(new).tolist()).items()):
-            self._of[number] = UNKNOWN
-            signal = self._catalogue.signals.get(column.signal)
-            part = None if signal is None or signal.derived else self._part_of(signal.scope, column)
-            if signal is None or part is None:
-                continue
-            if (rings := self._room_for(signal)) is None:
-                self._of[number] = NO_ROOM
-                continue
-            self._of[number] = next(place for place, (_, one) in enumerate(self._rings) if one is rings)
-            self._signal[number], self._part[number] = rings.signals[signal.name], part
+        scope, rings = self._rings[number]
+        self.counts.samples += len(nodes)
+        rows = self._axes.rows(scope, nodes, part)
+        if rows.min() < 0:
+            fits = rows >= 0
+            self.counts.dropped += len(rows) - int(np.count_nonzero(fits))
+            rows, signal, values, at_s = rows[fits], signal[fits], values[fits], at_s[fits]
+        self._reserve(scope, self._axes.axis(scope).n)
+        self.counts.late += rings.put(signal, rows, values, at_s)
+
+    def _place(self, column: Column) -> Place | int:
+        """Where a column's samples go; UNKNOWN or NO_ROOM."""
+        signal = self._catalogue.signals.get(column.signal)
+        part = None if signal is None or signal.derived else self._part_of(signal.scope, column)
+        if signal is None or part is None:
+            return UNKNOWN
+        rings = self._room_for(signal)
+        if rings is None:
+            return NO_ROOM
+        number = next(place for place, (_, one) in enumerate(self._rings) if one is rings)
+        return Place(number, rings.signals[signal.name], part)
 
     def _part_of(self, scope: Scope, column: Column) -> int | None:
         """The number of the part on its axis; None if the signal cannot live there."""

@@ -119,6 +119,15 @@ losses = sa.Table(
     sa.Column("example", sa.Text, nullable=False),
 )
 
+# What the scraper of each cluster fetched last: msgpack, zlib. One row, so that 1,250 targets are one write.
+scrapes = sa.Table(
+    "scrapes",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    _moment("at"),
+    sa.Column("body", BYTEA, nullable=False),
+)
+
 # Slurm's latest picture, one row per cluster; `body` is msgpack, written by the poller only when it changed.
 snapshots = sa.Table(
     "snapshots",

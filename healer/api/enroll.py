@@ -1,8 +1,11 @@
-"""`POST /enroll`: a node proves by a munge credential who it is, and gets a token for its own signals.
+"""`POST /enroll`: a node or a job proves by a munge credential who it is, and gets a token of its own.
 
-What is proven: root of some machine with this cluster's munge key made the credential, less than five minutes
-ago, for this very purpose, and its munged calls itself by the address under which Slurm knows that node. Who
-has the key as root can be anybody to Slurm as well; against such a person nothing here helps.
+What a node proves: root of some machine with this cluster's munge key made the credential, less than five
+minutes ago, for this very purpose, and its munged calls itself by the address under which Slurm knows that
+node. Who has the key as root can be anybody to Slurm as well; against such a person nothing here helps.
+
+What a job proves: its own user made the credential, as above but on any machine of the cluster, and Slurm
+shows that user's job at work. Its token tells step times and checkpoints of that job, its user's own things.
 """
 
 import ipaddress
@@ -28,23 +31,27 @@ from healer.api.documents import answers
 from healer.api.fleet import Fleet
 from healer.api.problems import Problem, field_error
 from healer.api.services import Caller, Credential, CredentialRefused, Services, TooMany
-from healer.model import Role, SlurmNode, SlurmSnapshot
+from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
 
 router = APIRouter(tags=["signals"])
 
 PURPOSE = "healer enroll"
+JOB_PURPOSE = "healer enroll job"
 FRESH = timedelta(minutes=5)
 #: Credentials decoded at once, and refusals of one address in a minute; beyond that 429.
 AT_ONCE = 4
 REFUSALS_PER_MIN = 20
 _ADDRESSES = 10_000
 
+#: What a credential made for this purpose speaks of.
+_ABOUT = {PURPOSE: "node", JOB_PURPOSE: "job"}
 _NONCE = re.compile(r"[0-9a-f]{32,64}")
 Resolve = Callable[[str], Iterable[str]]
 
 
 class EnrollBody(Body):
-    """`credential` is what `munge` printed for {"for": "healer enroll", "node", "nonce", "cluster"?}."""
+    """`credential` is what `munge` printed for {"for": "healer enroll", "node", "nonce", "cluster"?}, or for
+    {"for": "healer enroll job", "job", "nonce", "cluster"?}."""
 
     credential: Annotated[
         str, StringConstraints(strip_whitespace=True, max_length=8192, pattern=r"^MUNGE:[A-Za-z0-9+/=]+:$")
@@ -52,13 +59,14 @@ class EnrollBody(Body):
     cluster: Word | None = None
 
 
-class EnrolledView(msgspec.Struct, frozen=True, kw_only=True):
-    """`node` and `cluster` are the names that Slurm has for who asked; the token speaks of them alone."""
+class EnrolledView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`cluster`, and `node` or `job`, are Slurm's names of who asked; the token speaks of them alone."""
 
     token: str
-    node: str
     cluster: str
     expires_at: datetime
+    node: str | None = None
+    job: str | None = None
 
 
 class Door:
@@ -95,7 +103,8 @@ class Door:
 
 @router.post("/enroll", responses=answers(EnrolledView, "the token, shown this once", 201), status_code=201)
 def enroll(request: Request, body: EnrollBody) -> Response:
-    """Gives a node a token of its own, for its munge credential. It may write signals of that node alone."""
+    """Gives a node or a job a token of its own, for its munge credential. It may write signals of that node
+    alone, or step times and checkpoints of that job alone."""
     services: Services = request.app.state.services
     door: Door = request.app.state.door
     peer = request.client.host if request.client else ""
@@ -107,7 +116,7 @@ def enroll(request: Request, body: EnrollBody) -> Response:
             if not cluster:
                 raise field_error("cluster", f"name the cluster: one of {', '.join(services.clusters)}")
             told = services.credentials(cluster).decode(body.credential)
-            cluster, node, nonce = _who(request, cluster, told, peer)
+            view = _enrolled(request, cluster, told, peer)
     except CredentialRefused as error:
         door.refused(peer)
         raise Problem(403, f"the credential is refused: {error}") from None
@@ -116,16 +125,31 @@ def enroll(request: Request, body: EnrollBody) -> Response:
             door.refused(peer)
             _note(request, peer, problem.detail)
         raise
-    now = services.clock.now()
-    made = services.tokens.enroll(cluster, node, nonce=nonce, by=f"munge, root at {told.host}", now=now)
-    view = EnrolledView(token=made.token, node=node, cluster=cluster, expires_at=made.expires_at)
     return answer(request, view, 201)
 
 
-def _who(request: Request, cluster: str, told: Credential, peer: str) -> tuple[str, str, str]:
-    """(cluster, node, nonce) of a good credential. Raises Problem 403 with the reason."""
-    fleet: Fleet = request.app.state.fleet
+def _enrolled(request: Request, cluster: str, told: Credential, peer: str) -> EnrolledView:
+    """The token for who made this credential. Raises Problem 403 with the reason."""
+    services: Services = request.app.state.services
     said = _payload(told)
+    snapshot = _shown(request, cluster, said)
+    now = services.clock.now()
+    if "job" in said:
+        job = _job(snapshot, said["job"], told.uid)
+        made = services.tokens.enroll_job(
+            cluster, job.id, nodes=len(job.nodes), nonce=said["nonce"],
+            by=f"munge, {job.user or told.uid} at {told.host}", now=now,
+        )  # fmt: skip
+        return EnrolledView(token=made.token, job=job.id, cluster=cluster, expires_at=made.expires_at)
+    node = _node(snapshot, said["node"], told.host, peer)
+    by = f"munge, root at {told.host}"
+    made = services.tokens.enroll(cluster, node.name, nonce=said["nonce"], by=by, now=now)
+    return EnrolledView(token=made.token, node=node.name, cluster=cluster, expires_at=made.expires_at)
+
+
+def _shown(request: Request, cluster: str, said: Mapping[str, str]) -> SlurmSnapshot:
+    """What Slurm shows of the cluster that the credential is of."""
+    fleet: Fleet = request.app.state.fleet
     services: Services = request.app.state.services
     snapshot = fleet.snapshots().get(cluster)
     if snapshot is None and cluster in (services.cluster, *services.clusters):
@@ -134,34 +158,54 @@ def _who(request: Request, cluster: str, told: Credential, peer: str) -> tuple[s
         raise Problem(403, f"healer looks after no cluster {cluster} of this credential")
     if said.get("cluster") not in (None, "", cluster):
         raise Problem(403, f"healer knows no cluster {said['cluster']} by the key of this credential")
-    node = named(snapshot, said["node"])
+    return snapshot
+
+
+def _node(snapshot: SlurmSnapshot, name: str, host: str, peer: str) -> SlurmNode:
+    """Slurm's node of that name, which the credential was made on."""
+    node = named(snapshot, name)
     if node is None:
-        raise Problem(403, f"Slurm has no node {said['node']}: set HEALER_NODE to the node's name in Slurm")
-    why = wrong_host(told.host, peer, node, snapshot.nodes, addresses)
+        raise Problem(403, f"Slurm has no node {name}: set HEALER_NODE to the node's name in Slurm")
+    why = wrong_host(host, peer, node, snapshot.nodes, addresses)
     if why is not None:
         raise Problem(403, why)
-    return cluster, node.name, said["nonce"]
+    return node
+
+
+def _job(snapshot: SlurmSnapshot, name: str, uid: int) -> SlurmJob:
+    """That user's job, at work. One that the picture does not show yet may be seconds old: 409, ask again."""
+    job = snapshot.jobs.get(name)
+    if job is None or not job.active:
+        raise Problem(
+            409, f"Slurm's picture shows no job {name} at work; a job that just began is in it soon",
+            headers={"Retry-After": "3"},
+        )  # fmt: skip
+    if job.uid != uid:
+        raise Problem(
+            403, f"Slurm does not show the job {name} as one of user {uid}, who made the credential"
+        )
+    return job
 
 
 def _payload(told: Credential) -> dict[str, str]:
-    if told.uid != 0:
-        raise Problem(403, f"the credential is of user {told.uid}: only root enrols its node")
+    """What the credential says: `nonce`, and `node` or `job`."""
     if abs(told.decoded_at - told.encoded_at) > FRESH:
         raise Problem(403, "the credential is older than 5 minutes; each attempt needs a new one")
     try:
         said = json.loads(told.payload)
     except ValueError:
         said = None
-    wanted = {"node": str, "nonce": str}
+    about = _ABOUT.get(str(said.get("for"))) if isinstance(said, dict) else None
     if (
-        not isinstance(said, dict)
-        or said.get("for") != PURPOSE
-        or not all(isinstance(said.get(name), kind) for name, kind in wanted.items())
+        about is None
+        or not all(isinstance(said.get(name), str) for name in (about, "nonce"))
         or not isinstance(said.get("cluster", ""), str)
         or not _NONCE.fullmatch(said["nonce"])
     ):
-        raise Problem(403, "the credential was not made to enrol a node")
-    return said
+        raise Problem(403, "the credential was not made to enrol a node or a job")
+    if about == "node" and told.uid != 0:
+        raise Problem(403, f"the credential is of user {told.uid}: only root enrols its node")
+    return {name: said[name] for name in (about, "nonce", "cluster") if name in said}
 
 
 def named(snapshot: SlurmSnapshot, name: str) -> SlurmNode | None:

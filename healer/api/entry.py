@@ -55,8 +55,10 @@ class Entry:
         #: The clusters that this healer looks after.
         self.served = services.clusters or (services.cluster,)
 
-    async def enter(self, request: Request) -> tuple[Caller, wire.Known]:
+    async def enter(self, request: Request, *, of_jobs: bool = False) -> tuple[Caller, wire.Known]:
         """Who sends, and the nodes there are. A database that is away is waited for.
+
+        A token bound to a job is 403 unless the route is one `of_jobs`: step times and checkpoints.
 
         `known` raises Problem 503 for a cluster of ours that Slurm has not shown yet: its senders try again.
         """
@@ -66,6 +68,8 @@ class Entry:
             await refuse(
                 request, caller, f"signals are written with the role signals, yours is {caller.role}"
             )
+        if caller.job and not of_jobs:
+            await refuse(request, caller, f"this token is bound to the job {caller.job}")
         snapshots = await _patiently(self._fleet.current, deadline)
         default = self.default(caller)
         if default in self.served:
@@ -141,12 +145,6 @@ def strange(named: Iterable[str], clusters: frozenset[str]) -> str | None:
         if cluster not in clusters:
             return f"cluster: Slurm's picture has no cluster {cluster}"
     return None
-
-
-async def no_job(request: Request, caller: Caller) -> None:
-    """Of routes that speak of nodes: a token bound to a job has no part in them."""
-    if caller.job:
-        await refuse(request, caller, f"this token is bound to the job {caller.job}")
 
 
 def shed(busy: Busy) -> Problem:

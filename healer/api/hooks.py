@@ -22,7 +22,6 @@ from healer.api.entry import (
     decoded,
     known_query,
     media_type,
-    no_job,
     read_body,
     shed,
 )
@@ -87,7 +86,6 @@ class HookRoutes:
 
     async def _report(self, request: Request, hook: str) -> Response:
         caller, known = await self._entry.enter(request)
-        await no_job(request, caller)
         media_type(request, JSON, "application/json")
         known_query(request, set())
         raw = await read_body(request)

@@ -20,7 +20,6 @@ from healer.api.entry import (
     foreign,
     known_query,
     media_type,
-    no_job,
     raw_body,
     read_body,
     shed,
@@ -162,7 +161,7 @@ class MeasuringRoutes:
         )
 
     async def step_times(self, request: Request) -> Response:
-        caller, known = await self._entry.enter(request)
+        caller, known = await self._entry.enter(request, of_jobs=True)
         media_type(request, JSON, "application/json")
         known_query(request, set())
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
@@ -187,7 +186,6 @@ class MeasuringRoutes:
 
     async def _enter(self, request: Request) -> tuple[Caller, Known]:
         caller, known = await self._entry.enter(request)
-        await no_job(request, caller)
         return caller, _confined(caller, known)
 
     async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:

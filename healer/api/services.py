@@ -157,6 +157,16 @@ class Tokens(Protocol):
         """
         ...
 
+    def enroll_job(
+        self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
+    ) -> Enrolled:
+        """A token for step times and checkpoints of this job alone, for a day; `nonce` is spent by it.
+
+        `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all
+        of the job.
+        """
+        ...
+
 
 # --- signals ---------------------------------------------------------------------------------------------
 

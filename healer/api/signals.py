@@ -15,7 +15,6 @@ from healer.api.entry import (
     decoded,
     known_query,
     media_type,
-    no_job,
     read_body,
     shed,
     strange,
@@ -83,8 +82,6 @@ class SignalRoutes:
             if caller.node or caller.cluster:
                 await confine(request, caller, wire.nodes_of_kernel_log(body, cluster=cluster))
             parsed = wire.kernel_log_observations(body, known, now, cluster=cluster)
-        if caller.job and any(one.component.job != caller.job for one in parsed.observations):
-            await refuse(request, caller, f"this token is bound to the job {caller.job}")
         return await self._store("kernel-log", parsed)
 
     async def heartbeat(self, request: Request) -> Response:
@@ -94,13 +91,12 @@ class SignalRoutes:
         body = decoded(await read_body(request))
         cluster = self._entry.default(caller)
         await confine(request, caller, wire.nodes_of_heartbeats(body, cluster=cluster))
-        await no_job(request, caller)
         parsed = wire.heartbeat_observations(body, known, self._services.clock.now(), cluster=cluster)
         return await self._store("heartbeat", parsed, heartbeat=True)
 
     async def checkpoints(self, request: Request) -> Response:
         """What a job can go back to. Events too: a requeue may wait for one."""
-        caller, _ = await self._entry.enter(request)
+        caller, _ = await self._entry.enter(request, of_jobs=True)
         media_type(request, JSON, "application/json")
         known_query(request, set())
         if caller.node:

@@ -28,6 +28,8 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     batch: bool = True
     name: str = ""
     user: str = ""
+    #: The number behind `user`; None where Slurm does not tell.
+    uid: int | None = None
     partition: str = ""
     qos: str = ""
     comment: str = ""

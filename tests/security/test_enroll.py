@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from healer.adapters.munge import Munge
 from healer.api.enroll import REFUSALS_PER_MIN, named, wrong_host
 from healer.api.services import Unavailable
-from healer.model import Role, SlurmNode, SlurmSnapshot
-from tests.support.api import CLUSTER, Api, serving, snapshot
+from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
+from tests.support.api import CLUSTER, XID_79, Api, serving, snapshot
 from tests.support.munge import Realm, credential, realm
 from tests.support.wait import wait_until
 
@@ -151,7 +151,7 @@ def test_another_munge_realm_is_told_in_words(cluster: Cluster, short: Path) -> 
 )
 def test_a_credential_made_for_something_else_enrols_nobody(cluster: Cluster, payload: str) -> None:
     """root makes many: each message of slurmd carries one."""
-    refused(cluster.ask(credential(cluster.first, payload)), "was not made to enrol a node")
+    refused(cluster.ask(credential(cluster.first, payload)), "was not made to enrol a node or a job")
 
 
 def test_a_credential_past_its_time_tells_that_clocks_may_differ(cluster: Cluster) -> None:
@@ -205,6 +205,112 @@ def test_a_persons_revocation_holds_until_a_person_makes_a_new_token(cluster: Cl
 def test_a_node_that_enrols_again_and_again_is_slowed_down(cluster: Cluster) -> None:
     statuses = [cluster.enroll().status_code for _ in range(11)]
     assert statuses == [201] * 10 + [429]
+
+
+# --- jobs ------------------------------------------------------------------------------------------------
+
+OWNER, OTHER = 65534, 65533
+
+
+@pytest.fixture
+def job(cluster: Cluster) -> Cluster:
+    """Slurm shows the job 4711 of the user OWNER on two nodes, and 4712, which has ended."""
+    shown = cluster.api.snapshots.latest(CLUSTER)
+    assert shown is not None
+    jobs = {
+        name: SlurmJob(id=name, state=state, nodes=("gpu0001", "gpu0002"), user="alice", uid=OWNER)
+        for name, state in (("4711", "RUNNING"), ("4712", "COMPLETED"))
+    } | {"4713": SlurmJob(id="4713", state="RUNNING", nodes=("gpu0003",), user="alice")}
+    cluster.api.snapshots.put(
+        msgspec.structs.replace(shown, jobs=jobs, taken_at=shown.taken_at + timedelta(seconds=1))
+    )
+    return cluster
+
+
+def told_of(job: str, **more: Any) -> str:
+    return json.dumps({"for": "healer enroll job", "job": job, "nonce": secrets.token_hex(16)} | more)
+
+
+def enroll_job(cluster: Cluster, job: str = "4711", *, uid: int = OWNER, **more: Any) -> httpx.Response:
+    return cluster.ask(credential(cluster.first, told_of(job, **more), uid=uid))
+
+
+def enrolled(cluster: Cluster) -> dict[str, Any]:
+    """The fleet's picture is looked at each second or so."""
+    return wait_until(
+        lambda: answer.json() if (answer := enroll_job(cluster)).status_code == 201 else None,
+        15,
+        what="the job is in the picture",
+    )
+
+
+def test_a_jobs_user_gets_a_token_for_its_steps_and_checkpoints_and_nothing_else(job: Cluster) -> None:
+    told = enrolled(job)
+    assert (told["job"], told["cluster"], "node" in told) == ("4711", CLUSTER, False)
+    ends = datetime.fromisoformat(told["expires_at"])
+    assert timedelta(hours=23) < ends - datetime.now(UTC) <= timedelta(hours=24)
+    headers = {"Authorization": f"Bearer {told['token']}"}
+
+    def status(route: str, body: Any) -> int:
+        return job.client.post(f"/api/v1/signals/{route}", json=body, headers=headers).status_code
+
+    saved = {"step": 1, "path": "/ckpt/1", "durable": True}
+    assert status("step-times", {"job": "4711", "samples": [{"step_s": 1.0}]}) == 202
+    assert status("checkpoints", {"job": "4711"} | saved) == 202
+    assert status("step-times", {"job": "4712", "samples": [{"step_s": 1.0}]}) == 403
+    assert status("checkpoints", {"job": "4712"} | saved) == 403
+    line = {"node": "gpu0001", "entries": [{"line": XID_79, "job": "4711"}]}
+    assert status("kernel-log", line) == 403
+    assert job.client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=headers).status_code == 403
+    (record,) = job.audited("token.enrolled")
+    assert record["actor"] == f"munge, alice at {HOST}1" and record["data"]["job"] == "4711"
+    assert told["token"] not in json.dumps(record)
+
+
+def test_only_the_user_of_a_job_at_work_gets_one(job: Cluster) -> None:
+    enrolled(job)
+    refused(enroll_job(job, uid=OTHER), f"as one of user {OTHER}")
+    refused(enroll_job(job, uid=0), "as one of user 0")
+    refused(enroll_job(job, "4712"), "no job 4712 at work", 409)
+    refused(enroll_job(job, "9999"), "no job 9999 at work", 409)
+    refused(enroll_job(job, "4713"), f"as one of user {OWNER}")  # Slurm does not tell whose it is
+
+
+def test_a_credential_for_a_node_gets_no_job_and_the_other_way_round(job: Cluster) -> None:
+    node = told_of("4711").replace("healer enroll job", "healer enroll")
+    refused(job.ask(credential(job.first, node)), "not made to enrol")
+    mixed = told_of("4711", node="gpu0001")
+    answer = job.ask(credential(job.first, mixed, uid=OWNER))
+    assert answer.status_code in {201, 409} and "node" not in answer.json()
+
+
+def test_the_nonce_of_a_job_is_spent_once(job: Cluster) -> None:
+    enrolled(job)
+    payload = told_of("4711")
+    assert job.ask(credential(job.first, payload, uid=OWNER)).status_code == 201
+    refused(job.ask(credential(job.first, payload, uid=OWNER)), "was used before", 409)
+
+
+def test_a_job_that_enrols_again_and_again_is_slowed_down(job: Cluster) -> None:
+    enrolled(job)
+    statuses = [enroll_job(job).status_code for _ in range(10)]
+    assert statuses == [201] * 9 + [429]
+
+
+def test_a_persons_revocation_is_a_no_to_the_job(job: Cluster) -> None:
+    made = enrolled(job)["token"]
+    job.api.tokens.revoke(made.split("_")[1], by="carol", now=datetime.now(UTC))
+    refused(enroll_job(job), "was revoked by a person")
+
+
+def test_tokens_of_jobs_that_ended_long_ago_are_deleted(job: Cluster) -> None:
+    now = datetime.now(UTC)
+    for days, name in ((3, "old"), (1, "young")):
+        job.api.tokens.enroll_job(
+            CLUSTER, name, nodes=1, nonce=name, by="test", now=now - timedelta(days=days)
+        )
+    enrolled(job)
+    assert {row["job"] for row in job.api.tokens.all() if row["job"]} == {"young", "4711"}
 
 
 def test_without_munge_on_healers_machine_the_answer_is_503(fresh_database: sa.Engine, short: Path) -> None:

@@ -73,6 +73,7 @@ MATRIX = [
     ("POST", "/api/v1/signals/nvidia-smi?node=gpu0001", b"<nvidia_smi_log/>", Role.signals),
     ("GET", "/api/v1/signals/catalogue", None, Role.viewer),
     ("GET", "/api/v1/signals/unknown", None, Role.viewer),
+    ("GET", "/api/v1/signals/losses", None, Role.viewer),
 ]
 
 
@@ -196,6 +197,19 @@ def test_a_bound_token_reaches_its_own_and_nothing_else(served: Served) -> None:
     assert client.get("/api/v1/nodes?cluster=pod1", headers=elsewhere).status_code == 403
     assert client.get("/api/v1/incidents", headers=elsewhere).json()["items"] == []
     assert client.get("/api/v1/nodes/pod1/gpu0001", headers=elsewhere).status_code == 403
+
+
+#: What a token bound to a job may do, as long as it speaks of that job.
+OF_JOBS = {"/api/v1/signals/step-times", "/api/v1/signals/checkpoints"}
+
+
+def test_a_token_bound_to_a_job_reaches_two_routes_of_all(served: Served) -> None:
+    api, client = served
+    headers = api.headers("signals", job="4711")
+    for method, path, body, _ in MATRIX:
+        told = client.request(method, path, headers=headers, **content(body))
+        assert (told.status_code == 403) is (path not in OF_JOBS), (method, path, told.text)
+    assert client.get("/api/v1/events/stream", headers=headers).status_code == 403
 
 
 def test_refusals_are_recorded_once(served: Served) -> None:

@@ -14,13 +14,26 @@ from healer.adapters.postgres.tables import sessions, tokens
 from healer.api.services import Caller, Conflict, Enrolled, Forbidden, TooMany
 from healer.model import AuditRecord, Role
 
-_CALLER = (tokens.c.id, tokens.c.name, tokens.c.role, tokens.c.node, tokens.c.job, tokens.c.cluster)
+_CALLER = (
+    tokens.c.id,
+    tokens.c.name,
+    tokens.c.role,
+    tokens.c.node,
+    tokens.c.job,
+    tokens.c.cluster,
+    tokens.c.quota,
+)
 
 #: How long an enrolled token lasts (the follower renews it long before), and those before it still do.
 ENROLLED_FOR = timedelta(days=90)
 GRACE = timedelta(minutes=10)
-#: Enrolments of one node in an hour.
+#: Enrolments of one node in an hour; of a job as many, or this for each of its nodes.
 ENROLMENTS_PER_H = 10
+JOB_ENROLMENTS_PER_NODE = 4
+#: How long a job's own token lasts: whoever still runs gets a new one, and nobody does after the job's end.
+JOB_ENROLLED_FOR = timedelta(days=1)
+#: What is deleted of such tokens when one is made: as many, ended that long ago. Their audit stays.
+_OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)
 
 
 class PostgresTokens:
@@ -94,6 +107,7 @@ class PostgresTokens:
         cluster: str | None = None,
         expires_at: datetime | None = None,
         once: bool = False,
+        quota: float = 1.0,
     ) -> str:
         """Makes a token and returns it: the only moment at which its secret is known."""
         identity = secrets.token_hex(4)
@@ -112,10 +126,13 @@ class PostgresTokens:
                     created_at=now,
                     expires_at=expires_at,
                     once=once,
+                    quota=quota,
                 )
             )
             bound = {"node": node, "job": job, "cluster": cluster}
             data = {"role": role.value, "name": name, "once": once} | {k: v for k, v in bound.items() if v}
+            if quota != 1:
+                data["quota"] = quota
             self._record(conn, "token.created", identity, by=by, at=now, cluster=cluster, data=data)
         return secret
 
@@ -146,6 +163,40 @@ class PostgresTokens:
             older = (*own, tokens.c.name == name, tokens.c.id != identity, tokens.c.expires_at > now + GRACE)
             conn.execute(sa.update(tokens).where(*older).values(expires_at=now + GRACE))
             data = {"role": Role.signals.value, "name": name, "node": node, "cluster": cluster}
+            self._record(conn, "token.enrolled", identity, by=by, at=now, cluster=cluster, data=data)
+        return Enrolled(token=secret, expires_at=until)
+
+    def enroll_job(
+        self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
+    ) -> Enrolled:
+        """Like `enroll`; the job's other tokens stay, because each of its nodes has one."""
+        identity = hashlib.sha256(f"enroll job\0{cluster}\0{job}\0{nonce}".encode()).hexdigest()[:24]
+        secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
+        until, name = now + JOB_ENROLLED_FOR, f"job {cluster}/{job}"
+        own = (tokens.c.cluster == cluster, tokens.c.job == job, tokens.c.name == name)
+        hour = sa.func.count().filter(tokens.c.created_at > now - timedelta(hours=1))
+        with translated(), self._engine.begin() as conn:
+            made, revoked = conn.execute(sa.select(hour, sa.func.max(tokens.c.revoked_at)).where(*own)).one()
+            if revoked is not None:
+                raise Forbidden(f"a token of the job {job} was revoked by a person: it gets no other")
+            if made >= max(ENROLMENTS_PER_H, JOB_ENROLMENTS_PER_NODE * nodes):
+                raise TooMany(f"the job {job} has enrolled {made} times within an hour", 600)
+            new = insert(tokens).values(
+                id=identity, digest=hashlib.sha256(secret.encode()).digest(), role=Role.signals.value,
+                name=name, job=job, cluster=cluster, created_at=now, expires_at=until,
+            )  # fmt: skip
+            once = new.on_conflict_do_nothing(index_elements=["id"]).returning(tokens.c.id)
+            if conn.execute(once).first() is None:
+                raise Conflict("this credential was used before; each attempt needs a new one")
+            old = (
+                sa.select(tokens.c.id)
+                .where(tokens.c.job.is_not(None), tokens.c.name.like("job %/%"), tokens.c.role == "signals")
+                .where(tokens.c.expires_at < now - _ENDED_FOR, tokens.c.revoked_at.is_(None))
+                .where(tokens.c.once.is_(False))
+                .limit(_OLD_JOBS)
+            )
+            conn.execute(sa.delete(tokens).where(tokens.c.id.in_(old)))
+            data = {"role": Role.signals.value, "name": name, "job": job, "cluster": cluster}
             self._record(conn, "token.enrolled", identity, by=by, at=now, cluster=cluster, data=data)
         return Enrolled(token=secret, expires_at=until)
 
@@ -207,5 +258,6 @@ def _in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
 
 def _caller(row: sa.Row) -> Caller:
     return Caller(
-        id=row.id, name=row.name, role=Role(row.role), node=row.node, job=row.job, cluster=row.cluster
-    )
+        id=row.id, name=row.name, role=Role(row.role), node=row.node, job=row.job, cluster=row.cluster,
+        quota=row.quota,
+    )  # fmt: skip

@@ -92,6 +92,7 @@ class _Job(msgspec.Struct, frozen=True):
     batch_flag: bool = True
     name: _Text = None
     user_name: _Text = None
+    user_id: _Int = None
     partition: _Text = None
     qos: _Text = None
     comment: _Text = None
@@ -317,6 +318,7 @@ def _job(job: _Job) -> SlurmJob:
         batch=job.batch_flag,
         name=job.name or "",
         user=job.user_name or "",
+        uid=None if (uid := _number(job.user_id, absent=-1)) < 0 else uid,
         partition=job.partition or "",
         qos=job.qos or "",
         comment=job.comment or "",

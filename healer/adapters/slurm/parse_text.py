@@ -104,6 +104,7 @@ _JOB_LINES = {
 # Not among them: Reservation, AdminComment and FedOrigin. Where Slurm prints none, a line break in a name or
 # a comment makes one that is no second one. Jobs that have one are read from JSON.
 _JOB_LINE = re.compile(r"   ([A-Za-z/_]+)=(.*)")
+_UID = re.compile(r"\((\d+)\)$")
 _JOB_GRES = re.compile(r"     Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")
 _NEEDED = (
     "UserId",
@@ -157,6 +158,7 @@ def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, 
     ended = job_words.has_ended(state)
     on = hostlist.expand(found["NodeList"].strip())
     task = head["task"] or ""
+    user = _pairs("UserId", found["UserId"])["UserId"]
     return SlurmJob(
         id=head["job"],
         state=state,
@@ -167,7 +169,8 @@ def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, 
         requeue=requeue_line["Requeue"] == "1",
         batch=requeue_line["BatchFlag"] == "1",
         name=head["name"],
-        user=_pairs("UserId", found["UserId"])["UserId"].partition("(")[0],
+        user=user.partition("(")[0],
+        uid=int(owner[1]) if (owner := _UID.search(user)) else None,
         partition=found["Partition"].split(" ", 1)[0],
         qos=_plain(first.get("QOS", "")),
         comment=found.get("Comment", "").strip(),

@@ -53,6 +53,7 @@ def job(record: Mapping[str, Any]) -> SlurmJob:
         batch=record["is_batch_job"],
         name=record["name"] or "",
         user=record["user_name"] or str(record["user_id"] or ""),
+        uid=record["user_id"] if isinstance(record["user_id"], int) else None,
         partition=record["partition"] or "",
         qos=record["qos"] or "",
         comment=record["comment"] or "",

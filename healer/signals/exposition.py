@@ -2,7 +2,8 @@
 
 A line is a series and its value. What a series means is worked out once; after that its text up to the last
 space is looked up, so a line costs one split, one look-up and one `float`. Lines with time stamps,
-exemplars or odd spaces take the careful way every time.
+exemplars or odd spaces take the careful way every time. A scrape whose lines are those of one before but for
+their values is read as a whole (`templates`); what comes of it is the same.
 """
 
 import math
@@ -12,12 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from healer.signals.gpu_names import Where
 from healer.signals.measured import Measured
 from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
 from healer.signals.series import Placer
 from healer.signals.slots import NOT_TOLD, Samples, Slots
+from healer.signals.templates import NO_SAMPLE, UNWANTED, Key, Line, Template, Templates, key_of
 from healer.signals.wire import Known, wrong_node
 
 LINE_LIMIT = 16_384
@@ -43,22 +46,33 @@ class Exposition:
 
     def __init__(self, placer: Placer, cluster: str) -> None:
         self._cluster = cluster
-        self._of_node: Slots[str] = Slots(placer, whole=True)
-        self._of_labels: Slots[str] = Slots(placer, whole=True)
+        self._of_node, self._of_labels = _Memory(placer), _Memory(placer)
 
     def take(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
         """Raises BadBody when it is not text. An index is a line's number, from 0."""
         check_marks(raw, lines=(b"\n", LINES_MAX))
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            raise BadBody(f"the body is not UTF-8: byte {error.start}") from None
         where = (self._cluster, node) if node else None
         if where is not None and (wrong := wrong_node(*where, known)):
+            _text(raw)
             return Measured(rejected=(Rejected(0, wrong),))
-        slots = self._of_labels if where is None else self._of_node
-        slots.forget(now)
-        return _Reading(slots, known, now, where).read(text)
+        memory = self._of_labels if where is None else self._of_node
+        memory.slots.forget(now)
+        return _Reading(memory, known, now, where).read(raw)
+
+
+class _Memory:
+    """What is known of series and of whole scrapes."""
+
+    def __init__(self, placer: Placer) -> None:
+        self.slots: Slots[str] = Slots(placer, whole=True)
+        self.templates = Templates()
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadBody(f"the body is not UTF-8: byte {error.start}") from None
 
 
 class _Careful(NamedTuple):
@@ -73,12 +87,68 @@ class _Careful(NamedTuple):
 class _Reading:
     """One request."""
 
-    def __init__(self, slots: Slots[str], known: Known, now: datetime, where: Where | None) -> None:
-        self.slots, self.known, self.now, self.where = slots, known, now, where
+    def __init__(self, memory: _Memory, known: Known, now: datetime, where: Where | None) -> None:
+        self.slots, self.templates = memory.slots, memory.templates
+        self.known, self.now, self.where = known, now, where
         self.out = Measured()
         self.rejects = Rejects()
 
-    def read(self, text: str) -> Measured:
+    def read(self, raw: bytes) -> Measured:
+        lines = raw.split(b"\n")
+        key = key_of(self.where[1] if self.where else "", lines)
+        template = self.templates.find(key, self.slots.age()) if key else None
+        values = template.values(lines, len(raw)) if template else None
+        if key and template is not None and values is not None:
+            self.templates.fits(key)
+            self._report_again(template, values)
+        else:
+            text = _text(raw)
+            plain = self._report_lines(text)
+            if key and plain and self.templates.worth_making(key):
+                self._remember(key, text)
+        nodes = {(one.cluster, one.node) for one in self.out.reports}
+        self.out.inventory = self.slots.placer.gpus.inventory(nodes, self.now)
+        return self.out
+
+    def _report_again(self, template: Template, values: NDArray[np.float64]) -> None:
+        """What a body holds that fits the template."""
+        for name, count in template.unwanted.items():
+            self.slots.unwanted(name, dict, self.out, count)
+        prepared = template.prepared
+        if prepared is None or not prepared.report(values, self.known, self.now, self.out):
+            times = np.full(len(values), NOT_TOLD, np.int64)
+            samples = Samples(template.slots, values, times)
+            self.slots.report(samples, self.known, self.now, self.out, where=self.where, rejects=self.rejects)
+
+    def _remember(self, key: Key, text: str) -> None:
+        """Makes a template of a body of which each line is a known series and its value, or no sample."""
+        made: list[Line] = []
+        for line in text.split("\n"):
+            place = line.rfind(" ") + 1
+            series = line[: place - 1] if place else ""
+            name = line.partition("{")[0].partition(" ")[0]
+            slot = self._slot_of(series)
+            if slot is None and (not name or line.startswith("#")):
+                made.append(Line(line.encode(), NO_SAMPLE))
+            elif slot is None and _PLAIN.fullmatch(name) and place and self.slots.is_unwanted(name):
+                made.append(Line(line[:place].encode(), UNWANTED, name))
+            elif slot is not None:
+                made.append(Line(line[:place].encode(), slot))
+            else:
+                return
+        slots = np.array([one.slot for one in made if one.slot >= 0], np.int32)
+        template = Template(made, self.slots.age(slots), self.slots.prepare(slots, self.where))
+        self.templates.add(key, template)
+
+    def _slot_of(self, series: str) -> int | None:
+        # A GPU that only this node's learned names tell is known by node and series.
+        slot = self.slots.known.get(series, self.slots.refused.get(series))
+        if slot is None and self.where is not None:
+            slot = self.slots.known.get(f"{self.where[1]}\n{series}")
+        return slot
+
+    def _report_lines(self, text: str) -> bool:
+        """Line by line. Whether all samples are of now, and nothing was wrong."""
         find, refused = self.slots.known.get, self.slots.refused.get
         found: list[int] = []
         words: list[str] = []
@@ -103,9 +173,7 @@ class _Reading:
         self.slots.report(
             samples, self.known, self.now, self.out, where=self.where, lines=lines, rejects=self.rejects
         )
-        nodes = {(one.cluster, one.node) for one in self.out.reports}
-        self.out.inventory = self.slots.placer.gpus.inventory(nodes, self.now)
-        return self.out
+        return not self.rejects.count and all(one.time == NOT_TOLD for one in careful)
 
     def _numbers(self, text: str, words: list[str]) -> list[float]:
         """The values; NaN where a word is no number, and its line is told."""
@@ -139,12 +207,9 @@ class _Reading:
             self.rejects.add(number, error)
             return None
         key = line[:end]
-        slot = self.slots.known.get(key, self.slots.refused.get(key))
-        # A GPU that only this node's learned names tell: known by node and series.
-        own = f"{self.where[1]}\n{key}" if self.where is not None else None
-        if slot is None and own is not None:
-            slot = self.slots.known.get(own)
+        slot = self._slot_of(key)
         if slot is None:
+            own = f"{self.where[1]}\n{key}" if self.where is not None else None
             slot = self.slots.add(key, name, labels, self.known, self.where, own)
         return _Careful(slot, value, stamp, number)
 

@@ -13,6 +13,7 @@ from healer.model.samples import Report
 from healer.signals.gpu_names import Where
 from healer.signals.measured import REPORTS_MAX, SAMPLES_MAX, TOO_MANY_MOMENTS, Measured
 from healer.signals.ports import TOO_MANY
+from healer.signals.prepared import Prepared, Refusal
 from healer.signals.rejects import Rejects
 from healer.signals.series import NAME_MAX, NO_GPU, NO_NODE, NOT_KNOWN, Placer, check_labels, example
 from healer.signals.values import TOO_OLD, clean, moment
@@ -75,12 +76,15 @@ class Slots(Generic[K]):
     def __init__(self, placer: Placer, *, whole: bool) -> None:
         self.placer, self._whole = placer, whole
         self._changed = placer.gpus.changes()
+        #: Grows when a slot, or which series has it, is no more what it was.
+        self.generation = 0
         #: Names of which one series says nothing; their parts may come in different requests, and then the
         #: number would jump with each. The signal's own name is whole by itself: it was put together before.
         self._partial = frozenset() if whole else placer.names.of_several()
         self._start()
 
     def _start(self) -> None:
+        self.generation += 1
         self.known: dict[K, int] = {}
         self._key_bytes = 0
         #: By node, the keys of series that its learned GPU names placed.
@@ -115,6 +119,12 @@ class Slots(Generic[K]):
             for key in self._by_names.pop(self._changed.pop(), ()):
                 if self.known.pop(key, None) is not None:
                     self._key_bytes -= len(key)
+                    self.generation += 1
+
+    def age(self, slots: NDArray[np.int32] | None = None) -> tuple[int, datetime | None]:
+        """What `slots` mean holds as long as this is the same; without them what it is for any now."""
+        passing = slots is None or bool((self._column[slots] < 0).any())
+        return self.generation, self._refused_since if passing else None
 
     def add(
         self,
@@ -150,17 +160,19 @@ class Slots(Generic[K]):
                 self._by_names.setdefault(found.where, []).append(key)
         return slot
 
-    def unwanted(self, name: str, labels: Callable[[], dict[str, str]], out: Measured) -> bool:
+    def is_unwanted(self, name: str) -> bool:
+        return name not in self.placer.names or name in self._partial
+
+    def unwanted(
+        self, name: str, labels: Callable[[], dict[str, str]], out: Measured, count: int = 1
+    ) -> bool:
         """Whether no series of this name is kept; counts it then. `labels` is asked once per name."""
-        if name not in self.placer.names:
-            why = NOT_KNOWN
-        elif name in self._partial:
-            why = _SEVERAL
-        else:
+        if not self.is_unwanted(name):
             return False
+        why = _SEVERAL if name in self._partial else NOT_KNOWN
         if name not in self._examples and len(self._examples) < _EXAMPLES_MAX:
             self._examples[name] = example(labels())
-        out.unplaced(name, why, 1, self._examples.get(name))
+        out.unplaced(name, why, count, self._examples.get(name))
         return True
 
     def _refuse(self, name: str, why: str, labels: dict[str, str]) -> int:
@@ -180,6 +192,26 @@ class Slots(Generic[K]):
         self._scale[slot], self._how[slot] = scale, how
         self._n += 1
         return slot
+
+    def prepare(self, slots: NDArray[np.int32], where: Where | None) -> Prepared | None:
+        """What slots in this order mean; None where each request has to be put together anew. `where`: the
+        node that the request names."""
+        columns = self._column[slots]
+        places = np.flatnonzero(columns >= 0)
+        homes = np.unique(self._home[slots[places]])
+        alone = len(np.unique(columns[places])) == len(places)
+        if not 0 < len(places) <= SAMPLES_MAX or not alone or (where is None and len(homes) > 1):
+            return None
+        order = places[np.argsort(columns[places], kind="stable")]
+        kept, scale = columns[order], self._scale[slots[order]]
+        kept.setflags(write=False)  # shared by all reports of these slots
+        return Prepared(
+            where=where or list(self._nodes)[int(homes[0])],
+            order=order,
+            columns=kept,
+            scale=None if (scale == 1).all() else scale,
+            refused=tuple(self._refusals_of(slots[columns < 0])),
+        )
 
     def report(
         self,
@@ -206,7 +238,8 @@ class Slots(Generic[K]):
         slots, values = samples.slots, clean(samples.values)
         kept = self._column[slots] >= 0
         if not kept.all():
-            self._count_refused(self._home[slots[~kept]], out)
+            for one in self._refusals_of(slots[~kept]):
+                out.unplaced(one.name, one.why, one.samples, one.example)
         kept &= ~np.isnan(values)  # stale markers among them
         places = np.flatnonzero(kept)
         if not len(places):
@@ -229,11 +262,11 @@ class Slots(Generic[K]):
         firsts = np.flatnonzero(begins).tolist()
         yield from _group(rows, firsts, nodes, known, now, out)
 
-    def _count_refused(self, reasons: NDArray[np.int32], out: Measured) -> None:
-        numbers, counts = np.unique(reasons, return_counts=True)
+    def _refusals_of(self, slots: NDArray[np.int32]) -> Iterator[Refusal]:
+        numbers, counts = np.unique(self._home[slots], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             name, why, labels = self._reasons[number]
-            out.unplaced(name, why, count, labels)
+            yield Refusal(name, why, count, labels)
 
 
 def _group(

@@ -149,7 +149,7 @@ def test_gpus_that_another_node_tells_otherwise_leave_this_one_alone(bench: Benc
 
     for node in ("gpu0001", "gpu0002"):
         take(bench, learn(node, 0) + f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{node}",hostname="{node}"}} 1\n')
-    slots = bench.translator._exposition._of_labels
+    slots = bench.translator._exposition._of_labels.slots
     before = dict(slots.known)
     take(bench, learn("gpu0002", 5))
     slots.forget(NOW)

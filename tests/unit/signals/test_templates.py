@@ -1,0 +1,181 @@
+# ruff: noqa: E501 - lines of exporters are long
+"""Scrapes that look like one before are read as a whole, and give what they would give line by line."""
+
+import math
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healer.signals import templates
+from healer.signals.measured import Measured
+from healer.signals.templates import NO_SAMPLE, UNWANTED, Line, Template, Templates, key_of
+from tests.unit.signals.measuring import NOW, Bench, known
+
+TEXTS = (
+    "# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).",
+    'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-aa",modelName="NVIDIA H100 80GB",Hostname="gpu0001"} ',
+    'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-aa",modelName="NVIDIA H100 80GB",Hostname="gpu0001"} ',
+    'DCGM_FI_DEV_FB_USED{gpu="0",Hostname="gpu0001",GPU_I_ID="3"} ',
+    'node_edac_uncorrectable_errors_total{controller="0",instance="gpu0001:9100"} ',
+    'node_edac_uncorrectable_errors_total{controller="1",instance="gpu0001:9100"} ',
+    'node_load1{instance="gpu0001:9100"} ',
+    'node_load1{instance="gpu0002:9100"} ',
+    'node_load1{instance="nowhere:9100"} ',
+    'go_gc_duration_seconds{quantile="0.5"} ',
+    "go_goroutines ",
+    "",
+)  # fmt: skip
+VALUES = (
+    "0",
+    "61",
+    "-1.5",
+    "1e3",
+    "NaN",
+    "+Inf",
+    "2147483632",
+    "oops",
+    "",
+    "7 ",
+    "7 1795000000000",
+    "1,2",
+    "[1]",
+    "1\r",
+    "x y",
+    "null",
+)
+
+
+def take(bench: Bench, text: str, now: datetime = NOW, node: str | None = None) -> Measured:
+    return bench.translator.exposition(text.encode(), known, now, node=node)
+
+
+def told(bench: Bench, taken: Measured) -> object:
+    reports = [(one.node, one.at, sorted(bench.values(one).items(), key=str)) for one in taken.reports]
+    unknown = {name: (one.why, one.count, one.example) for name, one in taken.unknown.items()}
+    wrong = [(one.index, one.reason) for one in taken.rejected]
+    return sorted(reports), taken.samples, taken.unrecognised, unknown, wrong, taken.rejected_more
+
+
+def written(lines: list[tuple[str, str]]) -> str:
+    return "\n".join(text if not text or text[0] == "#" else text + value for text, value in lines)
+
+
+_lines = st.lists(st.tuples(st.sampled_from(TEXTS), st.sampled_from(VALUES)), min_size=1, max_size=12)
+
+
+@given(
+    _lines, st.lists(st.sampled_from(VALUES), min_size=12, max_size=12), st.sampled_from([None, "gpu0001"])
+)
+def test_a_scrape_that_comes_again_gives_what_its_lines_give(
+    lines: list[tuple[str, str]], values: list[str], node: str | None
+) -> None:
+    first = written([(text, "1") for text, _ in lines])
+    again = written([(text, values[place]) for place, (text, _) in enumerate(lines)])
+    whole, single = Bench(), Bench()
+    for _ in range(3):
+        take(whole, first, node=node)
+        take(single, first, node=node)
+    # One more empty line: another shape, of which nothing is remembered yet.
+    assert told(whole, take(whole, again, node=node)) == told(single, take(single, again + "\n", node=node))
+
+
+def made(*texts: str) -> Template:
+    lines = [Line(text.encode(), NO_SAMPLE if text[0] == "#" else 7) for text in texts]
+    return Template(lines, (1, None), None)
+
+
+def read(template: Template, body: bytes) -> list[float] | None:
+    values = template.values(body.split(b"\n"), len(body))
+    return None if values is None else values.tolist()
+
+
+def test_values_stand_behind_the_texts() -> None:
+    assert read(made("# a", "x{} ", "y "), b"# a\nx{} 1\ny -2.5e3") == [1, -2500]
+    (number,) = read(made("x "), b"x NaN") or [0.0]
+    assert math.isnan(number)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"# b\nx{} 1\ny 2", b"\nx{} 1\ny 2", b"# a\n1\ny 2", b"# a\nx{} 1\ny ", b"# a\nx{} 1,2\ny 3", b"# a\nx{} 1\nz 2", b"# a x\nx{} 1\ny 2"],
+)  # fmt: skip
+def test_a_body_that_is_another_one_does_not_fit(body: bytes) -> None:
+    assert read(made("# a", "x{} ", "y "), body) is None
+
+
+def test_what_nobody_wants_is_counted_and_no_value() -> None:
+    lines = [Line(b"a ", UNWANTED, "a"), Line(b"x ", 3), Line(b"a{} ", UNWANTED, "a")]
+    template = Template(lines, (1, None), None)
+    assert read(template, b"a 1\nx 2\na{} 3") == [2]
+    assert (template.slots.tolist(), template.unwanted) == ([3], {"a": 2})
+
+
+def test_a_scrape_begins_with_its_first_sample() -> None:
+    assert key_of("n", [b"# a", b"", b'x{b="c d"} 1', b"y 2"]) == ("n", b'x{b="c d"} ', 4)
+    assert key_of("", [b"# a", b""]) is None
+
+
+def test_of_another_age_it_is_no_more() -> None:
+    store, template = Templates(), made("x ")
+    store.add(("", b"x ", 1), template)
+    assert store.find(("", b"x ", 1), (1, NOW)) is template
+    assert store.find(("", b"x ", 1), (2, NOW)) is None
+    store.add(("", b"x ", 1), Template([Line(b"x ", 7)], (1, NOW), None))
+    assert store.find(("", b"x ", 1), (1, NOW)) is not None
+    assert store.find(("", b"x ", 1), (1, NOW + timedelta(minutes=1))) is None
+
+
+def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "LINES_MAX", 10)
+    monkeypatch.setattr(templates, "BYTES_MAX", 40)
+    store = Templates()
+    keys = [("", b"%d " % number, 4) for number in range(20)]
+    for key in keys:
+        store.add(key, made("a ", "b ", "c ", "d "))
+        assert len(store) <= 10
+        assert store.find(key, (1, None)) is not None
+    store.add(keys[-1], made("a " * 30))
+    assert store.find(keys[-1], (1, None)) is None
+    assert store.size <= 40
+
+
+def test_what_never_comes_twice_is_made_less_and_less_often() -> None:
+    store = Templates()
+    assert sum(store.worth_making(("", b"x ", 1)) for _ in range(1000)) == 10
+    store.fits(("", b"x ", 1))
+    assert store.worth_making(("", b"x ", 1))
+
+
+def test_misses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_MISSES_MAX", 5)
+    store = Templates()
+    for number in range(100):
+        store.worth_making(("", b"%d " % number, 1))
+        assert len(store._misses) <= 5
+
+
+def test_a_node_that_slurm_shows_no_more_is_not_kept_from_memory() -> None:
+    bench = Bench()
+    for _ in range(3):
+        assert take(bench, 'node_load1{instance="gpu0001:9100"} 1\n').samples == 1
+    taken = bench.translator.exposition(
+        b'node_load1{instance="gpu0001:9100"} 1\n', lambda cluster, node: False, NOW, node=None
+    )
+    assert (taken.samples, taken.unrecognised) == (0, 1)
+
+
+def test_what_was_not_kept_is_looked_at_again_after_a_minute() -> None:
+    bench, there = Bench(), {"gpu0001"}
+    text = 'node_load1{instance="gpu0001:9100"} 1\nnode_load1{instance="new:9100"} 2\n'
+
+    def heard(after_s: float) -> int:
+        now = NOW + timedelta(seconds=after_s)
+        return bench.translator.exposition(
+            text.encode(), lambda _, node: node in there, now, node=None
+        ).samples
+
+    assert [heard(second) for second in (0, 1, 2)] == [1, 1, 1]
+    there.add("new")
+    assert [heard(second) for second in (61, 62, 63)] == [2, 2, 2]

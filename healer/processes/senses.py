@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import structlog
@@ -190,17 +191,23 @@ class SensesLoop:
         return self._proven
 
     def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:
+        """Fresh senses with full windows. While one part is taken in, the database gives the next."""
         begun, rows = self._clock.now(), 0
         senses, samples = self._make(rules)
-        while True:
-            reports, batches = samples.new()
-            now = self._clock.now()
-            senses.renew(self._nodes(), now)
-            senses.rebuild(reports, batches, self._picture.slurm, now)
-            rows += len(reports) + len(batches)
-            late = (self._clock.now() - begun).total_seconds() >= REBUILD_S
-            if len(reports) + len(batches) < FEW or late:
-                break
+        with ThreadPoolExecutor(1, thread_name_prefix="samples") as reader:
+            coming = reader.submit(samples.new)
+            while True:
+                reports, batches = coming.result()
+                now = self._clock.now()
+                late = (now - begun).total_seconds() >= REBUILD_S
+                last = late or len(reports) + len(batches) < FEW
+                if not last:
+                    coming = reader.submit(samples.new)
+                senses.renew(self._nodes(), now)
+                senses.rebuild(reports, batches, self._picture.slurm, now)
+                rows += len(reports) + len(batches)
+                if last:
+                    break
         took_s = (self._clock.now() - begun).total_seconds()
         log.info("windows rebuilt", rows=rows, took_s=round(took_s, 3))
         return senses, samples

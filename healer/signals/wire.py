@@ -7,7 +7,7 @@ Only a body whose outer shape is wrong is refused whole (`BadBody`).
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -108,6 +108,24 @@ def kernel_text_observations(
     for index, line in enumerate(text.split("\n")):
         if line.strip():
             heap.take(index, outer, {"line": line})
+    return heap.done()
+
+
+def entries_observations(
+    entries: Iterable[tuple[int, dict[str, Any], Any]],
+    known: Known,
+    now: datetime,
+    *,
+    wrong: Iterable[tuple[int, str]] = (),
+) -> Accepted:
+    """Entries that another form holds: (index, `cluster`, `node` and `boot_id` around it, the entry).
+
+    `wrong`: what that form itself rejects, by index and reason."""
+    heap = _Heap(known, now)
+    for index, outer, entry in entries:
+        heap.take(index, outer, entry)
+    for index, why in wrong:
+        heap.rejects.add(index, why)
     return heap.done()
 
 

@@ -1,0 +1,183 @@
+"""`POST /signals/logs`: records of log shippers -> the kernel lines among them.
+
+A record is an object as journalctl, Vector, Fluent Bit and rsyslog's templates print them, or one record of
+the journal's export format. Only what its shipper marks as the kernel's counts (`syslog.of_the_kernel`); the
+rest is told as `not_kernel`, and nothing of it is read.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from healer.signals.journal import message_text, number, stamp_of
+from healer.signals.rejects import BadBody, BadEntry, check_marks
+from healer.signals.syslog import of_the_kernel, small
+from healer.signals.wire import ENTRIES_MAX, Accepted, Known, check_entries, entries_observations
+
+#: Objects and values of a large JSON body: an honest record has some 30.
+OBJECTS_MAX, VALUES_MAX = 200_000, 3_000_000
+#: Names that shippers use, in small letters; the first that is there counts.
+_HOSTS = ("_hostname", "hostname", "host", "host.name", "k8s.node.name", "node")
+_MESSAGES = ("message", "msg", "log", "body")
+_BOOTS = ("_boot_id", "boot_id")
+_SEQS = ("sequnum", "seq")
+_TIMES = ("time", "timestamp", "timereported", "timegenerated", "@timestamp", "date")
+#: The journal's own times, µs since 1970.
+_MICROS = ("_source_realtime_timestamp", "__realtime_timestamp")
+
+#: What a record tells, in several places (a resource, a record, its body): the one that counts least first.
+Places = tuple[Mapping[Any, Any], ...]
+
+
+class Logged(msgspec.Struct, frozen=True, kw_only=True):
+    """`accepted.unrecognised` counts the kernel's lines that say nothing of a fault; `not_kernel` the records
+    that their shipper does not mark so. `nodes`: every (cluster, node) that kernel lines name."""
+
+    accepted: Accepted
+    not_kernel: int = 0
+    nodes: frozenset[tuple[str, str]] = frozenset()
+    example: str = ""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One record by its number in the request; `wrong` where it is no object at all."""
+
+    index: int
+    places: Places = ()
+    wrong: str = ""
+    #: RFC 3339, where the form itself tells when it was; the record's own word stands above it.
+    time: str | None = None
+
+
+def json_records(raw: bytes) -> list[Record]:
+    """A list of objects, one object, or one on each line. Raises BadBody."""
+    check_marks(raw, objects=(b"{", OBJECTS_MAX), lists=(b"[", OBJECTS_MAX), values=(b",", VALUES_MAX))
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not raw.lstrip().startswith(b"{"):
+            raise BadBody(f"the body is not JSON: {error}") from None
+        return list(_lines(raw))
+    items = body if isinstance(body, list) else [body]
+    check_entries(len(items))
+    return [record_of(index, item) for index, item in enumerate(items)]
+
+
+def record_of(index: int, item: Any) -> Record:
+    return Record(index, (item,)) if isinstance(item, dict) else Record(index, wrong="not an object")
+
+
+def _lines(raw: bytes) -> Iterator[Record]:
+    """One object on each line; blank lines are none. An index is a line's number, from 0."""
+    check_entries(raw.count(b"\n"), noun="lines")
+    decode = msgspec.json.Decoder().decode
+    for index, line in enumerate(raw.split(b"\n")):
+        if not line.strip():
+            continue
+        try:
+            yield record_of(index, decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            yield Record(index, wrong="not JSON")
+
+
+def kernel_records(
+    records: Iterable[Record], known: Known, now: datetime, *, cluster: str, node: str | None = None
+) -> Logged:
+    """The kernel lines among the records. `cluster` and `node` stand where a record names none.
+
+    Raises BadBody for too many.
+    """
+    entries: list[tuple[int, dict[str, Any], Any]] = []
+    nodes: set[tuple[str, str]] = set()
+    wrong: list[tuple[int, str]] = []
+    not_kernel, example = 0, ""
+    for record in records:
+        if len(entries) + len(wrong) >= ENTRIES_MAX:
+            raise BadBody(f"the body: more than {ENTRIES_MAX} records of the kernel in one request")
+        if record.wrong:
+            wrong.append((record.index, record.wrong))
+            continue
+        fields, marks = small(record.places)
+        if not of_the_kernel(marks):
+            not_kernel += 1
+            example = example or _marks_told(marks)
+            continue
+        try:
+            outer, entry = _entry(fields, record.time, known, cluster=cluster, node=node)
+        except BadEntry as error:
+            wrong.append((record.index, str(error)))
+            continue
+        nodes.add((outer["cluster"], outer["node"] or ""))
+        entries.append((record.index, outer, entry))
+    return Logged(
+        accepted=entries_observations(entries, known, now, wrong=wrong),
+        not_kernel=not_kernel,
+        nodes=frozenset(nodes),
+        example=example,
+    )
+
+
+def _marks_told(marks: Mapping[str, list[Any]]) -> str:
+    told = ", ".join(f"{name}={value!r}"[:60] for name, values in marks.items() for value in values[:2])
+    return f"marked as {told}" if told else "without _TRANSPORT and inputname"
+
+
+def _entry(
+    fields: Mapping[str, Any], time: str | None, known: Known, *, cluster: str, node: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(around, entry) as the kernel-log route takes them. Raises BadEntry."""
+    text = message_text(_first(fields, _MESSAGES))
+    if "inputname" in fields:
+        # rsyslog's msg begins with the blank between tag and text (RFC 3164).
+        text = text.removeprefix(" ")
+    where = _word(fields, ("cluster",)) or cluster
+    host = _word(fields, _HOSTS) or node
+    outer = {
+        "cluster": where,
+        "node": host and node_of(host, where, known),
+        "boot_id": (_word(fields, _BOOTS) or "").strip() or None,
+    }
+    entry: dict[str, Any] = {"line": stamp_of(fields) + text, "time": _time(fields) or time}
+    seq = number(_first(fields, _SEQS))
+    if seq is not None:
+        entry["seq"] = seq
+    return outer, {name: value for name, value in entry.items() if value is not None}
+
+
+def node_of(host: str, cluster: str, known: Known) -> str:
+    """The node's name in Slurm: the host's own, or the first part of a full one."""
+    short, dot, _ = host.partition(".")
+    return short if dot and short and not known(cluster, host) and known(cluster, short) else host
+
+
+def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((fields[name] for name in names if fields.get(name) is not None), None)
+
+
+def _word(fields: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """Raises BadEntry where it is no text."""
+    value = _first(fields, names)
+    if value is not None and not isinstance(value, str):
+        raise BadEntry(f"{names[0]}: not a text")
+    return value or None
+
+
+def _time(fields: Mapping[str, Any]) -> str | None:
+    """When it was, RFC 3339; None where nothing tells it. Raises BadEntry."""
+    micros = number(_first(fields, _MICROS))
+    if micros is not None:
+        return time_text(micros / 1e6)
+    value = _first(fields, _TIMES)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return time_text(float(value))  # Fluent Bit: seconds since 1970
+    return value if isinstance(value, str) and value else None
+
+
+def time_text(seconds: float) -> str:
+    """RFC 3339 of seconds since 1970. Raises BadEntry."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        raise BadEntry("time: not a time") from None

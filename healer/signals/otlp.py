@@ -1,0 +1,124 @@
+"""`POST /signals/otlp/v1/metrics`: ExportMetricsServiceRequest, protobuf or JSON -> reports.
+
+Gauges and cumulative sums are samples. A series is known by its name and the raw bytes of its own and its
+resource's attributes, so those are read once. Delta sums, histograms and summaries are refused: a delta that
+is sent again after a lost answer would count twice, and the catalogue has no histogram.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import numpy as np
+
+from healer.signals.measured import Measured
+from healer.signals.otlp_json import read_json
+from healer.signals.otlp_names import SeriesNames, labels_of
+from healer.signals.otlp_points import Metric, Point, read_protobuf
+from healer.signals.protobuf import Torn
+from healer.signals.rejects import BadBody, Rejects
+from healer.signals.series import Placer
+from healer.signals.slots import Samples, Slots
+from healer.signals.wire import Known
+
+#: Series of one body that are not known yet: reading them is many times the work.
+NEW_SERIES_MAX = 200_000
+#: Resources that are known by a number; then all are numbered anew.
+_RESOURCES_MAX = 50_000
+
+
+class Otlp:
+    """Bodies of OTLP metrics -> reports. Remembers series, bounded."""
+
+    def __init__(self, placer: Placer) -> None:
+        self.slots: Slots[bytes] = Slots(placer, whole=False)
+        self.names = SeriesNames(placer.names.__contains__)
+        self._resources: dict[bytes, int] = {}
+        self._numbered = 0
+
+    def take(self, raw: bytes, known: Known, now: datetime, *, json: bool) -> Measured:
+        """Raises BadBody. An index in `rejected` is a data point's number, from 0."""
+        self.slots.forget(now)
+        reading = _Reading(self, known)
+        for metric in read_json(raw) if json else read_protobuf(raw):
+            reading.take(metric, self.resource(metric.resource, json=json))
+        return reading.done(now)
+
+    def resource(self, block: bytes, *, json: bool) -> int:
+        """A number that no other resource ever has."""
+        key = (b"j" if json else b"p") + block
+        found = self._resources.get(key)
+        if found is None:
+            if len(self._resources) >= _RESOURCES_MAX:
+                self._resources.clear()
+            found = self._resources[key] = self._numbered
+            self._numbered += 1
+        return found
+
+
+class _Reading:
+    """One request."""
+
+    def __init__(self, otlp: Otlp, known: Known) -> None:
+        self.otlp, self.slots, self.known = otlp, otlp.slots, known
+        self.out, self.rejects = Measured(), Rejects()
+        self.index = self.new = 0
+        self._slots: list[int] = []
+        self._values: list[float] = []
+        self._times: list[int] = []
+        self._lines: dict[int, int] = {}
+
+    def take(self, metric: Metric, resource: int) -> None:
+        if metric.refused:
+            for _ in range(metric.held):
+                self.rejects.add(self.index, f"{metric.name[:200]}: {metric.refused}")
+                self.index += 1
+            return
+        name = self.otlp.names.of(metric.name, metric.unit, metric.grows)
+        # Lengths first: no two series have the same bytes.
+        head = b"%d:%d:" % (resource, len(name)) + name.encode("utf-8", "surrogatepass")
+        find, refused = self.slots.known.get, self.slots.refused.get
+        for point in metric.points:
+            key = head + point.block
+            slot = find(key)
+            if slot is None:
+                slot = refused(key)
+            if slot is None:
+                slot = self._unknown(key, name, metric, point)
+            if slot is not None:
+                self._lines[len(self._slots)] = self.index
+                self._slots.append(slot)
+                self._values.append(point.value)
+                self._times.append(point.at_ms)
+            self.index += 1
+
+    def _unknown(self, key: bytes, name: str, metric: Metric, point: Point) -> int | None:
+        """The slot of a series that is not known; None when nobody wants it, which is counted."""
+        labels = _labels(metric, point)
+        if self.slots.unwanted(name[:200], labels, self.out):
+            return None
+        self.new += 1
+        if self.new > NEW_SERIES_MAX:
+            raise BadBody(f"the body has more than {NEW_SERIES_MAX} new series: send it in several requests")
+        return self.slots.add(key, name, labels(), self.known)
+
+    def done(self, now: datetime) -> Measured:
+        samples = Samples(
+            np.array(self._slots, np.int32),
+            np.array(self._values, np.float64),
+            np.array(self._times, np.int64),
+        )
+        self.slots.report(samples, self.known, now, self.out, lines=self._lines, rejects=self.rejects)
+        nodes = {(one.cluster, one.node) for one in self.out.reports}
+        self.out.inventory = self.slots.placer.gpus.inventory(nodes, now)
+        return self.out
+
+
+def _labels(metric: Metric, point: Point) -> Callable[[], dict[str, str]]:
+    def read() -> dict[str, str]:
+        try:
+            return labels_of(metric.read(metric.resource), metric.read(point.block))
+        except (Torn, ValueError, RecursionError):
+            # A series whose attributes cannot be read names no node; it is told so.
+            return {}
+
+    return read

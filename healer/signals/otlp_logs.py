@@ -1,0 +1,149 @@
+"""`POST /signals/otlp/v1/logs`: ExportLogsServiceRequest -> records (`logs.kernel_records`).
+
+What a record tells lies in three places: attributes of its resource, its own attributes, and its body where
+that is a map, as the collector's journald receiver makes it. A body that is text is the line.
+"""
+
+from collections.abc import Iterator
+from struct import unpack_from
+from typing import Any
+
+import msgspec
+
+from healer.signals.logs import Places, Record, time_text
+from healer.signals.otlp_values import (
+    JsonPair,
+    JsonValue,
+    TooDeep,
+    any_value,
+    attributes,
+    json_attributes,
+    json_value,
+    whole,
+)
+from healer.signals.protobuf import FIXED64, LENGTH, Torn, fields
+from healer.signals.rejects import BadBody, BadEntry, check_marks, sentence
+
+#: Log records of one request: a collector sends 8,192 at once.
+RECORDS_MAX = 200_000
+#: Objects of a large JSON body: an honest record has some 60.
+OBJECTS_MAX = 500_000
+
+
+def records(raw: bytes) -> Iterator[Record]:
+    """The records of a body in protobuf. Raises BadBody, also after some of them."""
+    index = 0
+    try:
+        for field, kind, _, start, stop in fields(raw, 0, len(raw)):
+            if field != 1 or kind != LENGTH:
+                continue
+            around, scopes = _resource(raw, start, stop)
+            for begin, end in scopes:
+                for f, k, _, b, e in fields(raw, begin, end):
+                    if f == 2 and k == LENGTH:
+                        _check(index)
+                        try:
+                            yield _record(index, raw, b, e, around)
+                        except TooDeep as error:
+                            yield Record(index, wrong=str(error))
+                        index += 1
+    except Torn as error:
+        raise BadBody(f"the body is not an ExportLogsServiceRequest: {error}") from None
+
+
+def _check(index: int) -> None:
+    if index >= RECORDS_MAX:
+        raise BadBody(f"the body has more than {RECORDS_MAX} log records: send it in several requests")
+
+
+def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """(attributes of the resource, where its scopes lie)."""
+    told: dict[str, Any] = {}
+    scopes: list[tuple[int, int]] = []
+    for field, kind, _, begin, stop in fields(raw, start, end):
+        if field == 1 and kind == LENGTH:
+            told = attributes(
+                raw, [(b, e) for f, k, _, b, e in fields(raw, begin, stop) if (f, k) == (1, LENGTH)]
+            )
+        elif field == 2 and kind == LENGTH:
+            scopes.append((begin, stop))
+    return told, scopes
+
+
+def _record(index: int, raw: bytes, start: int, end: int, around: dict[str, Any]) -> Record:
+    spans: list[tuple[int, int]] = []
+    body: Any = None
+    at = seen = 0
+    for field, kind, _, begin, stop in fields(raw, start, end):
+        if field == 6 and kind == LENGTH:
+            spans.append((begin, stop))
+        elif field == 5 and kind == LENGTH:
+            body = any_value(raw, begin, stop)
+        elif field == 1 and kind == FIXED64:
+            (at,) = unpack_from("<Q", raw, begin)
+        elif field == 11 and kind == FIXED64:
+            (seen,) = unpack_from("<Q", raw, begin)
+    return _made(index, around, attributes(raw, spans), body, at or seen)
+
+
+def _made(index: int, around: dict[str, Any], own: dict[str, Any], body: Any, nanos: int) -> Record:
+    places: Places = (around, own, body if isinstance(body, dict) else {"body": body})
+    try:
+        return Record(index, places, time=time_text(nanos / 1e9) if nanos else None)
+    except BadEntry as error:
+        return Record(index, wrong=str(error))
+
+
+class _Resource(msgspec.Struct, gc=False):
+    attributes: list[JsonPair] = []
+
+
+class _LogRecord(msgspec.Struct, rename="camel", gc=False):
+    time_unix_nano: int | str = 0
+    observed_time_unix_nano: int | str = 0
+    body: JsonValue | None = None
+    attributes: list[JsonPair] = []
+
+
+class _ScopeLogs(msgspec.Struct, rename="camel", gc=False):
+    log_records: list[_LogRecord] = []
+
+
+class _ResourceLogs(msgspec.Struct, rename="camel", gc=False):
+    resource: _Resource = msgspec.field(default_factory=_Resource)
+    scope_logs: list[_ScopeLogs] = []
+
+
+class _Logs(msgspec.Struct, rename="camel", gc=False):
+    resource_logs: list[_ResourceLogs] = []
+
+
+def _json_record(index: int, one: _LogRecord, around: dict[str, Any]) -> Record:
+    try:
+        nanos = whole(one.time_unix_nano) or whole(one.observed_time_unix_nano)
+        return _made(index, around, json_attributes(one.attributes), json_value(one.body), nanos)
+    except Torn as error:
+        return Record(index, wrong=str(error))
+
+
+_decoder = msgspec.json.Decoder(_Logs)
+
+
+def json_records(raw: bytes) -> Iterator[Record]:
+    """The same of a body in JSON. Raises BadBody, also after some of them."""
+    check_marks(raw, objects=(b"{", OBJECTS_MAX))
+    try:
+        body = _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody(f"the body is not OTLP in JSON: {sentence(error)}") from None
+    index = 0
+    try:
+        for resource in body.resource_logs:
+            around = json_attributes(resource.resource.attributes)
+            for scope in resource.scope_logs:
+                for one in scope.log_records:
+                    _check(index)
+                    yield _json_record(index, one, around)
+                    index += 1
+    except Torn as error:
+        raise BadBody(f"the body is not OTLP in JSON: {error}") from None

@@ -1,0 +1,202 @@
+"""OTLP's attributes and values, in protobuf and in JSON -> plain Python. opentelemetry-proto 1.x.
+
+A value is text, a number, true or false, bytes, a list, or a map; maps and lists may hold others, bounded.
+"""
+
+import base64
+import binascii
+from struct import unpack_from
+from typing import Any
+
+import msgspec
+
+from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
+
+#: Maps and lists within each other, and values of one record.
+DEPTH_MAX, VALUES_MAX = 8, 2048
+
+
+class TooDeep(Torn):
+    """Values within values beyond DEPTH_MAX, or more than VALUES_MAX of them."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a value of more than {DEPTH_MAX} levels or {VALUES_MAX} parts")
+
+
+class _Budget:
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = VALUES_MAX
+
+    def spend(self, depth: int) -> None:
+        self.left -= 1
+        if self.left < 0 or depth > DEPTH_MAX:
+            raise TooDeep
+
+
+# --- protobuf --------------------------------------------------------------------------------------------
+
+
+def attributes(data: bytes, spans: list[tuple[int, int]]) -> dict[str, Any]:
+    """KeyValues that lie at `spans`. Raises Torn."""
+    budget = _Budget()
+    return dict(_pair(data, start, stop, budget, 0) for start, stop in spans)
+
+
+def any_value(data: bytes, start: int, end: int) -> Any:
+    """An AnyValue. Raises Torn."""
+    return _value(data, start, end, _Budget(), 0)
+
+
+def _pair(data: bytes, start: int, end: int, budget: _Budget, depth: int) -> tuple[str, Any]:
+    name, value = "", None
+    for field, kind, _, begin, stop in fields(data, start, end):
+        if kind == LENGTH and field == 1:
+            name = text(data[begin:stop])
+        elif kind == LENGTH and field == 2:
+            value = _value(data, begin, stop, budget, depth)
+    return name, value
+
+
+def _value(data: bytes, start: int, end: int, budget: _Budget, depth: int) -> Any:
+    budget.spend(depth)
+    value: Any = None
+    for field, kind, _, begin, stop in fields(data, start, end):
+        if field == 1 and kind == LENGTH:
+            value = text(data[begin:stop])
+        elif field == 2 and kind == VARINT:
+            value = data[begin] != 0
+        elif field == 3 and kind == VARINT:
+            number, _ = varint(data, begin, stop)
+            value = number - ((number >> 63) << 64)
+        elif field == 4 and kind == FIXED64:
+            (value,) = unpack_from("<d", data, begin)
+        elif field == 5 and kind == LENGTH:
+            inner = fields(data, begin, stop)
+            value = [
+                _value(data, b, s, budget, depth + 1) for f, k, _, b, s in inner if (f, k) == (1, LENGTH)
+            ]
+        elif field == 6 and kind == LENGTH:
+            inner = fields(data, begin, stop)
+            value = dict(
+                _pair(data, b, s, budget, depth + 1) for f, k, _, b, s in inner if (f, k) == (1, LENGTH)
+            )
+        elif field == 7 and kind == LENGTH:
+            value = data[begin:stop]
+    return value
+
+
+def text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+# --- JSON ------------------------------------------------------------------------------------------------
+
+
+class JsonValue(msgspec.Struct, rename="camel", gc=False):
+    """AnyValue as protobuf's JSON writes it: 64-bit numbers may be text."""
+
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: int | str | None = None
+    double_value: float | str | None = None
+    array_value: "JsonValues | None" = None
+    kvlist_value: "JsonPairs | None" = None
+    bytes_value: str | None = None
+
+
+class JsonPair(msgspec.Struct, gc=False):
+    key: str = ""
+    value: JsonValue | None = None
+
+
+class JsonValues(msgspec.Struct, gc=False):
+    values: list[JsonValue] = []
+
+
+class JsonPairs(msgspec.Struct, gc=False):
+    values: list[JsonPair] = []
+
+
+def json_attributes(pairs: list[JsonPair]) -> dict[str, Any]:
+    """Raises Torn."""
+    return _plain_pairs(pairs, _Budget(), 0)
+
+
+def json_value(value: JsonValue | None) -> Any:
+    """Raises Torn."""
+    return _plain(value, _Budget(), 0)
+
+
+def _plain_pairs(pairs: list[JsonPair], budget: _Budget, depth: int) -> dict[str, Any]:
+    return {pair.key: _plain(pair.value, budget, depth) for pair in pairs}
+
+
+def _plain(value: JsonValue | None, budget: _Budget, depth: int) -> Any:
+    budget.spend(depth)
+    if value is None:
+        return None
+    if value.kvlist_value is not None:
+        return _plain_pairs(value.kvlist_value.values, budget, depth + 1)
+    if value.array_value is not None:
+        return [_plain(one, budget, depth + 1) for one in value.array_value.values]
+    if value.bytes_value is not None:
+        try:
+            return base64.b64decode(value.bytes_value, validate=True)
+        except (binascii.Error, ValueError):
+            raise Torn("bytesValue: not base64") from None
+    if value.int_value is not None:
+        return whole(value.int_value)
+    if value.double_value is not None:
+        return real(value.double_value)
+    return value.string_value if value.string_value is not None else value.bool_value
+
+
+def whole(number: int | str) -> int:
+    """A whole number of 64 bits, which may come as text. Raises Torn."""
+    try:
+        found = int(number) if isinstance(number, int) or len(number) <= 20 else None
+    except ValueError:
+        found = None
+    if found is None or not -(2**63) <= found < 2**64:
+        raise Torn("not a whole number of 64 bits")
+    return found
+
+
+def real(number: float | str) -> float:
+    """A number, which may come as text: `NaN`, `Infinity`. Raises Torn."""
+    try:
+        return float(number if isinstance(number, int | float) else number[:64])
+    except (ValueError, OverflowError):
+        raise Torn("not a number") from None
+
+
+# --- answers ---------------------------------------------------------------------------------------------
+
+
+def message(rejected: int, why: str) -> bytes:
+    """ExportLogsServiceResponse and ExportMetricsServiceResponse, which are alike: nothing where all is
+    stored, else how many are not, and why."""
+    if not rejected:
+        return b""
+    told = b"\x08" + _varint(rejected) + _text_field(2, why)
+    return b"\x0a" + _varint(len(told)) + told
+
+
+def status(code: int, why: str) -> bytes:
+    """google.rpc.Status."""
+    return b"\x08" + _varint(code) + _text_field(2, why)
+
+
+def _text_field(number: int, words: str) -> bytes:
+    raw = words.encode("utf-8", "replace")
+    return _varint(number << 3 | LENGTH) + _varint(len(raw)) + raw
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])

@@ -12,24 +12,31 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from healer.api import acting, documents, enroll, problems, reading, reconcile, series, system
+from healer.api import acting, documents, enroll, problems, reading, reconcile, scraping, series, system
 from healer.api.access import Access
-from healer.api.entry import Entry
+from healer.api.alerts import AlertRoutes, CloudEventRoutes
+from healer.api.entry import SENDER, Entry, route_of
 from healer.api.fleet import Fleet
 from healer.api.group_commit import GroupCommit
 from healer.api.hooks import HookRoutes
 from healer.api.intake import Tally
+from healer.api.logs import LogRoutes
 from healer.api.losses import Losses
 from healer.api.measuring import MeasuringRoutes
-from healer.api.metrics import QUEUED
+from healer.api.metrics import QUEUED, spool_figures
 from healer.api.middleware import Edge
-from healer.api.services import Services, Unavailable
+from healer.api.otlp import OtlpRoutes
+from healer.api.reach import Reach
+from healer.api.refusals import loss_of
+from healer.api.senders import Senders
+from healer.api.services import Caller, Services, Unavailable
 from healer.api.signals import SignalRoutes
+from healer.api.spooling import Spooling, events_lane, steps_lane
 
 PREFIX = "/api/v1"
 #: Threads for the synchronous routes; the engine's pool has room for two connections each.
 THREADS = 16
-#: Unknown series and losses are counted in memory and written so often.
+#: Unknown series, losses and senders are counted in memory and written so often.
 TALLY_S = 5.0
 
 
@@ -50,21 +57,64 @@ class Application(FastAPI):
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if hot is None:
             await super().__call__(scope, receive, send)
-        else:
-            await (await hot(Request(scope, receive)))(scope, receive, send)
+            return
+        try:
+            answer = await hot(Request(scope, receive))
+        except Exception as error:
+            self._count(scope, error)
+            raise
+        await answer(scope, receive, send)
+
+    def _count(self, scope: Scope, error: Exception) -> None:
+        """Nothing of the request is stored, and its sender hears so."""
+        lost = loss_of(error, disk_full=self.state.reach.disk_full)
+        if lost is None:
+            return
+        caller: Caller | None = scope.get(SENDER)
+        reason, entries, why = lost
+        self.state.losses.add(
+            route_of(scope["path"]),
+            reason,
+            entries,
+            cluster=(caller.cluster if caller else None) or self.state.services.cluster,
+            who=caller.name if caller else "",
+            example=why,
+        )
 
 
 def create_app(services: Services) -> FastAPI:
     """The application without the console: bootstrap adds the pages, which share `app.state.access`."""
-    access = Access(services)
-    fleet = Fleet(services)
+    reach = Reach()
+    access = Access(services, reach)
+    fleet = Fleet(services, reach)
     tally = Tally(services.unknown)
     losses = Losses(services.losses, services.clock.now)
-    entry = Entry(services, access, fleet, losses)
-    commit = GroupCommit(services.signals.store)
+    senders = Senders(services.senders, services.clock.now, services.cluster)
+    entry = Entry(services, access, fleet, losses, senders)
+    store, store_steps, spooling = services.signals.store, services.samples.put_steps, None
+    if services.spool is not None:
+        spooling = Spooling(services.spool, reach, losses)
+        store = events_lane(spooling, services).put
+        store_steps = steps_lane(spooling, services, losses).put
+        spool_figures(services.spool)
+    commit = GroupCommit(store)
     signals = SignalRoutes(services, entry, commit)
-    measuring = MeasuringRoutes(services, entry, commit, tally)
+    logs = LogRoutes(services, entry, signals)
+    measuring = MeasuringRoutes(services, entry, commit, tally, store_steps)
     hooks = HookRoutes(services, entry, commit, measuring)
+    alerts = AlertRoutes(services, entry, fleet, commit)
+    events = CloudEventRoutes(
+        services,
+        entry,
+        alerts,
+        {
+            "kernel-log": signals.kernel_log,
+            "heartbeat": signals.heartbeat,
+            "checkpoints": signals.checkpoints,
+            "step-times": measuring.step_times,
+            "metrics": measuring.columnar,
+        },
+    )
     queues = {"events": commit, "steps": measuring.steps, "metrics": measuring.metrics}
     for name, queue in queues.items():
         QUEUED.labels(name).set_function(lambda queue=queue: queue.depth)
@@ -74,15 +124,29 @@ def create_app(services: Services) -> FastAPI:
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         for queue in queues.values():
             queue.start()
-        counting = asyncio.create_task(_write_counts(tally, losses), name="unknown series and losses")
+        if spooling is not None:
+            spooling.start()
+        counting = asyncio.create_task(
+            _write_counts(tally, losses, senders), name="unknown series, losses, senders"
+        )
         yield
         await asyncio.gather(*(queue.stop() for queue in queues.values()))
+        if spooling is not None:
+            await run_in_threadpool(spooling.stop)
         counting.cancel()
         await asyncio.gather(counting, return_exceptions=True)
-        await _flush(tally, losses)
+        await _flush(tally, losses, senders)
 
     app = Application(
-        [*signals.routes(PREFIX), *measuring.routes(PREFIX), *hooks.routes(PREFIX)],
+        [
+            *signals.routes(PREFIX),
+            *logs.routes(PREFIX),
+            *measuring.routes(PREFIX),
+            *OtlpRoutes(entry, logs, measuring).routes(PREFIX),
+            *hooks.routes(PREFIX),
+            *alerts.routes(PREFIX),
+            *events.routes(PREFIX),
+        ],
         title="healer",
         version="1",
         lifespan=lifespan,
@@ -91,14 +155,21 @@ def create_app(services: Services) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.state.services = services
-    app.state.access = access
-    app.state.fleet = fleet
-    app.state.queues = queues
-    app.state.losses = losses
-    app.state.door = enroll.Door()
+    shared = {
+        "services": services,
+        "access": access,
+        "entry": entry,
+        "reach": reach,
+        "fleet": fleet,
+        "queues": queues,
+        "losses": losses,
+        "door": enroll.Door(),
+    }
+    for name, part in shared.items():
+        setattr(app.state, name, part)
     app.include_router(reading.router, prefix=PREFIX)
     app.include_router(series.router, prefix=PREFIX)
+    app.include_router(scraping.router, prefix=PREFIX)
     app.include_router(acting.router, prefix=PREFIX)
     app.include_router(reconcile.router, prefix=PREFIX)
     app.include_router(enroll.router, prefix=PREFIX)
@@ -108,13 +179,13 @@ def create_app(services: Services) -> FastAPI:
     return app
 
 
-async def _write_counts(*counts: Tally | Losses) -> None:
+async def _write_counts(*counts: Tally | Losses | Senders) -> None:
     while True:
         await asyncio.sleep(TALLY_S)
         await _flush(*counts)
 
 
-async def _flush(*counts: Tally | Losses) -> None:
+async def _flush(*counts: Tally | Losses | Senders) -> None:
     for one in counts:
         # What could not be written is kept, and written the next time.
         with contextlib.suppress(Unavailable):

@@ -5,7 +5,7 @@ They bypass FastAPI's dependencies for speed, and declare their role as an attri
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
@@ -20,10 +20,14 @@ from healer.api.fleet import Fleet
 from healer.api.group_commit import WAIT_S, Busy
 from healer.api.losses import Losses
 from healer.api.problems import Problem, field_error
+from healer.api.quotas import KINDS, Kind, Quotas
+from healer.api.receiving import Receiver
+from healer.api.senders import Senders
 from healer.api.services import Caller, Services, Unavailable
 from healer.api.unpacking import check_encoding, too_large, unpacked
-from healer.model import Role, SlurmSnapshot
+from healer.model import LossReason, Role, SlurmSnapshot
 from healer.signals import wire
+from healer.signals.values import TOO_OLD
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -38,6 +42,9 @@ _INLINE_UNPACKED = 1024 * 1024
 #: Bodies that are unpacked at once: each may take twice UNPACKED_LIMIT of memory for a moment.
 _unpacking = anyio.CapacityLimiter(2)
 
+#: Where a request's scope keeps its Caller, for what is counted after it failed.
+SENDER = "healer.sender"
+
 JSON = frozenset({"application/json"})
 
 
@@ -46,12 +53,16 @@ class Entry:
 
     role = Role.signals
 
-    def __init__(self, services: Services, access: Access, fleet: Fleet, losses: Losses) -> None:
+    def __init__(
+        self, services: Services, access: Access, fleet: Fleet, losses: Losses, senders: Senders
+    ) -> None:
         self._services = services
         self._access = access
+        self.reach = access.reach
         self._fleet = fleet
         #: Where a route counts what it did not store.
         self.losses = losses
+        self.senders, self.quotas, self.receiver = senders, Quotas(), Receiver()
         #: The clusters that this healer looks after.
         self.served = services.clusters or (services.cluster,)
 
@@ -63,13 +74,16 @@ class Entry:
         `known` raises Problem 503 for a cluster of ours that Slurm has not shown yet: its senders try again.
         """
         deadline = time.monotonic() + WAIT_S
-        caller = await _patiently(lambda: self._access.caller(request), deadline)
+        caller = await _patiently(lambda: self._access.sender(request), deadline)
         if caller.role not in ALLOWED[self.role]:
             await refuse(
                 request, caller, f"signals are written with the role signals, yours is {caller.role}"
             )
         if caller.job and not of_jobs:
             await refuse(request, caller, f"this token is bound to the job {caller.job}")
+        request.scope[SENDER] = caller
+        kind = KINDS.get(route_of(request.scope["path"]), Kind.events)
+        self.quotas.check(caller, kind, time.monotonic())
         snapshots = await _patiently(self._fleet.current, deadline)
         default = self.default(caller)
         if default in self.served:
@@ -82,6 +96,43 @@ class Entry:
             return snapshot is not None and node in snapshot.nodes
 
         return caller, known
+
+    async def received(self, request: Request, limit: int) -> bytes:
+        """The body as it was sent; its sender is heard, and charged for it."""
+        caller: Caller = request.scope[SENDER]
+        raw = await self.receiver.body(request.receive, limit, caller)
+        self.senders.heard(caller, route_of(request.scope["path"]), len(raw))
+        self.charge(request, size=len(raw))
+        return raw
+
+    def taken(
+        self, request: Request, entries: int, rejected: Sequence[wire.Rejected] = (), more: int = 0
+    ) -> None:
+        """After a body was stored: charges its entries, and counts those that were too late or wrong.
+
+        `entries` without the rejected ones; `more`: rejected beyond those that are told."""
+        self.charge(request, entries=entries + len(rejected) + more)
+        if not rejected:
+            return
+        late = [one for one in rejected if one.reason.startswith(TOO_OLD)]
+        wrong = [one for one in rejected if not one.reason.startswith(TOO_OLD)]
+        self._lost(request, LossReason.late, len(late), late)
+        self._lost(request, LossReason.rejected, len(wrong) + more, wrong or rejected)
+
+    def _lost(self, request: Request, reason: LossReason, count: int, some: Sequence[wire.Rejected]) -> None:
+        if count:
+            caller: Caller = request.scope[SENDER]
+            route, cluster = route_of(request.scope["path"]), self.home(caller)
+            example = some[0].reason
+            self.losses.add(route, reason, count, cluster=cluster, who=caller.name, example=example)
+
+    def home(self, caller: Caller) -> str:
+        """The cluster at which what this caller sends is counted."""
+        return caller.cluster or self._services.cluster
+
+    def charge(self, request: Request, *, size: int = 0, entries: int = 0) -> None:
+        """Counts bytes and entries (lines, samples, events) against the quota of who sent them."""
+        self.quotas.spend(request.scope[SENDER], time.monotonic(), size=size, entries=entries)
 
     def default(self, caller: Caller) -> str:
         """The cluster of what names none; empty where there are several and the token is bound to none."""
@@ -147,8 +198,16 @@ def strange(named: Iterable[str], clusters: frozenset[str]) -> str | None:
     return None
 
 
-def shed(busy: Busy) -> Problem:
-    return Problem(429, str(busy), headers={"Retry-After": str(busy.retry_after_s)})
+def shed(busy: Busy, entries: int = 1) -> Problem:
+    """`entries`: how many are not stored, where that is known."""
+    problem = Problem(429, str(busy), headers={"Retry-After": str(busy.retry_after_s)})
+    problem.lost = entries
+    return problem
+
+
+def route_of(path: str) -> str:
+    """What follows `/signals/`: the name under which a route's signals and losses are counted."""
+    return path.partition("/signals/")[2]
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
@@ -171,7 +230,15 @@ async def read_body(request: Request, *, unpacked_limit: int = BODY_LIMIT) -> by
     raw = await raw_body(request)
     if packed == "identity":
         return raw
-    return await unpacked_body(raw, packed, unpacked_limit)
+    entry: Entry = request.app.state.entry
+    try:
+        body = await unpacked_body(raw, packed, unpacked_limit)
+    except Problem as problem:
+        if problem.status == 413:  # the work was done: who sends bombs pays for it
+            entry.charge(request, size=unpacked_limit)
+        raise
+    entry.charge(request, size=max(0, len(body) - len(raw)))
+    return body
 
 
 async def unpacked_body(raw: bytes, packed: str, limit: int) -> bytes:
@@ -197,14 +264,8 @@ async def raw_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > limit:
         raise too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise too_large(limit)
-        chunks.append(chunk)
-    return b"".join(chunks)
+    entry: Entry = request.app.state.entry
+    return await entry.received(request, limit)
 
 
 def encoding_of(request: Request) -> str:

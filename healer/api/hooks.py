@@ -112,6 +112,8 @@ class HookRoutes:
             rejected=[Rejected(index=one.index, reason=one.reason) for one in seen.rejected],
         )
         self._count(hook, told, seen)
+        entries = told.accepted + told.duplicates + told.unrecognised
+        self._entry.taken(request, entries, seen.rejected, seen.rejected_more)
         return Response(_encode(told), 202, media_type="application/json")
 
     # --- storing ---
@@ -128,11 +130,11 @@ class HookRoutes:
             await asyncio.gather(*samples)
         except Busy as busy:
             _COUNTERS[hook]["shed"].inc(len(told))
-            raise shed(busy) from None
+            raise shed(busy, len(told)) from None
         COMMIT_S.observe(time.perf_counter() - started)
         for one in seen.reports:
             if one.refused and one.hook in DRAINING_HOOKS:
-                await run_in_threadpool(self._services.hooks.note_own, _ask(one), one.refused, one.at)
+                await self._entry.reach.ask(self._services.hooks.note_own, _ask(one), one.refused, one.at)
         return new
 
     async def _measure(self, seen: HookSeen) -> None:
@@ -173,7 +175,10 @@ class HookRoutes:
             return None, standing
         if not is_new:
             # The hook ran twice: it hears what it heard before.
-            permit = await run_in_threadpool(hooks.known, ask)
+            try:
+                permit = await self._entry.reach.ask(hooks.known, ask)
+            except Unavailable:
+                return None, standing
             alive = (
                 permit is not None and permit.run is not None and permit.until > self._services.clock.now()
             )
@@ -193,13 +198,13 @@ class HookRoutes:
         until = time.monotonic() + (WAIT_S if waits else 0.0)
         self._waiting += 1
         try:
-            while not await run_in_threadpool(hooks.is_held, ask.cluster, ask.node):
+            while not await self._entry.reach.ask(hooks.is_held, ask.cluster, ask.node):
                 if time.monotonic() + LOOK_S > until:
                     return None
                 await asyncio.sleep(LOOK_S)
         finally:
             self._waiting -= 1
-        return await run_in_threadpool(hooks.permit, ask)
+        return await run_in_threadpool(hooks.permit, ask)  # it may wait for the gate's lock
 
     async def _current(self, *, anew: bool = False) -> dict[tuple[str, str], HookStanding]:
         """How the nodes stand, at most a second old; requests share one read."""
@@ -214,7 +219,7 @@ class HookRoutes:
         try:
             found = {}
             for cluster in self._entry.served:
-                told = await run_in_threadpool(self._services.hooks.standings, cluster)
+                told = await self._entry.reach.ask(self._services.hooks.standings, cluster)
                 found |= {(cluster, node): standing for node, standing in told.items()}
             self._standings = found
             self._read_at = asked

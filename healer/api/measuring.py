@@ -29,10 +29,12 @@ from healer.api.group_commit import Busy, GroupCommit
 from healer.api.intake import Body, Intake, Refused, Tally, Translators
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import Problem, field_error
-from healer.api.services import Arrival, Caller, Services, Unavailable
+from healer.api.services import Arrival, Caller, DiskFull, Services, Unavailable
 from healer.api.views import Accepted, Rejected
 from healer.model import Observation, Role
+from healer.model.samples import StepBatch
 from healer.signals import wire
+from healer.signals.devices import with_devices
 from healer.signals.measured import Measured
 from healer.signals.step_times import Steps, step_batches
 from healer.signals.translate import Translator
@@ -44,6 +46,8 @@ R = TypeVar("R", Measured, Steps)
 METRICS_QUEUE, METRICS_BATCH = 64 * 1024 * 1024, 2 * 1024 * 1024
 #: Metrics wait for no disk, so nothing makes them gather while another commit is under way.
 GATHER_S = 0.002
+#: OTLP says each point at length; a collector's batch of 8,192 points is some 2 MB.
+OTLP_UNPACKED_LIMIT = 16 * 1024 * 1024
 STEPS_QUEUE, STEPS_BATCH = 16 * 1024 * 1024, 2 * 1024 * 1024
 #: What a node's exporters say of its GPUs is stored again every 10 minutes; so many are known as stored.
 _INVENTORIES = 20_000
@@ -57,7 +61,7 @@ _COUNTERS = {
         result: SIGNALS.labels(route, result)
         for result in ("accepted", "unrecognised", "rejected", "shed")
     }
-    for route in ("metrics", "prometheus/write", "openmetrics", "nvidia-smi", "step-times")
+    for route in ("metrics", "prometheus/write", "openmetrics", "nvidia-smi", "step-times", "otlp/v1/metrics")
 }  # fmt: skip
 
 _encode = msgspec.json.Encoder().encode
@@ -69,11 +73,18 @@ class MeasuringRoutes:
     role = Role.signals
 
     def __init__(
-        self, services: Services, entry: Entry, events: "GroupCommit[Arrival, bool]", tally: Tally
+        self,
+        services: Services,
+        entry: Entry,
+        events: "GroupCommit[Arrival, bool]",
+        tally: Tally,
+        store_steps: Callable[[Sequence[StepBatch]], object],
     ) -> None:
+        """`store_steps` takes step times: into the store, or where they wait for it."""
         self._services = services
         self._entry = entry
         self._events = events
+        self._store_steps = store_steps
         self._tally = tally
         self._translators = Translators(services.rules, services.columns)
         self.steps = GroupCommit(
@@ -180,13 +191,14 @@ class MeasuringRoutes:
             return steps
 
         steps = await self._stored(self.steps, "step-times", request, caller, Body(len(raw), read))
+        self._entry.taken(request, steps.accepted, steps.rejected, steps.rejected_more)
         return _answer("step-times", steps.accepted, 0, steps.rejected, steps.rejected_more)
 
     # --- before and after the queue ---
 
     async def _enter(self, request: Request) -> tuple[Caller, Known]:
         caller, known = await self._entry.enter(request)
-        return caller, _confined(caller, known)
+        return caller, with_devices(_confined(caller, known), bound=caller.node is not None)
 
     async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:
         """The cluster and the node that the address names."""
@@ -226,15 +238,38 @@ class MeasuringRoutes:
         """Asked in the writer's thread, which alone may use it."""
         return self._translators.current(cluster)
 
+    async def otlp(self, request: Request, *, json: bool) -> Measured:
+        """Metrics of OTLP; `healer.api.otlp` makes the answer."""
+        caller, known = await self._enter(request)
+        cluster = await self._cluster(request, caller)
+        raw = await read_body(request, unpacked_limit=OTLP_UNPACKED_LIMIT)
+        now = self._services.clock.now()
+
+        def read() -> Measured:
+            return self.translator(cluster).otlp(raw, known, now, json=json)
+
+        measured = await self._taken("otlp/v1/metrics", request, caller, len(raw), read)
+        rejected = len(measured.rejected) + measured.rejected_more
+        _count("otlp/v1/metrics", measured.samples, measured.unrecognised, rejected)
+        return measured
+
     async def _measured(
         self, route: str, request: Request, caller: Caller, size: int, read: Callable[[], Measured]
     ) -> Response:
-        measured = await self._stored(self.metrics, route, request, caller, Body(size, read))
-        if measured.inventory:
-            await self._remember(measured.inventory)
+        measured = await self._taken(route, request, caller, size, read)
         return _answer(
             route, measured.samples, measured.unrecognised, measured.rejected, measured.rejected_more
         )
+
+    async def _taken(
+        self, route: str, request: Request, caller: Caller, size: int, read: Callable[[], Measured]
+    ) -> Measured:
+        measured = await self._stored(self.metrics, route, request, caller, Body(size, read))
+        if measured.inventory:
+            await self._remember(measured.inventory)
+        entries = measured.samples + measured.unrecognised
+        self._entry.taken(request, entries, measured.rejected, measured.rejected_more)
+        return measured
 
     async def _stored(
         self,
@@ -245,6 +280,9 @@ class MeasuringRoutes:
         body: Body[R],
     ) -> R:
         started = time.perf_counter()
+        if queue is self.metrics and self._entry.reach.away:
+            # They come again, and windows tell that they are late: nobody waits, and no disk is filled.
+            raise Unavailable("the database does not answer; metrics are not kept meanwhile")
         try:
             outcome = (await queue.add((body,)))[0]
         except Busy as busy:
@@ -276,7 +314,11 @@ class MeasuringRoutes:
     def _put_metrics(self, told: list[Measured]) -> None:
         reports = [report for measured in told for report in measured.reports]
         if reports:
-            self._services.samples.put(reports)
+            try:
+                self._services.samples.put(reports)
+            except DiskFull as error:
+                self._entry.reach.disk_full = str(error)
+                raise
         now: datetime | None = None
         for measured in told:
             if measured.unknown:
@@ -286,7 +328,7 @@ class MeasuringRoutes:
     def _put_steps(self, told: list[Steps]) -> None:
         batches = [batch for steps in told for batch in steps.batches]
         if batches:
-            self._services.samples.put_steps(batches)
+            self._store_steps(batches)
 
 
 def _size(body: Body) -> int:
@@ -327,17 +369,17 @@ def _confine_steps(caller: Caller, steps: Steps) -> None:
             raise Refused(why)
 
 
+def _count(route: str, accepted: int, unrecognised: int, rejected: int) -> None:
+    counters = _COUNTERS[route]
+    for result, count in (("accepted", accepted), ("unrecognised", unrecognised), ("rejected", rejected)):
+        if count:
+            counters[result].inc(count)
+
+
 def _answer(
     route: str, accepted: int, unrecognised: int, rejected: Sequence[wire.Rejected], rejected_more: int
 ) -> Response:
-    counters = _COUNTERS[route]
-    for result, count in (
-        ("accepted", accepted),
-        ("unrecognised", unrecognised),
-        ("rejected", len(rejected) + rejected_more),
-    ):
-        if count:
-            counters[result].inc(count)
+    _count(route, accepted, unrecognised, len(rejected) + rejected_more)
     told = Accepted(
         accepted=accepted,
         duplicates=0,

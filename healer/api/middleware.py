@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from healer.api.metrics import REQUESTS
 from healer.api.problems import Problem, problem_of
+from healer.api.receiving import whole
 from healer.api.unpacking import check_encoding, encoding_of, too_large, unpacked
 
 log = logging.getLogger("healer.api")
@@ -81,22 +82,11 @@ class Edge:
         check_encoding(packed)
         if length.isascii() and length.isdigit() and int(length) > BODY_LIMIT:
             raise too_large(BODY_LIMIT)
-        chunks: list[bytes] = []
-        size = 0
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                break
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > BODY_LIMIT:
-                raise too_large(BODY_LIMIT)
-            more = message.get("more_body", False)
+        raw = await whole(receive, BODY_LIMIT)
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        if size and scope["path"].startswith(self.prefix) and kind != "application/json":
+        if raw and scope["path"].startswith(self.prefix) and kind != "application/json":
             raise Problem(415, "the body must be application/json")
-        body = unpacked(b"".join(chunks), packed, BODY_LIMIT) if size else b""
+        body = unpacked(raw, packed, BODY_LIMIT) if raw else b""
         told = False
 
         async def replay() -> Message:

@@ -18,6 +18,7 @@ from healer.api.services import (
     Invalid,
     KeyInFlight,
     KeyReused,
+    NoRoom,
     NotFound,
     TooMany,
     Unavailable,
@@ -35,6 +36,7 @@ _CODES = {
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
+    408: "stalled",
     409: "conflict",
     413: "too_large",
     415: "unsupported_media_type",
@@ -46,7 +48,9 @@ _CODES = {
 
 
 class Problem(Exception):
-    """An answer that is an error. `detail` is a sentence for people."""
+    """An answer that is an error. `detail` is a sentence for people; `lost` entries are not stored."""
+
+    lost = 1
 
     def __init__(
         self,
@@ -156,6 +160,7 @@ _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (KeyInFlight, _in_flight),
     (KeyReused, _reused),
     (Unavailable, _unavailable),
+    (NoRoom, lambda error: Problem(503, str(error), headers={"Retry-After": "5"})),
     (TooMany, _too_many),
     (BadBody, lambda error: Problem(422, str(error), errors=[{"field": "body", "detail": str(error)}])),
     (RequestValidationError, _invalid),

@@ -44,7 +44,8 @@ from healer.model import (
     Verdict,
 )
 from healer.model.drift import Drift, Reconciled
-from healer.ports import Clock, ColumnBook, LossBook, Samples, SignalReads
+from healer.ports import Clock, ColumnBook, LossBook, Samples, SenderBook, SignalReads, Spool
+from healer.ports.pull import ScrapeBook
 
 # --- what a command may answer instead of doing ----------------------------------------------------------
 
@@ -81,6 +82,20 @@ class Unavailable(Exception):
     """The database did not answer in time: 503 with Retry-After. Nothing was done."""
 
 
+class DiskFull(Unavailable):
+    """The database answers, and its disk has no room for more."""
+
+
+class NoRoom(Exception):
+    """The database is away and the spool takes no more: 503 with Retry-After. `disk`: its disk is full."""
+
+    def __init__(self, text: str, *, disk: bool = False) -> None:
+        super().__init__(text)
+        self.disk = disk
+        #: How many things were refused by it.
+        self.entries = 1
+
+
 # --- who asks --------------------------------------------------------------------------------------------
 
 
@@ -93,6 +108,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     job: str | None = None
     cluster: str | None = None
+    #: How many times the usual quota of signals it may send: `healer.api.quotas`.
+    quota: float = 1.0
     #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
     csrf: str | None = None
 
@@ -455,6 +472,8 @@ class Services:
     columns: ColumnBook
     unknown: UnknownBook
     losses: LossBook
+    senders: SenderBook
+    scrapes: ScrapeBook
     #: What pages draw.
     history: SignalReads
     reads: Reads
@@ -470,6 +489,8 @@ class Services:
     #: How nodes of a cluster prove who they are when they enrol: each cluster has a key of its own.
     credentials: Callable[[str], Credentials]
     clusters: tuple[str, ...] = ()
+    #: Where events and step times wait while the database is away; without one their senders hear 503.
+    spool: Spool | None = None
     #: Cookies only over HTTPS; off for the loopback address.
     secure_cookies: bool = False
 

@@ -35,7 +35,7 @@ _LINES = frozenset({"application/json", "text/plain"})
 _RESULTS = ("accepted", "duplicate", "unrecognised", "rejected", "shed")
 _COUNTERS = {
     route: {result: SIGNALS.labels(route, result) for result in _RESULTS}
-    for route in ("kernel-log", "heartbeat", "checkpoints")
+    for route in ("kernel-log", "heartbeat", "checkpoints", "logs", "otlp/v1/logs")
 }
 
 _encode = msgspec.json.Encoder().encode
@@ -82,7 +82,7 @@ class SignalRoutes:
             if caller.node or caller.cluster:
                 await confine(request, caller, wire.nodes_of_kernel_log(body, cluster=cluster))
             parsed = wire.kernel_log_observations(body, known, now, cluster=cluster)
-        return await self._store("kernel-log", parsed)
+        return await self._store(request, "kernel-log", parsed)
 
     async def heartbeat(self, request: Request) -> Response:
         caller, known = await self._entry.enter(request)
@@ -92,7 +92,7 @@ class SignalRoutes:
         cluster = self._entry.default(caller)
         await confine(request, caller, wire.nodes_of_heartbeats(body, cluster=cluster))
         parsed = wire.heartbeat_observations(body, known, self._services.clock.now(), cluster=cluster)
-        return await self._store("heartbeat", parsed, heartbeat=True)
+        return await self._store(request, "heartbeat", parsed, heartbeat=True)
 
     async def checkpoints(self, request: Request) -> Response:
         """What a job can go back to. Events too: a requeue may wait for one."""
@@ -110,9 +110,18 @@ class SignalRoutes:
             await refuse(request, caller, f"this token is bound to the job {caller.job}")
         if why := strange((one.cluster for one in told), await self._entry.clusters()):
             raise wire.BadBody(why)
-        return await self._store("checkpoints", parsed)
+        return await self._store(request, "checkpoints", parsed)
 
-    async def _store(self, route: str, parsed: wire.Accepted, *, heartbeat: bool = False) -> Response:
+    async def _store(
+        self, request: Request, route: str, parsed: wire.Accepted, *, heartbeat: bool = False
+    ) -> Response:
+        answer = await self.stored(route, parsed, heartbeat=heartbeat)
+        entries = answer.accepted + answer.duplicates + answer.unrecognised
+        self._entry.taken(request, entries, parsed.rejected, parsed.rejected_more)
+        return Response(_encode(answer), 202, media_type="application/json")
+
+    async def stored(self, route: str, parsed: wire.Accepted, *, heartbeat: bool = False) -> Accepted:
+        """The answer, after the commit. Raises Problem 429 when too much waits."""
         arrivals = [Arrival(one, parsed.alternatives.get(one.digest, ())) for one in parsed.observations]
         repeats = 0
         if heartbeat:
@@ -122,7 +131,7 @@ class SignalRoutes:
             new = await self._commit.add(arrivals, shed_first=heartbeat)
         except Busy as busy:
             _COUNTERS[route]["shed"].inc(len(arrivals))
-            raise shed(busy) from None
+            raise shed(busy, len(arrivals)) from None
         COMMIT_S.observe(time.perf_counter() - started)
         if heartbeat:
             self._remember(arrivals)
@@ -141,7 +150,7 @@ class SignalRoutes:
                 counters[result].inc(count)
         if answer.rejected:
             counters["rejected"].inc(len(answer.rejected) + parsed.rejected_more)
-        return Response(_encode(answer), 202, media_type="application/json")
+        return answer
 
     def _coalesced(self, arrivals: list[Arrival]) -> tuple[list[Arrival], int]:
         now = time.monotonic()

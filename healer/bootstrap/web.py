@@ -25,10 +25,13 @@ from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.scrapes import PostgresScrapes
+from healer.adapters.postgres.senders import PostgresSenders
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.adapters.slurm.preferred import PreferredScheduler
+from healer.adapters.spool import FileSpool
 from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
 from healer.api.services import Services
@@ -73,6 +76,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
     }
     return Services(
         cluster=cluster,
+        spool=FileSpool(settings.data_dir / "spool"),
         clusters=several,
         clock=clock,
         rules=rules,
@@ -81,6 +85,8 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         columns=columns,
         unknown=PostgresUnknownSeries(db),
         losses=PostgresLosses(db),
+        scrapes=PostgresScrapes(db),
+        senders=PostgresSenders(db),
         history=PostgresSignalReads(db, columns),
         reads=PostgresReads(db, snapshots=snapshots, clock=clock, rules=rules),
         tokens=PostgresTokens(db, cluster),

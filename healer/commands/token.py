@@ -38,6 +38,9 @@ def create(
     expires: str | None = typer.Option(
         None, help="How long it lasts: 30m, 12h, 90d, 52w. Default: for ever."
     ),
+    quota: float = typer.Option(
+        1.0, min=0.001, max=1000, help="How many times the usual quota of signals it may send."
+    ),
     once: bool = typer.Option(
         False, "--once", help=f"A sign-in link for the console instead: works once, for {_LINK_LASTS}."
     ),
@@ -61,6 +64,7 @@ def create(
             cluster=cluster,
             expires_at=until,
             once=once,
+            quota=quota,
         )
     if json:
         told = {"token": token, "id": token.split("_")[1], "role": role.value, "name": name}
@@ -79,7 +83,7 @@ def list_tokens(json: bool = AS_JSON) -> None:
             [{k: v.isoformat() if isinstance(v, datetime) else v for k, v in row.items()} for row in found]
         )
         return
-    columns = ("id", "role", "name", "node", "job", "cluster", "created_at", "expires_at", "revoked_at")
+    columns = ("id", "role", "name", "node", "job", "cluster", "quota", "created_at", "expires_at", "revoked_at")
     print_table(columns, [[row[column] for column in columns] for row in found])
 
 

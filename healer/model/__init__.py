@@ -3,9 +3,18 @@
 from healer.model.audit import AuditRecord, Broken, Checkpoint
 from healer.model.checkpoint import JobCheckpoint
 from healer.model.command import Command, CommandKind
-from healer.model.component import Component
+from healer.model.component import DEVICE_MARK, Component, device_named
 from healer.model.decision import Answer, AnswerKind, Decision, Outcome, Proposal
-from healer.model.detection import Chart, ChartLine, ChartMark, Contribution, DetectionRule, GpuModel
+from healer.model.detection import (
+    AlertRule,
+    Chart,
+    ChartLine,
+    ChartMark,
+    Contribution,
+    DetectionRule,
+    FiringAlert,
+    GpuModel,
+)
 from healer.model.finding import Evidence, Finding
 from healer.model.gate import (
     Breaker,
@@ -20,7 +29,7 @@ from healer.model.gate import (
     Veto,
 )
 from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Heard, Incident
-from healer.model.losses import Loss, LossReason
+from healer.model.losses import Loss, LossReason, Sender
 from healer.model.node import Diagnosis, FabricState, LastHeard
 from healer.model.observation import Observation, ObservationKind
 from healer.model.reasons import OwnerKind, ReasonOwner
@@ -30,23 +39,28 @@ from healer.model.rules import (
     DriverAsk,
     GuardSettings,
     NvlinkRow,
+    Peer,
     Place,
     Playbook,
     Rule,
     Ruleset,
     Spares,
     Step,
+    Switch,
     Topology,
     WatchSettings,
     Xid74Bits,
 )
 from healer.model.run import LogEntry, Run, StepEvent
+from healer.model.scrape import ScrapeJob, ScrapeQuery, ScrapeRules, ScrapeState, TargetState
 from healer.model.sensed import Sensed
 from healer.model.signals import (
+    OF_DEVICES,
     Alias,
     Catalogue,
     Column,
     Combine,
+    DeviceKind,
     Part,
     Scope,
     Signal,
@@ -92,6 +106,7 @@ from healer.model.words import (
 )
 
 __all__ = [
+    "DEVICE_MARK",
     "ENDED_RUN_STATES",
     "EVIDENCE_FIRST",
     "EVIDENCE_KEPT",
@@ -99,12 +114,14 @@ __all__ = [
     "JOB_VERBS",
     "LIFTING_VERBS",
     "NODE_REMOVING",
+    "OF_DEVICES",
     "REMEDY_LADDER",
     "REMOVING_VERBS",
     "RESTARTING_VERBS",
     "RETURNING_VERBS",
     "SLOT_GUARDS",
     "Agreed",
+    "AlertRule",
     "Alias",
     "Answer",
     "AnswerKind",
@@ -128,12 +145,14 @@ __all__ = [
     "Controller",
     "Decision",
     "DetectionRule",
+    "DeviceKind",
     "Diagnosis",
     "DriverAsk",
     "Evidence",
     "FabricState",
     "FaultClass",
     "Finding",
+    "FiringAlert",
     "GateFacts",
     "GpuModel",
     "Guard",
@@ -157,6 +176,7 @@ __all__ = [
     "OwnerKind",
     "Part",
     "Pause",
+    "Peer",
     "Permit",
     "Place",
     "Playbook",
@@ -174,6 +194,11 @@ __all__ = [
     "Run",
     "RunState",
     "Scope",
+    "ScrapeJob",
+    "ScrapeQuery",
+    "ScrapeRules",
+    "ScrapeState",
+    "Sender",
     "Sense",
     "Sensed",
     "Severity",
@@ -188,6 +213,8 @@ __all__ = [
     "Step",
     "StepEvent",
     "Submission",
+    "Switch",
+    "TargetState",
     "Ticket",
     "Topology",
     "Trouble",
@@ -197,4 +224,5 @@ __all__ = [
     "Veto",
     "WatchSettings",
     "Xid74Bits",
+    "device_named",
 ]

@@ -11,6 +11,7 @@ class LossReason(StrEnum):
 
     shed = "shed"  # too much waited to be written: 429
     quota = "quota"  # the token sent more than it may: 429
+    not_ready = "not_ready"  # Slurm has not been asked yet which nodes there are: 503
     database_away = "database_away"  # nothing could be stored: 503
     disk_full = "disk_full"  # the database's disk, or the spool's
     spool_full = "spool_full"  # the database was away for longer than the spool holds
@@ -39,3 +40,16 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     first_seen: datetime
     last_seen: datetime
     example: str = ""
+
+
+class Sender(msgspec.Struct, frozen=True, kw_only=True):
+    """What one token sent by one route. `bytes` as they were sent; `node`: the one that it is bound to."""
+
+    cluster: str
+    who: str
+    source: str
+    node: str = ""
+    requests: int = 1
+    bytes: int = 0
+    first_seen: datetime
+    last_seen: datetime

@@ -7,7 +7,7 @@ Both pass the same contract suites in `tests/contract`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from healer.model import (
     AuditRecord,
@@ -32,6 +32,7 @@ from healer.model import (
     RequeueUse,
     Run,
     RunState,
+    Sender,
     Slot,
     SlurmSnapshot,
     Ticket,
@@ -78,6 +79,9 @@ __all__ = [
     "SchedulerUnavailable",
     "SignalReads",
     "Snapshots",
+    "Spool",
+    "SpoolState",
+    "Spooled",
     "Tickets",
     "TooManyColumns",
     "UnknownNode",
@@ -321,6 +325,10 @@ class Inbox(Protocol):
         """Consumed or not, by arrival: to rebuild the picture after a restart."""
         ...
 
+    def alerts(self, moment: datetime) -> Iterable[Observation]:
+        """Of kind `alert` alone, since an earlier moment: they stand for hours."""
+        ...
+
 
 # --- samples ---------------------------------------------------------------------------------------------
 
@@ -334,6 +342,66 @@ class LossBook(Protocol):
 
     def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
         """The latest first; None: of all clusters."""
+        ...
+
+
+class SenderBook(Protocol):
+    """Who sends what. `add` raises `healer.api.services.Unavailable`, and adds nothing."""
+
+    def add(self, told: Sequence[Sender]) -> None:
+        """Adds to what is known of the same cluster, token's name and route."""
+        ...
+
+    def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
+        """The latest first; None: of all clusters."""
+        ...
+
+
+class Spooled(NamedTuple):
+    """One accepted thing on its way to the store. `kind` is one byte, `body` what that kind's store reads."""
+
+    kind: bytes
+    body: bytes
+
+
+class SpoolState(NamedTuple):
+    """What waits on disk. `since`: when the oldest of it began to; None: nothing waits."""
+
+    entries: int
+    size_bytes: int
+    limit_bytes: int
+    since: datetime | None
+
+
+class Spool(Protocol):
+    """Accepted signals on disk while the database is away, in their order. Thread-safe.
+
+    One thread alone calls `oldest`, `drop_oldest` and `adopt`.
+    """
+
+    @property
+    def pending(self) -> bool: ...
+
+    def state(self) -> SpoolState: ...
+
+    def append(self, records: Sequence[Spooled]) -> None:
+        """All of them, safe on disk when this returns; or none, and `healer.api.services.NoRoom`."""
+        ...
+
+    def oldest(self, most: int, size: int) -> list[Spooled]:
+        """The oldest records: at most `most`, and at most `size` bytes but for the first one."""
+        ...
+
+    def drop_oldest(self, records: Sequence[Spooled]) -> None:
+        """What `oldest` gave last is stored."""
+        ...
+
+    def adopt(self) -> int:
+        """Takes over what processes left that died; the number of records."""
+        ...
+
+    def close(self) -> None:
+        """What is left stays for the next process."""
         ...
 
 
@@ -387,6 +455,10 @@ class SignalReads(Protocol):
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         """When it last spoke, after `since`."""
+        ...
+
+    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
+        """What other systems' alerting told of it after `since`, oldest first."""
         ...
 
 

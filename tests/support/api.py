@@ -28,6 +28,8 @@ from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.scrapes import PostgresScrapes
+from healer.adapters.postgres.senders import PostgresSenders
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, runs
 from healer.adapters.postgres.tokens import PostgresTokens
@@ -300,6 +302,8 @@ class Api:
             columns=columns,
             unknown=PostgresUnknownSeries(self.engine),
             losses=PostgresLosses(self.engine),
+            scrapes=PostgresScrapes(self.engine),
+            senders=PostgresSenders(self.engine),
             history=PostgresSignalReads(self.engine, columns),
             reads=PostgresReads(self.engine, snapshots=self.snapshots, clock=clock, rules=lambda: RULES),
             tokens=self.tokens,

@@ -39,6 +39,7 @@ inbox = sa.Table(
         sa.text("(doc #>> '{component,job}')"),
         postgresql_where=sa.text("kind = 'checkpoint'"),
     ),
+    sa.Index("inbox_alerts", "cluster", "node", "arrived_at", postgresql_where=sa.text("kind = 'alert'")),
 )
 
 
@@ -117,6 +118,20 @@ losses = sa.Table(
     _moment("first_seen"),
     _moment("last_seen"),
     sa.Column("example", sa.Text, nullable=False),
+)
+
+# Who sends what, by token and route; `node` is the one that the token is bound to, if any.
+senders = sa.Table(
+    "senders",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("who", sa.Text, primary_key=True),
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("node", sa.Text, nullable=False),
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    _moment("first_seen"),
+    _moment("last_seen"),
 )
 
 # What the scraper of each cluster fetched last: msgpack, zlib. One row, so that 1,250 targets are one write.
@@ -382,6 +397,8 @@ tokens = sa.Table(
     # A sign-in link: works once, then becomes a session.
     sa.Column("once", sa.Boolean, nullable=False, server_default=sa.false()),
     _moment("used_at", nullable=True),
+    # How many times the usual quota of signals it may send.
+    sa.Column("quota", sa.Float, nullable=False, server_default="1"),
 )
 
 sessions = sa.Table(

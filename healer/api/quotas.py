@@ -1,0 +1,131 @@
+"""What one token may send: bytes and entries per second, with a burst; in this process alone.
+
+A request is let in while its token owes nothing, and is charged for what it was: so nothing has to be known
+beforehand, and the time until the next one is exact. What matters less is refused at a smaller debt: a token
+that sends too many metrics still tells its events, and one that floods events tells no metrics meanwhile.
+"""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from healer.api.problems import Problem
+from healer.api.services import Caller
+
+#: Tokens that are remembered. One that is forgotten, the longest unheard, begins with its whole burst.
+TOKENS = 20_000
+
+
+class Kind(IntEnum):
+    """What a route brings; the value is how many bursts a token may owe before it is refused."""
+
+    metrics = 0
+    steps = 1
+    heartbeats = 2
+    events = 10
+
+
+class Rates(NamedTuple):
+    """Per second. The burst is `BURST_S` seconds of it."""
+
+    bytes: float
+    entries: float
+
+
+BURST_S = 60.0
+#: 10,000 GPUs are 1,250 nodes of 240 samples every 5 s: 60,000 samples/s, and 21 MB/s of remote_write
+#: unpacked, the widest form. One token for all of it fits ten times.
+OF_CLUSTER = Rates(200e6, 600_000)
+#: node_exporter and dcgm-exporter of one node print 3,000 lines of 100 bytes: every 5 s, six times over; and
+#: a storm of 10,000 kernel lines at once is a thirtieth of the burst.
+OF_NODE = Rates(2e6, 5_000)
+#: Steps of 10,000 ranks each second, at 200 bytes, twice.
+OF_JOB = Rates(4e6, 20_000)
+
+#: The routes that bring no events, by what follows /signals/; all others do.
+KINDS = {
+    "metrics": Kind.metrics,
+    "openmetrics": Kind.metrics,
+    "prometheus/write": Kind.metrics,
+    "nvidia-smi": Kind.metrics,
+    "otlp/v1/metrics": Kind.metrics,
+    "step-times": Kind.steps,
+    "heartbeat": Kind.heartbeats,
+}
+
+
+class OverQuota(Problem):
+    """429 with the seconds until this token is heard again."""
+
+    def __init__(self, what: str, rate: float, wait_s: int) -> None:
+        super().__init__(
+            429,
+            f"this token sends more than its {rate:g} {what} per second; after {wait_s} s it is heard again",
+            code="quota",
+            headers={"Retry-After": str(wait_s)},
+            more={"quota": what, "per_s": rate},
+        )
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is left of the burst; below 0 it is owed."""
+
+    bytes: float
+    entries: float
+    at: float
+
+
+class Quotas:
+    """For one event loop. `now` is a clock that only goes forward, in s."""
+
+    def __init__(self) -> None:
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+
+    def check(self, caller: Caller, kind: Kind, now: float) -> None:
+        """Raises OverQuota while the token owes more than this kind may."""
+        account = self._accounts.get(caller.id)
+        if account is None:
+            return
+        rates = rates_of(caller)
+        _earn(account, rates, now)
+        for what, left, rate in (
+            ("bytes", account.bytes, rates.bytes),
+            ("entries", account.entries, rates.entries),
+        ):
+            owed = -left - kind * BURST_S * rate
+            if owed > 0:
+                raise OverQuota(what, rate, max(1, math.ceil(owed / rate)))
+
+    def spend(self, caller: Caller, now: float, *, size: int = 0, entries: int = 0) -> None:
+        """Charges what a request was: bytes unpacked, and entries (lines, samples, events)."""
+        rates = rates_of(caller)
+        account = self._accounts.get(caller.id)
+        if account is None:
+            account = _Account(rates.bytes * BURST_S, rates.entries * BURST_S, now)
+            self._accounts[caller.id] = account
+            if len(self._accounts) > TOKENS:
+                self._accounts.popitem(last=False)
+        else:
+            _earn(account, rates, now)
+            self._accounts.move_to_end(caller.id)
+        account.bytes -= size
+        account.entries -= entries
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+
+def rates_of(caller: Caller) -> Rates:
+    base = OF_NODE if caller.node else OF_JOB if caller.job else OF_CLUSTER
+    return Rates(base.bytes * caller.quota, base.entries * caller.quota)
+
+
+def _earn(account: _Account, rates: Rates, now: float) -> None:
+    """Time pays back, up to a whole burst."""
+    passed = max(0.0, now - account.at)
+    account.bytes = min(rates.bytes * BURST_S, account.bytes + passed * rates.bytes)
+    account.entries = min(rates.entries * BURST_S, account.entries + passed * rates.entries)
+    account.at = now

@@ -39,8 +39,11 @@ class Otlp:
         """Raises BadBody. An index in `rejected` is a data point's number, from 0."""
         self.slots.forget(now)
         reading = _Reading(self, known)
-        for metric in read_json(raw) if json else read_protobuf(raw):
-            reading.take(metric, self.resource(metric.resource, json=json))
+        try:
+            for metric in read_json(raw) if json else read_protobuf(raw):
+                reading.take(metric, self.resource(metric.resource, json=json))
+        except Torn as error:  # of a point: they are read one by one
+            raise BadBody(f"a data point cannot be read: {error}") from None
         return reading.done(now)
 
     def resource(self, block: bytes, *, json: bool) -> int:

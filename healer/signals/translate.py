@@ -6,11 +6,13 @@ from healer.model import Catalogue
 from healer.ports import ColumnBook
 from healer.signals.columnar import Columnar
 from healer.signals.exposition import Exposition
-from healer.signals.gpu_names import GpuNames
+from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.measured import Measured
 from healer.signals.names import Names, Numbers
 from healer.signals.nvidia_smi import NvidiaSmi
+from healer.signals.otlp import Otlp
 from healer.signals.ports import Ports
+from healer.signals.promql import Line, Queried
 from healer.signals.remote_write import RemoteWrite
 from healer.signals.series import Placer
 from healer.signals.wire import Known
@@ -31,6 +33,8 @@ class Translator:
         self._columnar = Columnar(names, numbers, gpus, ports, cluster)
         self._exposition = Exposition(placer, cluster)
         self._remote_write = RemoteWrite(placer)
+        self._queried = Queried(placer)
+        self._otlp = Otlp(placer)
         self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, cluster)
 
     def columnar(self, raw: bytes, known: Known, now: datetime) -> Measured:
@@ -44,6 +48,18 @@ class Translator:
     def remote_write(self, raw: bytes, known: Known, now: datetime) -> Measured:
         """`POST /signals/prometheus/write`: snappy over protobuf, 1.0."""
         return self._told(self._remote_write.take(raw, known, now))
+
+    def queried(self, raw: bytes, known: Known, now: datetime, *, signal: str = "") -> Measured:
+        """An answer of a Prometheus-compatible server; with `signal` all its series are of that one."""
+        return self._told(self._queried.take(raw, known, now, signal=signal))
+
+    def charted(self, raw: bytes, known: Known) -> dict[tuple[Where, int], Line]:
+        """The same as points of charts, of any age, by node and column."""
+        return self._queried.lines(raw, known)
+
+    def otlp(self, raw: bytes, known: Known, now: datetime, *, json: bool) -> Measured:
+        """`POST /signals/otlp/v1/metrics`: in protobuf, or in `json`."""
+        return self._told(self._otlp.take(raw, known, now, json=json))
 
     def nvidia_smi(self, raw: bytes, known: Known, now: datetime, *, node: str) -> Measured:
         """`POST /signals/nvidia-smi`: the XML of `nvidia-smi -q -x`."""

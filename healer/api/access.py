@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import Depends, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from healer.api.problems import Problem, field_error, unauthenticated
-from healer.api.services import Caller, Services
+from healer.api.reach import Reach
+from healer.api.services import Caller, Services, Unavailable
 from healer.model import AuditRecord, Role
 
 SESSION_COOKIE = "healer_session"
@@ -39,6 +39,8 @@ ALLOWED: dict[Role, frozenset[Role]] = {
 
 _CACHE_S = 1.0
 _CACHE_SIZE = 20_000
+#: While the database is away a token for signals that was good within this time still writes signals.
+REMEMBERED_S = 900.0
 _NO_CLUSTER = (
     "this token is bound to a node or a job, and not to its cluster: make it anew with --cluster, "
     "as clusters number their nodes and jobs alike"
@@ -58,8 +60,11 @@ def csrf_of(cookie: str) -> str:
 class Access:
     """Finds callers, with a cache of a second, and bounds what refusals write to the audit."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, reach: Reach) -> None:
         self._services = services
+        self.reach = reach
+        #: Tokens for signals alone, and when each was good last; no page and no command asks here.
+        self._senders: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
         self._lock = threading.Lock()
         self._refused: OrderedDict[tuple[str, str, str], float] = OrderedDict()
@@ -81,11 +86,32 @@ class Access:
             self._cache[(kind, digest)] = (asked, caller)
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
+            if kind == "token":
+                self._remember(digest, asked, caller)
         return caller
+
+    def _remember(self, digest: bytes, asked: float, caller: Caller | None) -> None:
+        self._senders.pop(digest, None)
+        if caller is not None and caller.role is Role.signals:
+            self._senders[digest] = (asked, caller)
+            if len(self._senders) > _CACHE_SIZE:
+                self._senders.popitem(last=False)
 
     async def find(self, kind: str, digest: bytes) -> Caller | None:
         known, caller = self.cached(kind, digest)
-        return caller if known else await run_in_threadpool(self.look_up, kind, digest)
+        return caller if known else await self.reach.ask(self.look_up, kind, digest)
+
+    async def sender(self, request: HTTPConnection) -> Caller:
+        """Who sends signals. While the database is away a token for signals that was good a little while ago
+        still counts, for this alone: what it tells would else be lost in the very minutes that matter."""
+        try:
+            return await self.caller(request)
+        except Unavailable:
+            token = request.headers.get("authorization", "").partition(" ")[2].strip()
+            seen_at, caller = self._senders.get(digest_of(token), (float("-inf"), None))
+            if caller is None or time.monotonic() - seen_at > REMEMBERED_S:
+                raise
+            return self._told_apart(caller)
 
     async def caller(self, request: HTTPConnection) -> Caller:
         """Who asks. Raises 401, or 403 for a session without its CSRF proof."""
@@ -105,6 +131,9 @@ class Access:
                 _check_csrf(request, caller)
         if caller is None:
             raise unauthenticated()
+        return self._told_apart(caller)
+
+    def _told_apart(self, caller: Caller) -> Caller:
         if (caller.node or caller.job) and not caller.cluster and not self._services.only:
             raise Problem(403, _NO_CLUSTER)
         return caller
@@ -203,7 +232,7 @@ async def refuse(request: HTTPConnection, caller: Caller, why: str) -> NoReturn:
     """403, and a record of it. Always raises."""
     access: Access = request.app.state.access
     what = f"{request.scope.get('method', 'GET')} {request.scope['path'][:200]}"
-    await run_in_threadpool(access.note_refusal, caller, what, why)
+    await access.reach.ask(access.note_refusal, caller, what, why)
     raise Problem(403, why)
 
 

@@ -4,25 +4,25 @@ import asyncio
 import threading
 import time
 
-from starlette.concurrency import run_in_threadpool
-
+from healer.api.reach import Reach
 from healer.api.services import Services, Unavailable
 from healer.model import SlurmSnapshot
 
 _FRESH_S = 1.0
-#: While the database is away the old picture still says which nodes there are.
-_USABLE_S = 60.0
+#: While the database is away the old picture still says which nodes there are, for as long as tokens that
+#: were good still count (`access.REMEMBERED_S`).
+_USABLE_S = 900.0
 
 
 class Fleet:
     """The snapshots of all clusters, cached."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, reach: Reach) -> None:
+        self._services, self._reach = services, reach
         self._snapshots: dict[str, SlurmSnapshot] = {}
         self._read_at = float("-inf")
         self._lock = threading.Lock()
-        self._reading: asyncio.Future[None] | None = None
+        self._reading: asyncio.Future[dict[str, SlurmSnapshot]] | None = None
 
     def snapshots(self) -> dict[str, SlurmSnapshot]:
         """By cluster; from a thread."""
@@ -39,9 +39,9 @@ class Fleet:
         if age <= _FRESH_S:
             return self._snapshots
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(run_in_threadpool(self.snapshots))  # type: ignore[assignment]
+            self._reading = asyncio.ensure_future(self._reach.ask(self.snapshots))
         try:
-            await asyncio.shield(self._reading)  # type: ignore[arg-type]
+            await asyncio.shield(self._reading)
         except Unavailable:
             if age > _USABLE_S or not self._snapshots:
                 raise

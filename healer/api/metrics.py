@@ -1,5 +1,6 @@
 """healer's own figures for Prometheus. Few series, none with a node's name."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+
+from healer.ports import Spool
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -38,6 +41,11 @@ QUEUED = Gauge(
     ("queue",),
     registry=REGISTRY,
 )
+SPOOLED = Gauge(
+    "healer_spool_entries", "Accepted signals on disk while the database is away.", registry=REGISTRY
+)
+SPOOL_BYTES = Gauge("healer_spool_bytes", "What they take on disk.", registry=REGISTRY)
+SPOOL_AGE_S = Gauge("healer_spool_oldest_seconds", "Since when they wait.", registry=REGISTRY)
 REQUESTS = Counter(
     "healer_http_requests", "Requests by method and status.", ("method", "status"), registry=REGISTRY
 )
@@ -65,7 +73,35 @@ _GAUGES = {
     "messages_failed": Gauge(
         "healer_messages_failed", "Messages that no sink took.", ("cluster",), registry=REGISTRY
     ),
+    "scrape_targets": Gauge(
+        "healer_scrape_targets", "What healer fetches itself.", ("cluster", "state"), registry=REGISTRY
+    ),
+    # These two only grow, and begin anew with the scraper; it is another process that counts them.
+    "scrapes": Gauge(
+        "healer_scrapes", "Fetches since the scraper started.", ("cluster", "result"), registry=REGISTRY
+    ),
+    "scrape_samples": Gauge(
+        "healer_scrape_samples", "Samples stored since the scraper started.", ("cluster",), registry=REGISTRY
+    ),
+    "scrape_age": Gauge(
+        "healer_scrape_told_age_seconds",
+        "Since the scraper last told its state.",
+        ("cluster",),
+        registry=REGISTRY,
+    ),
 }
+
+
+def spool_figures(spool: Spool) -> None:
+    """Has /metrics ask this spool."""
+
+    def age_s() -> float:
+        since = spool.state().since
+        return 0.0 if since is None else max(0.0, time.time() - since.timestamp())
+
+    SPOOLED.set_function(lambda: spool.state().entries)
+    SPOOL_BYTES.set_function(lambda: spool.state().size_bytes)
+    SPOOL_AGE_S.set_function(age_s)
 
 
 def exposition(figures: Mapping[str, Any]) -> bytes:

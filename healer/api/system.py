@@ -1,7 +1,9 @@
 """What lies outside the prefix: liveness, readiness, metrics, and the API's own document."""
 
 import html
+from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -9,9 +11,12 @@ from healer.api.access import need
 from healer.api.answers import answer
 from healer.api.documents import answers
 from healer.api.metrics import exposition
+from healer.api.reach import Reach
+from healer.api.scraping import scrape_gauges
 from healer.api.services import Services, Unavailable
 from healer.api.views import Readiness
 from healer.model import Role
+from healer.ports import SpoolState
 
 router = APIRouter()
 
@@ -23,23 +28,45 @@ def healthz(request: Request) -> Response:
 
 
 @router.get("/readyz", responses=answers(Readiness, "ready") | answers(Readiness, "not ready", 503))
-def readyz(request: Request) -> Response:
-    """Whether healer as a whole can do its work: the database, Slurm's picture, the detector."""
+async def readyz(request: Request) -> Response:
+    """Whether healer as a whole can do its work: the database and its disk, Slurm's picture, the detector;
+    and what waits in the spool of this process."""
     services: Services = request.app.state.services
+    reach: Reach = request.app.state.reach
     try:
-        ready = services.ready()
+        ready = await reach.insist(services.ready)
     except Unavailable as error:
         ready = Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
+    checks = dict(ready.checks)
+    if services.spool is not None:
+        checks["spool"] = _spooled(services.spool.state())
+    if reach.disk_full:
+        checks["disk"] = {"ok": False, "text": reach.disk_full}
+    ready = msgspec.structs.replace(ready, ready=ready.ready and not reach.disk_full, checks=checks)
     return answer(request, ready, 200 if ready.ready else 503)
+
+
+def _spooled(state: SpoolState) -> dict[str, Any]:
+    """A state and no failure, but for a spool that is as good as full."""
+    if state.since is None:
+        return {"ok": True, "text": "empty", "entries": 0, "bytes": 0}
+    return {
+        "ok": state.size_bytes < 0.9 * state.limit_bytes,
+        "text": f"{state.entries} entries wait for the database since {state.since:%Y-%m-%d %H:%M:%S} UTC",
+        "entries": state.entries,
+        "bytes": state.size_bytes,
+        "limit_bytes": state.limit_bytes,
+        "since": state.since,
+    }
 
 
 @router.get("/metrics", dependencies=[need(Role.viewer)], response_class=Response)
 def metrics(request: Request) -> Response:
     """healer's own figures, as Prometheus reads them."""
     services: Services = request.app.state.services
-    return Response(
-        exposition(services.reads.figures()), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+    figures = dict(services.reads.figures())
+    figures |= scrape_gauges(services.scrapes.states(None), services.clock.now())
+    return Response(exposition(figures), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/openapi.json", include_in_schema=False)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from healer.api.services import Invalid, Unavailable
+from healer.api.services import DiskFull, Invalid, Unavailable
 from healer.ports import LedgerAway
 
 
@@ -56,6 +56,14 @@ def own_connection(engine: sa.Engine) -> psycopg.Connection:
 
 #: SQLSTATE classes that tell of a server that is away, starting or stopping rather than of a wrong question.
 _AWAY = ("08", "53", "57")
+
+
+def away(error: Exception) -> Unavailable:
+    """What an error of a connection or of a server that cannot work means to whoever wanted to store."""
+    cause = getattr(error, "orig", None) or error
+    if isinstance(cause, psycopg.errors.DiskFull):
+        return DiskFull("the disk of the database is full")
+    return Unavailable(f"the database does not answer: {type(cause).__name__}")
 
 
 @contextmanager

@@ -14,9 +14,9 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import own_connection
+from healer.adapters.postgres.engine import away, own_connection
 from healer.adapters.postgres.tables import inbox
-from healer.api.services import Arrival, Unavailable
+from healer.api.services import Arrival
 from healer.model import Command, Component, Observation, ObservationKind
 
 #: Wakes the detector; what was missed it finds by its own poll.
@@ -33,6 +33,8 @@ ON CONFLICT (digest) DO NOTHING
 RETURNING encode(digest, 'hex')
 """
 
+#: Alerts that a detector reads when it starts: those that it remembers, each told again a few times.
+_ALERTS_READ = 100_000
 #: Deadlocks in a row after which a batch is not tried again.
 _DEADLOCKS = 5
 
@@ -56,7 +58,7 @@ class PostgresSignals:
             return self._store(arrivals)
         except (psycopg.OperationalError, psycopg.InterfaceError, SQLAlchemyError) as error:
             self.close()
-            raise Unavailable(f"the database does not answer: {type(error).__name__}") from error
+            raise away(error) from error
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -183,6 +185,25 @@ def consume(conn: sa.Connection, observations: Iterable[Observation], at: dateti
         conn.execute(sa.update(inbox).where(inbox.c.id.in_(ids)).values(consumed_at=at))
 
 
+def alerts(
+    conn: sa.Connection, cluster: str, since: datetime, *, node: str | None = None, limit: int
+) -> list[Observation]:
+    """The newest alerts of a cluster, or of one node; oldest first."""
+    wanted = (
+        sa.select(*_COLUMNS)
+        .where(
+            inbox.c.cluster == cluster,
+            inbox.c.kind == ObservationKind.alert.value,
+            inbox.c.arrived_at >= since,
+        )
+        .order_by(inbox.c.arrived_at.desc(), inbox.c.id.desc())
+        .limit(limit)
+    )
+    if node is not None:
+        wanted = wanted.where(inbox.c.node == node)
+    return [observation_of(row) for row in reversed(conn.execute(wanted).all())]
+
+
 class PostgresInbox:
     """`healer.ports.Inbox` of one cluster."""
 
@@ -208,3 +229,7 @@ class PostgresInbox:
         with self._engine.connect().execution_options(yield_per=1000) as conn:
             for row in conn.execute(statement):
                 yield observation_of(row)
+
+    def alerts(self, moment: datetime) -> list[Observation]:
+        with self._engine.connect() as conn:
+            return alerts(conn, self._cluster, moment, limit=_ALERTS_READ)

@@ -15,9 +15,8 @@ import structlog
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import own_connection
+from healer.adapters.postgres.engine import away, own_connection
 from healer.adapters.postgres.tables import SAMPLE_SLOTS
-from healer.api.services import Unavailable
 from healer.model.samples import Report, StepBatch
 from healer.ports import LedgerAway
 from healer.signals.packed import pack_report, pack_steps, unpack_report, unpack_steps
@@ -143,7 +142,7 @@ class _Writer:
                     cursor.execute(b"NOTIFY " + tell.encode())
         except _AWAY as error:
             self.close()
-            raise Unavailable(f"the database does not answer: {type(error).__name__}") from error
+            raise away(error) from error
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -225,8 +224,10 @@ class _Reader:
     def _connect(self) -> psycopg.Connection:
         if self._connection is None or self._connection.closed:
             connection = own_connection(self._engine)
-            # The partitions are never analysed, so the planner would guess; an index always fits here.
-            connection.execute("SET enable_seqscan = off")
+            # The partitions are never analysed, so the planner would guess. The index of transactions always
+            # fits: rows lie in its order, and nothing is sorted on disk before the first one comes.
+            for guess in ("seqscan", "bitmapscan", "sort"):
+                connection.execute(f"SET enable_{guess} = off".encode())
             connection.autocommit = False
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.read_only = True

@@ -1,0 +1,93 @@
+"""Whether the database answers, as this process's own questions find it.
+
+A server that is down refuses at once; one that is stopped, frozen or cut off says nothing, and whoever asks
+hangs. So nobody waits longer than `PATIENCE_S`, and while the database is known to be away nobody waits at
+all: one question at a time looks whether it is back.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from healer.api.services import Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: A hook gives up after 3 s and has to be answered before.
+PATIENCE_S = 2.0
+#: How often somebody looks whether it is back, and when a look that still hangs is given up.
+_LOOK_S, _LOOK_AGAIN_S = 0.5, 10.0
+#: Questions at once; those that hang hold no thread of the other routes.
+_THREADS = 8
+_SILENT = "the database does not answer"
+
+
+class Reach:
+    """Thread-safe, but for `ask`, which belongs to the event loop."""
+
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        #: Why nothing more can be written, while the database answers: its disk is full.
+        self.disk_full = ""
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ask")
+        self._lock = threading.Lock()
+        self._away_since: float | None = None
+        self._why = ""
+        self._looked_at = float("-inf")
+        self._look: Future[Any] | None = None
+
+    @property
+    def away(self) -> bool:
+        return self._away_since is not None
+
+    def away_s(self) -> float:
+        """For how long it has not answered; 0 while it does."""
+        since = self._away_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def failed(self, why: str) -> None:
+        with self._lock:
+            self._why = why
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+
+    def answered(self) -> None:
+        with self._lock:
+            self._away_since = None
+
+    async def ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` finds in the database, asked in a thread. Raises Unavailable within the patience, and
+        at once while the database is known to be away."""
+        if self.away:
+            self._look_for(lambda: work(*args, **kwargs))
+            raise Unavailable(self._why or _SILENT)
+        return await self.insist(work, *args, **kwargs)
+
+    async def insist(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same, tried whatever was found before."""
+        asked = self._threads.submit(self._told, lambda: work(*args, **kwargs))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(asked), self.patience_s)
+        except TimeoutError:
+            self.failed(_SILENT)
+            raise Unavailable(f"{_SILENT} within {self.patience_s:g} s") from None
+
+    def _look_for(self, work: Callable[[], Any]) -> None:
+        now = time.monotonic()
+        busy = self._look is not None and not self._look.done()
+        if now - self._looked_at < (_LOOK_AGAIN_S if busy else _LOOK_S):
+            return
+        self._looked_at, self._look = now, self._threads.submit(self._told, work)
+
+    def _told(self, work: Callable[[], T]) -> T:
+        try:
+            found = work()
+        except Unavailable as error:
+            self.failed(str(error))
+            raise
+        self.answered()
+        return found

@@ -1,0 +1,206 @@
+"""The spool on a real disk: order, bounds, torn ends, and what a dead process left."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healer.adapters.spool import FileSpool
+from healer.api.services import NoRoom
+from healer.ports import Spooled
+from tests.support.wait import wait_until
+
+
+def records(first: int, count: int, *, kind: bytes = b"e", padding: int = 0) -> list[Spooled]:
+    return [Spooled(kind, b"%08d" % number + b"x" * padding) for number in range(first, first + count)]
+
+
+def drained(spool: FileSpool, *, most: int = 7, size: int = 10_000) -> list[Spooled]:
+    found: list[Spooled] = []
+    while some := spool.oldest(most, size):
+        assert len(some) <= most
+        found += some
+        spool.drop_oldest(some)
+    return found
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[FileSpool]:
+    one = FileSpool(tmp_path / "spool", limit=100_000, segment=1_000)
+    yield one
+    one.close()
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.glob("spool/*/*") if one.name != "lock")
+
+
+def test_what_goes_in_comes_out_once_and_in_order(spool: FileSpool, tmp_path: Path) -> None:
+    assert not spool.pending and spool.oldest(10, 1000) == []
+    for first in range(0, 300, 30):
+        spool.append(records(first, 30))
+    state = spool.state()
+    assert (state.entries, state.limit_bytes) == (300, 100_000)
+    assert state.size_bytes == sum(one.stat().st_size for one in segments(tmp_path))
+    assert state.since is not None and len(segments(tmp_path)) > 3
+    assert drained(spool) == records(0, 300)
+    assert not spool.pending and spool.state().since is None
+    assert segments(tmp_path) == [], "what is stored takes no room"
+
+
+def test_what_comes_while_it_is_emptied_stands_behind(spool: FileSpool) -> None:
+    spool.append(records(0, 10))
+    first = spool.oldest(4, 10_000)
+    spool.append(records(10, 200))
+    assert spool.oldest(4, 10_000) == first, "not dropped, so it comes again"
+    spool.drop_oldest(first)
+    assert spool.state().entries == 206
+    assert first + drained(spool) == records(0, 210)
+    spool.append(records(500, 3))
+    assert drained(spool) == records(500, 3)
+
+
+def test_a_batch_is_bounded_by_bytes_but_never_empty(spool: FileSpool) -> None:
+    spool.append(records(0, 10, padding=200))
+    assert len(spool.oldest(100, 700)) == 3
+    assert len(spool.oldest(100, 1)) == 1
+
+
+def test_it_is_bounded_and_what_does_not_fit_is_not_there(spool: FileSpool, tmp_path: Path) -> None:
+    with pytest.raises(NoRoom, match="full") as told:
+        for first in range(0, 10_000, 50):
+            spool.append(records(first, 50, padding=100))
+    assert not told.value.disk
+    kept = spool.state().entries
+    assert 0 < kept < 1000 and kept % 50 == 0
+    assert sum(one.stat().st_size for one in segments(tmp_path)) <= 100_000
+    assert drained(spool) == records(0, kept, padding=100)
+    spool.append(records(0, 50, padding=100))
+    assert spool.state().entries == 50, "there is room again"
+
+
+def test_a_full_disk_leaves_no_half_record(tmp_path: Path) -> None:
+    """The kernel stops this process' files at a size, as a full disk does in the middle of a write."""
+    program = f"""
+import resource, signal, sys
+from healer.adapters.spool import FileSpool
+from healer.api.services import NoRoom
+from healer.ports import Spooled
+from pathlib import Path
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+spool = FileSpool(Path({str(tmp_path / "spool")!r}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+answers = []
+for number in range(5):
+    try:
+        spool.append([Spooled(b"e", b"%08d" % number + b"x" * 300)])
+        answers.append(number)
+    except NoRoom as error:
+        assert error.disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+spool.append([Spooled(b"e", b"%08d" % 9 + b"x" * 300)])
+print(answers, spool.state().entries)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[-2] == "[0, 1, 2] 4", done.stdout + done.stderr
+    spool = FileSpool(tmp_path / "spool")
+    assert drained(spool) == [Spooled(b"e", b"%08d" % number + b"x" * 300) for number in (0, 1, 2, 9)]
+    spool.close()
+
+
+def left_by_a_dead_process(folder: Path, count: int) -> None:
+    """A process that spools `count` records and is killed by SIGKILL with its files open."""
+    program = f"""
+from healer.adapters.spool import FileSpool
+from healer.ports import Spooled
+from pathlib import Path
+import time
+spool = FileSpool(Path({str(folder / "spool")!r}), segment=1000)
+for number in range({count}):
+    spool.append([Spooled(b"e", b"%08d" % number)])
+print("done", flush=True)
+time.sleep(600)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"done\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def test_the_next_process_takes_over_what_a_dead_one_left(tmp_path: Path) -> None:
+    left_by_a_dead_process(tmp_path, 100)
+    spool = FileSpool(tmp_path / "spool")
+    assert spool.state().entries == 100
+    spool.append(records(100, 5))
+    assert drained(spool) == records(0, 105), "what was left is older"
+    spool.close()
+    assert [one.name for one in (tmp_path / "spool").iterdir()] == ["door"]
+
+
+def test_a_living_process_takes_over_too_and_nobody_takes_from_the_living(tmp_path: Path) -> None:
+    one, two = (FileSpool(tmp_path / "spool", segment=1000) for _ in range(2))
+    one.append(records(0, 10))
+    two.append(records(100, 10))
+    assert (one.adopt(), two.adopt()) == (0, 0)
+    one.close()
+    part = two.oldest(4, 10_000)
+    two.drop_oldest(part)
+    assert two.adopt() == 10
+    assert two.adopt() == 0
+    assert sorted(part + drained(two)) == records(0, 10) + records(100, 10)
+    two.close()
+
+
+@pytest.mark.parametrize("cut", [1, 8, 9, 12, 17])
+def test_a_torn_end_costs_only_what_nobody_was_promised(tmp_path: Path, cut: int) -> None:
+    left_by_a_dead_process(tmp_path, 10)
+    (last,) = segments(tmp_path)
+    os.truncate(last, last.stat().st_size - cut)
+    lost = 1 if cut <= 17 else 2
+    spool = FileSpool(tmp_path / "spool")
+    assert drained(spool) == records(0, 10 - lost)
+    spool.close()
+
+
+def test_zeros_behind_the_last_record_are_no_records(tmp_path: Path) -> None:
+    left_by_a_dead_process(tmp_path, 10)
+    (last,) = segments(tmp_path)
+    os.truncate(last, last.stat().st_size + 4096)
+    spool = FileSpool(tmp_path / "spool")
+    assert (spool.state().entries, drained(spool)) == (10, records(0, 10))
+    spool.close()
+
+
+def test_a_changed_byte_is_seen(tmp_path: Path) -> None:
+    left_by_a_dead_process(tmp_path, 10)
+    (last,) = segments(tmp_path)
+    raw = bytearray(last.read_bytes())
+    raw[-1] ^= 1
+    last.write_bytes(raw)
+    spool = FileSpool(tmp_path / "spool")
+    assert drained(spool) == records(0, 9)
+    spool.close()
+
+
+def test_an_end_that_cannot_be_read_any_more_stops_nothing(spool: FileSpool, tmp_path: Path) -> None:
+    spool.append(records(0, 100))
+    spool.append(records(100, 10))
+    os.truncate(segments(tmp_path)[0], 34)
+    found = drained(spool)
+    assert found == records(0, 2) + records(100, 10)
+    assert not spool.pending
+
+
+def test_a_closed_spool_is_there_for_the_next(tmp_path: Path) -> None:
+    first = FileSpool(tmp_path / "spool")
+    first.append(records(0, 3))
+    first.close()
+    second = FileSpool(tmp_path / "spool")
+    wait_until(lambda: second.pending)
+    assert drained(second) == records(0, 3)
+    second.close()

@@ -8,12 +8,14 @@ import msgspec
 class LastHeard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a node last spoke: by a heartbeat (the follower's), by one of Slurm's hooks. None: not of late.
 
-    `lines_lost` are kernel lines that its follower could not deliver, in all.
+    `lines_lost` are kernel lines that its follower could not deliver, in all. `clock_skew_s`: by how much the
+    node's clock is ahead of healer's (below 0: behind), by the quickest of its words; None: it told no time.
     """
 
     heartbeat_at: datetime | None = None
     hook_at: datetime | None = None
     lines_lost: int = 0
+    clock_skew_s: float | None = None
 
 
 class FabricState(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,10 +15,12 @@ from healer.model import (
     Finding,
     Observation,
     ObservationKind,
+    Sense,
     Sensed,
     SlurmSnapshot,
     Topology,
 )
+from healer.observations.alerts import Alerts
 from healer.observations.gpus import GpuMap
 
 #: A line of an unknown boot that is older than this on arrival is history (product.md, "Hear").
@@ -106,6 +108,13 @@ class NodePicture:
         else:
             self.line_late = late if self.line_late is None else min(self.line_late, late)
 
+    @property
+    def skew_s(self) -> float | None:
+        """By how much the host's clock is ahead of ours; None until three heartbeats told their time."""
+        if len(self.beats_late) < BEATS_FOR_CADENCE:
+            return None
+        return -min(self.beats_late).total_seconds()
+
     def _late(self) -> timedelta:
         """How far the host's clock is behind ours. The least: what is more was lost on the way.
 
@@ -176,6 +185,8 @@ class Picture:
         #: of the open incidents that measured signals opened.
         self.sensed: Sensed | None = None
         self.watched: frozenset[tuple[str, Component]] = frozenset()
+        #: What other systems' alerting tells.
+        self.alerts = Alerts()
         #: Teardown findings of the last half minute, which a root may still explain.
         self.teardowns: deque[Finding] = deque(maxlen=100_000)
         #: Digests of what was only counted, so that the same line is counted once.
@@ -222,6 +233,9 @@ class Picture:
     def _learn(self, seen: Observation) -> str | None:
         """What a signal tells of its node, before any line is judged. The node, if it is a fault line."""
         name = seen.component.node
+        if seen.kind is ObservationKind.alert:
+            self.alerts.take(seen)  # its time is when it began: that tells nothing of the node's clock
+            return None
         if name is None or seen.kind in (ObservationKind.command, ObservationKind.checkpoint):
             return None
         node = self.node(name)
@@ -243,9 +257,13 @@ class Picture:
 
     def told(self, findings: Iterable[Finding], now: datetime) -> None:
         """A walk has taken these in: what goes on need not be told again at once."""
+        heard = []
         for one in findings:
             if known := self.standing.get((one.fault, one.component)):
                 known.told_at = now
+            elif one.evidence and one.evidence[0].sense is Sense.alert:
+                heard.append(one.evidence[0].digest)
+        self.alerts.told(heard, now)
 
     def clear(self, node: str, at: datetime) -> None:
         """The node was repaired, reset or returned at `at`: what it said before is history."""

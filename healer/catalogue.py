@@ -1,11 +1,11 @@
-"""Loads `rules/signals.yaml`: which signals exist, and how they arrive. Its format: docs/signals.md."""
+"""Loads `rules/signals*.yaml`: which signals exist, and how they arrive. Their format: docs/signals.md."""
 
 import re
 from typing import Any
 
 import msgspec
 
-from healer.model import Alias, Catalogue, Combine, Scope, Signal, SignalKind
+from healer.model import OF_DEVICES, Alias, Catalogue, Combine, DeviceKind, Scope, Signal, SignalKind
 from healer.rulefiles import Source, did_you_mean
 
 #: Units a signal may have. Those of time, data and counts can be multiplied and divided in rules.
@@ -33,11 +33,13 @@ UNITS = (
     "bits",
     "/s",
     "dBm",
+    "l/min",
+    "kPa",
 )
 #: NVLinks of one GPU that a `{link}` in an alias stands for: 18 on Hopper and Blackwell.
 LINKS = 18
 #: Where signals live; the other scopes are for rules.
-_SCOPES = (Scope.gpu, Scope.node, Scope.link)
+_SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ALIAS = re.compile(r"(?:[a-zA-Z_:][a-zA-Z0-9_:{}]{0,199}|nvidia-smi:[a-zA-Z0-9_/]{1,150})")
 
@@ -57,16 +59,18 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     stale_s: float = 90.0
     derived: bool = False
     combine: Combine = Combine.last
+    device: DeviceKind | None = None
 
 
-def read_catalogue(source: Source | None) -> Catalogue:
-    """The catalogue of a file; what is wrong goes to the source's problems. An empty one without a file."""
+def read_catalogue(*sources: Source | None) -> Catalogue:
+    """The catalogue of one or more files, empty without any; what is wrong goes to their problems."""
     signals: dict[str, Signal] = {}
     arriving: dict[str, tuple[str, float]] = {}
     told: dict[tuple[Any, ...], str] = {}
-    for index, item in enumerate(source.items("signals") if source else []):
-        entry = source.convert((index,), item, _Entry) if source else None
-        if entry is None or source is None:
+    entries = [(source, *one) for source in sources if source for one in enumerate(source.items("signals"))]
+    for source, index, item in entries:
+        entry = source.convert((index,), item, _Entry)
+        if entry is None:
             continue
         _check(source, index, entry)
         if entry.name in signals:
@@ -74,8 +78,9 @@ def read_catalogue(source: Source | None) -> Catalogue:
         aliases = tuple(Alias(name=one) if isinstance(one, str) else one for one in entry.aliases)
         own = () if entry.derived else (Alias(name=entry.name),)
         for number, alias in enumerate((*own, *aliases)):
-            # An NVLink's number tells a link from its GPU, so one name may serve both.
-            key = (alias.name, tuple(sorted(alias.labels.items())), entry.scope is Scope.link)
+            # An NVLink's number or a device's name tells whose it is: so one name may serve several.
+            whose = entry.scope if entry.scope in (Scope.link, *OF_DEVICES) else None
+            key = (alias.name, tuple(sorted(alias.labels.items())), whose)
             place = (index, "aliases", number - len(own)) if number >= len(own) else (index, "name")
             if key in told:
                 source.problem(place, f"{alias.name} is a name of {told[key]} already")
@@ -97,7 +102,11 @@ def _check(source: Source, index: int, entry: _Entry) -> None:
         hint = did_you_mean(entry.unit, UNITS) or f"one of {' '.join(UNITS)}"
         wrong("unit", f"{entry.unit!r} is no unit that healer knows", hint)
     if entry.scope not in _SCOPES:
-        wrong("scope", f"a signal lives on a gpu, node or link, not on a {entry.scope}")
+        text = f"a signal lives on a gpu, node, link, device or device_part, not on a {entry.scope}"
+        wrong("scope", text)
+    if (entry.scope in OF_DEVICES) is not (entry.device is not None):
+        kinds = ", ".join(DeviceKind)
+        wrong("device", "a signal of a device, and only that, says which kind it is of", f"one of {kinds}")
     if (entry.kind is SignalKind.bits) != bool(entry.bits):
         wrong("kind", "a bit mask, and only a bit mask, has bits", "give bits: {name: value}")
     if entry.words and entry.kind is not SignalKind.enum:
@@ -115,5 +124,7 @@ def _check(source: Source, index: int, entry: _Entry) -> None:
             wrong("aliases", f"{name!r} is no name of a series", number=number)
         if "{link}" in name and entry.scope is not Scope.link:
             wrong("aliases", f"{name} speaks of links, and the signal does not", number=number)
+        if not isinstance(one, str) and one.part and entry.scope is not Scope.device_part:
+            wrong("aliases", f"{name} names a part, and the signal is of a {entry.scope}", number=number)
         if not isinstance(one, str) and one.scale == 0:
             wrong("aliases", "a scale of 0 makes every value 0", number=number)

@@ -15,6 +15,7 @@ from healer.casetracks import CaseWrong, Track
 from healer.detection.language.parse import duration_s
 from healer.detectionrules import Placed
 from healer.model import (
+    DEVICE_MARK,
     Catalogue,
     Column,
     Component,
@@ -44,6 +45,7 @@ _MOST_SAMPLES = 720
 
 class DetectionCase(msgspec.Struct, frozen=True, kw_only=True):
     """One case. `nodes` are n1, n2, …, each with `gpus` GPUs of `model`, `links` NVLinks per GPU and `ports`.
+    `devices`: device -> its parts.
 
     `series`: signal -> value for all parts, or part -> value (`each` for the others). `fires`: the parts of
     which the rule tells, none: it stays silent. `within`: not later than this after the start. `says`: words
@@ -63,6 +65,7 @@ class DetectionCase(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "h100"
     links: int = 2
     ports: tuple[str, ...] = ("mlx5_0/1",)
+    devices: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: {"d1": ("p1", "p2")})
     jobs: dict[str, tuple[str, ...]] = {}
     switches: dict[str, tuple[str, ...]] = {}
     states: dict[str, tuple[str, ...]] = {}
@@ -156,7 +159,7 @@ def _run(
         sensed = engine.tick(telemetry, now, _all_watched(rule, telemetry))
         was_false = was_false or bool(sensed.clear_since)
         for finding in sensed.findings:
-            fired.setdefault(part_name(finding.component), passed_s)
+            fired.setdefault(part_name(finding.evidence[0].component), passed_s)
             texts.append(finding.text)
         passed_s += every_s
     return _compare(case, fired, texts, within_s), was_false
@@ -179,7 +182,10 @@ def _compare(case: DetectionCase, fired: Mapping[str, float], texts: Sequence[st
 
 
 def part_name(component: Component) -> str:
-    """How cases name it: `n1`, `n1 gpu3`, `n1 gpu3 link0`, `n1 mlx5_0/1`, `job 7`, `switch s`, `fabric`."""
+    """How cases name it: `n1`, `n1 gpu3`, `n1 gpu3 link0`, `n1 mlx5_0/1`, `d1`, `d1 p1`, `job 7`, `switch s`,
+    `fabric`."""
+    if component.device is not None:
+        return " ".join(filter(None, (component.device, component.part)))
     if component.node is None:
         for kind in ("job", "switch"):
             if value := getattr(component, kind):
@@ -272,6 +278,11 @@ def _nodes(case: DetectionCase) -> list[str]:
 def _parts(case: DetectionCase, signal: Signal) -> list[tuple[str, str, Part]]:
     """(name in the case, node, part) of everything that the signal is measured of."""
     found: list[tuple[str, str, Part]] = []
+    if signal.scope is Scope.device:
+        return [(device, DEVICE_MARK + device, Part()) for device in case.devices]
+    if signal.scope is Scope.device_part:
+        pairs = [(device, part) for device, parts in case.devices.items() for part in parts]
+        return [(f"{device} {part}", DEVICE_MARK + device, Part(port=part)) for device, part in pairs]
     for node in _nodes(case):
         if signal.scope is Scope.node:
             found.append((node, node, Part()))
@@ -290,7 +301,8 @@ def _parts(case: DetectionCase, signal: Signal) -> list[tuple[str, str, Part]]:
 
 def _all_series(case: DetectionCase, catalogue: Catalogue) -> dict[str, list[tuple[Column, Track]]]:
     """By node: its series and how they go."""
-    found: dict[str, list[tuple[Column, Track]]] = {node: [] for node in _nodes(case)}
+    subjects = (*_nodes(case), *(DEVICE_MARK + device for device in case.devices))
+    found: dict[str, list[tuple[Column, Track]]] = {subject: [] for subject in subjects}
     for name, given in case.series.items():
         signal = catalogue.signals.get(name)
         if signal is None:

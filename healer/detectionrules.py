@@ -13,6 +13,7 @@ import msgspec
 from healer.detection.language import parse, units
 from healer.detection.language.expr import Expr, ExpressionError
 from healer.model import (
+    OF_DEVICES,
     Cause,
     DetectionRule,
     FaultClass,
@@ -108,6 +109,9 @@ def read_rules(
             expanded = _models(source, index, entry.models, models)
             if entry.playbook is not None:
                 check_playbook(source, index, entry.playbook)
+                if entry.scope in OF_DEVICES:
+                    text = "playbook: a device is no node: people are told, nothing is drained for it"
+                    source.problem((index, "playbook"), text)
                 _check_patience(source, index, for_s, when)
             if len(source.problems) == before:
                 fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name != "for_"}

@@ -102,7 +102,7 @@ def load(
     source = folder.source("topology.yaml", required=False)
     topology = read_topology(source)
     watches = read_watches(folder.source("watches.yaml", required=False))
-    catalogue = read_catalogue(folder.source("signals.yaml", required=False))
+    catalogue = read_catalogue(*_signals(folder))
     models = read_models(folder.source("gpu_models.yaml", required=False))
     placed = _detection(folder, catalogue, models, rules, playbooks)
     detection = tuple(one.rule for one in placed)
@@ -209,6 +209,12 @@ def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
     return tuple(rows)
 
 
+def _signals(folder: _Folder) -> list[Source | None]:
+    """`signals.yaml` and all `signals-….yaml`: one catalogue."""
+    more = sorted(path.name for path in folder.path.glob("signals-*.yaml"))
+    return [folder.source(name, required=False) for name in ("signals.yaml", *more)]
+
+
 def _scripts(folder: _Folder) -> dict[str, str]:
     """Whole scripts by the name of their file; each is a batch job that Slurm runs as it stands."""
     found: dict[str, str] = {}
@@ -308,7 +314,8 @@ def _prove(
     folder: _Folder, placed: Sequence[Placed], catalogue: Catalogue, models: Sequence[GpuModel]
 ) -> None:
     sources = case_sources(folder.path, folder.problems, DETECTION_CASES)
-    told = ("signals.yaml", "gpu_models.yaml", *sorted({one.source.name for one in placed}))
+    signals = sorted(name for name in folder.read if name.startswith("signals"))
+    told = (*signals, "gpu_models.yaml", *sorted({one.source.name for one in placed}))
     read = [folder.read.get(name, b"") for name in told]
     seen = sha256_of([*read, *(source.raw for source in sources)])
     if seen in _proven:

@@ -20,6 +20,7 @@ from healer.detection.language.expr import Expr
 from healer.detection.language.truth import FALSE, TRUE, UNKNOWN, Truth
 from healer.detection.language.units import PLAIN, WORDS
 from healer.model import (
+    OF_DEVICES,
     Catalogue,
     Chart,
     Component,
@@ -42,7 +43,12 @@ MOST_CHARTS = 20
 #: How long a cleared finding that no incident watches is remembered.
 _CLEAR_KEPT_S = 900.0
 
+#: Nodes behind a device that a sentence names.
+_NAMED = 4
+
 _CONFIDENCE = {FaultClass.fatal: 0.95, FaultClass.degraded: 0.8}
+
+_NO_ROWS = np.zeros(0, np.int64)
 
 Watched = Collection[tuple[str, Component]]
 
@@ -193,6 +199,15 @@ def _finding(
     telemetry, now = moment.telemetry, moment.now
     component = telemetry.axis(rule.scope).components()[row]
     named = f"{rule.name}|{component.cluster}|{component!r}|{began.isoformat()}"
+    affected = _nodes_of(telemetry, rule.scope, row)
+    root = component
+    if rule.scope in OF_DEVICES:
+        behind = telemetry.nodes_behind(component)
+        affected = tuple(Component(cluster=component.cluster, node=name) for name in behind)
+        text = f"{component}{_before(behind)}: {text}"
+        # One incident of a rule for each device, however many of its ports are hit.
+        root = Component(cluster=component.cluster, device=component.device)
+        affected = (component, *affected) if component.part else affected
     evidence = Evidence(
         digest=sha256(named.encode()).hexdigest(),
         at=began,
@@ -206,7 +221,7 @@ def _finding(
         rule=rule.name,
         fault=rule.name,
         fault_class=rule.fault_class,
-        component=component,
+        component=root,
         at=began,
         arrived_at=now,
         text=text,
@@ -215,9 +230,17 @@ def _finding(
         evidence=(evidence,),
         unusable=rule.unusable,
         jobs=(component.job,) if component.job else (),
-        affected=_nodes_of(telemetry, rule.scope, row),
+        affected=affected,
         charts=(chart,) if chart else (),
     )
+
+
+def _before(nodes: Sequence[str]) -> str:
+    """` (before gpu0001, gpu0002 and 62 more)`"""
+    if not nodes:
+        return ""
+    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    return f" (before {', '.join(nodes[:_NAMED])}{more})"
 
 
 def _nodes_of(telemetry: Telemetry, scope: Scope, row: int) -> tuple[Component, ...]:
@@ -265,10 +288,13 @@ def _rows_of(telemetry: Telemetry, scope: Scope, component: Component) -> NDArra
     row = axis.row(component)
     if row is not None:
         return np.array([row])
+    if component.device is not None and scope is Scope.device_part:
+        whole = telemetry.axis(Scope.device).row(component)
+        return np.flatnonzero(axis.parent(Scope.device) == whole) if whole is not None else _NO_ROWS
     if component.node is None or scope not in (Scope.link, Scope.gpu):
-        return np.zeros(0, np.int64)
+        return _NO_ROWS
     if component.gpu is not None and scope is Scope.link:
         parent, whole = axis.parent(Scope.gpu), telemetry.axis(Scope.gpu).row(component)
     else:
         parent, whole = axis.parent(Scope.node), telemetry.axis(Scope.node).row(component)
-    return np.flatnonzero(parent == whole) if whole is not None else np.zeros(0, np.int64)
+    return np.flatnonzero(parent == whole) if whole is not None else _NO_ROWS

@@ -430,7 +430,9 @@ def _verdicts(finding: Finding) -> dict[str, Verdict]:
         FaultClass.degraded: Verdict.suspect,
         FaultClass.unknown: Verdict.watch,
     }.get(finding.fault_class)
-    named = {where.node} | {one.node for one in finding.affected}
+    # What a device stands before may be hit; nothing was told of those nodes themselves.
+    affected = () if where.device is not None else finding.affected
+    named = {where.node} | {one.node for one in affected}
     return {name: verdict for name in sorted(n for n in named if n) if verdict is not None}
 
 

@@ -195,16 +195,60 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     pod: str = ""
 
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """Where nodes stand, and the PCI addresses of GPU 0, 1, … by GPU model, where the site gives them."""
+class Peer(msgspec.Struct, frozen=True):
+    """What stands at the other end of a cable: a node or a switch, and the port there where it is known."""
+
+    name: str
+    port: str = ""
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    """`guid` as `0x…`; `above` are the switches of the next level that it has cables to."""
+
+    guid: str = ""
+    above: tuple[str, ...] = ()
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Where nodes stand, the PCI addresses of GPU 0, 1, … by GPU model, and cables by switch and its port,
+    where the site gives them."""
 
     #: By node, or `cluster/node` where several clusters number their nodes alike.
     places: dict[str, Place] = {}
     gpu_pci: dict[str, tuple[str, ...]] = {}
+    switches: dict[str, Switch] = {}
+    links: dict[str, dict[str, Peer]] = {}
 
     def place(self, cluster: str, node: str) -> Place:
         """Nowhere, for a node that is not named."""
         return self.places.get(f"{cluster}/{node}") or self.places.get(node) or Place()
+
+    def behind(self, device: str, part: str | None = None) -> tuple[str, ...]:
+        """Nodes below a switch, or at the other end of its port; the nodes of a rack. Empty: nobody says.
+
+        A device may go by its name, its name with a domain, or its GUID.
+        """
+        switch = next((one for one in (device, device.partition(".")[0]) if one in self.links), None)
+        switch = switch or self._by_guid.get(device.lower(), device)
+        cables = self.links.get(switch, {})
+        if part is not None:
+            peer = cables.get(part)
+            return (peer.name,) if peer is not None and peer.name not in self.switches else ()
+        ends = {peer.name for peer in cables.values() if peer.name not in self.switches}
+        return tuple(sorted(ends | set(self._in_place.get(switch, ()))))
+
+    @cached_property
+    def _by_guid(self) -> dict[str, str]:
+        return {switch.guid.lower(): name for name, switch in self.switches.items() if switch.guid}
+
+    @cached_property
+    def _in_place(self) -> dict[str, list[str]]:
+        """By name of a rack or leaf switch: its nodes, without the cluster that may stand before them."""
+        found: dict[str, list[str]] = {}
+        for node, place in self.places.items():
+            for name in {place.rack, place.switch} - {""}:
+                found.setdefault(name, []).append(node.rpartition("/")[2])
+        return found
 
 
 class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):

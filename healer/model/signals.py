@@ -17,7 +17,10 @@ class SignalKind(StrEnum):
 
 
 class Scope(StrEnum):
-    """What a rule speaks of. Signals themselves live on the first three."""
+    """What a rule speaks of. Signals themselves live on the first three and the last two.
+
+    A device is what is no node: a switch, a storage server, a PDU. Its parts are ports, outlets, targets.
+    """
 
     gpu = "gpu"
     node = "node"
@@ -25,6 +28,22 @@ class Scope(StrEnum):
     job = "job"
     switch = "switch"
     fabric = "fabric"
+    device = "device"
+    device_part = "device_part"
+
+
+#: Of these no series names a node.
+OF_DEVICES = frozenset({Scope.device, Scope.device_part})
+
+
+class DeviceKind(StrEnum):
+    """What kind of device a signal is about."""
+
+    switch = "switch"
+    storage = "storage"
+    power = "power"
+    cooling = "cooling"
+    rack = "rack"
 
 
 class Combine(StrEnum):
@@ -40,12 +59,14 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True):
     """A name under which a signal arrives; `scale` makes its unit ours (value × scale).
 
     `{link}` in the name stands for each NVLink number. `labels`: only series with these labels (globs) are
-    meant, as in `node_systemd_unit_state`, whose name alone says little.
+    meant, as in `node_systemd_unit_state`, whose name alone says little. `part`: the label that names the
+    part of a device, where it is none of those that are looked at anyway; `a/b`: both together.
     """
 
     name: str
     scale: float = 1.0
     labels: dict[str, str] = {}
+    part: str = ""
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +75,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     `name` is ours (unit last), `unit` one of `healer.detection.language.units`. `aliases` are the names of
     exporters; those of nvidia-smi's XML begin with `nvidia-smi:`. `words` are an enum's values by their
     word, `bits` a bit mask's by name. A value older than `stale_s` is unknown. `derived`: computed by healer
-    itself (from Slurm's picture), never taken from the wire. `combine`: see `Combine`.
+    itself (from Slurm's picture), never taken from the wire. `combine`: see `Combine`. `device`: the kind of
+    device that it is about, for signals of devices and their parts alone.
     """
 
     name: str
@@ -69,6 +91,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     stale_s: float = 90.0
     derived: bool = False
     combine: Combine = Combine.last
+    device: DeviceKind | None = None
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +106,8 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which part of its node a series is about. All None: the node itself. `port` as in `mlx5_0/1`."""
+    """Which part of its node or device a series is about. All None: that itself. `port` as in `mlx5_0/1`;
+    of a device it is the name of any part."""
 
     gpu: int | None = None
     link: int | None = None

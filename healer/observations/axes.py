@@ -21,10 +21,14 @@ ROWS_MAX = {
     Scope.job: 100_000,
     Scope.switch: 10_000,
     Scope.fabric: 1,
+    Scope.device: 5_000,
+    Scope.device_part: 100_000,
 }
 #: GPUs of one node (no server has more than 16), and distinct links and ports of a node, over all nodes.
 GPUS_MAX = 64
 PARTS_MAX = 2048
+#: Distinct names of parts over all devices.
+DEVICE_PARTS_MAX = 4096
 JOB_ROW_KEPT = timedelta(hours=1)
 
 Ints = NDArray[np.int32]
@@ -83,6 +87,10 @@ class Axis:
                 return where.switch
             case Scope.fabric:
                 return None
+            case Scope.device:
+                return where.device
+            case Scope.device_part:
+                return (where.device, where.part)
 
     def add(self, component: Component, row: int | None = None) -> int | None:
         """The row of `component`, given now if it has none; None when all are taken. `row`: one to reuse."""
@@ -143,6 +151,10 @@ class Axes:
         #: Names of GPU models, by number: as Slurm tells them.
         self.models: list[str] = []
         self.shown = False
+        #: By row of a part of a device: the row of the device.
+        self.part_device = np.full(0, -1, np.int32)
+        self._device_parts: dict[str, int] = {}
+        self._device_part_rows: dict[int, int] = {}
         self._parts: dict[Part, int] = {}
         self._named: list[Part] = []
         self._ended: deque[tuple[datetime, int]] = deque()
@@ -204,8 +216,10 @@ class Axes:
 
     def rows(self, scope: Scope, node: NDArray, part: NDArray) -> Ints:
         """(m,) rows of these parts of these nodes, given now to those that have none; -1: too many."""
-        if scope is Scope.node:
+        if scope in (Scope.node, Scope.device):
             return node
+        if scope is Scope.device_part:
+            return self._rows_of_devices(node, part)
         table = self.gpu_row if scope is Scope.gpu else self.link_row
         found = table[node, part]
         missing = found < 0
@@ -242,6 +256,42 @@ class Axes:
                 grown(self.link_part, axis.n, -1),
             )
             self.link_row[node, number], self.link_node[row], self.link_part[row] = row, node, number
+
+    def device(self, name: str) -> int | None:
+        """The device's row, given now if it has none. None: there are too many."""
+        axis = self._axes[Scope.device]
+        if (row := axis._rows.get(name)) is None:
+            row = axis.add(Component(cluster=self.cluster, device=name))
+            self.changed()
+        return row
+
+    def device_part(self, name: str | None) -> int | None:
+        """The number of a name of parts, the same for all devices. None: not one, or there are too many."""
+        if not name or (name not in self._device_parts and len(self._device_parts) >= DEVICE_PARTS_MAX):
+            return None
+        return self._device_parts.setdefault(name, len(self._device_parts))
+
+    def _rows_of_devices(self, device: NDArray, part: NDArray) -> Ints:
+        """As `rows`. By a table of pairs: few devices have the same parts."""
+        pairs, place = np.unique(device.astype(np.int64) * DEVICE_PARTS_MAX + part, return_inverse=True)
+        rows = np.array([self._device_part_rows.get(pair, -1) for pair in pairs.tolist()], np.int32)
+        new = np.flatnonzero(rows < 0)
+        if len(new):
+            names = list(self._device_parts)
+            rows[new] = [self._give_device_part(pair, names) for pair in pairs[new].tolist()]
+            self.changed()
+        return rows[place]
+
+    def _give_device_part(self, pair: int, names: Sequence[str]) -> int:
+        device, number = divmod(pair, DEVICE_PARTS_MAX)
+        axis, name = self._axes[Scope.device_part], self._axes[Scope.device].components()[device].device
+        row = axis.add(Component(cluster=self.cluster, device=name, part=names[number]))
+        if row is None:
+            return -1
+        self.part_device = grown(self.part_device, axis.n, -1)
+        self.part_device[row] = device
+        self._device_part_rows[pair] = row
+        return row
 
     def switch_row(self, name: str) -> int | None:
         return self._axes[Scope.switch].add(Component(cluster=self.cluster, switch=name))
@@ -308,8 +358,10 @@ class Axes:
                 return np.where(self.job_active[:n], self.job_switch[:n], -1)
             case Scope.job if to is Scope.fabric:
                 return np.where(self.job_active[:n], 0, -1)
-            case Scope.switch if to is Scope.fabric:
+            case Scope.switch | Scope.device | Scope.device_part if to is Scope.fabric:
                 return np.zeros(n)
+            case Scope.device_part if to is Scope.device:
+                return self.part_device[:n]
         return np.full(n, -1)
 
     def _of_node(self, node: NDArray, to: Scope) -> NDArray:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import (
+    OF_DEVICES,
     Catalogue,
     Column,
     Component,
@@ -23,6 +24,7 @@ from healer.model import (
     SignalKind,
     SlurmSnapshot,
     Topology,
+    device_named,
 )
 from healer.model.samples import Report
 from healer.observations import allocation
@@ -35,7 +37,7 @@ from healer.observations.rounds import in_rounds
 from healer.ports import ColumnBook
 
 #: Signals live on these.
-MEASURED = (Scope.gpu, Scope.node, Scope.link)
+MEASURED = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 SIGNALS_MAX = 200
 #: Of the windows of one axis. 100,000 GPUs with 70 signals fit.
 BYTES_MAX = 8 << 30
@@ -63,7 +65,8 @@ class Telemetry:
         self.cluster = cluster
         self.counts = Counts()
         self._axes = Axes(cluster)
-        self._clocks = Clocks()
+        #: Of nodes and of devices, by their rows.
+        self._clocks = {Scope.node: Clocks(), Scope.device: Clocks()}
         # Two for each axis: gauges (enums and bit masks too), counters. A column's place is a number in here.
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
         self._groups: dict[Scope, tuple[int, Groups]] = {}
@@ -148,28 +151,38 @@ class Telemetry:
         Nothing is dated after `now`, this process's clock. Of one node the newest 8 moments of a call count.
         """
         now_s = math.inf if now is None else now.timestamp()
-        told: dict[int, list[tuple[float, Report]]] = {}
+        told: dict[Scope, dict[int, list[tuple[float, Report]]]] = {Scope.node: {}, Scope.device: {}}
         for report in reports:
-            node = self._axes.node(report.node) if report.cluster == self.cluster else None
-            if node is None:
+            of, row = self._row_of(report)
+            if row is None:
                 self.counts.dropped += len(report.values)
                 continue
-            at_s = self._clocks.date(node, report.at.timestamp(), report.arrived_at.timestamp(), now_s)
-            told.setdefault(node, []).append((at_s, report))
-        made = in_rounds(told)
+            at_s = self._clocks[of].date(row, report.at.timestamp(), report.arrived_at.timestamp(), now_s)
+            told[of].setdefault(row, []).append((at_s, report))
         self.counts.reports += len(reports)
-        self.counts.future = self._clocks.future
-        self.counts.late += made.repeated
-        self.counts.dropped += made.surplus
-        if made.rounds:
-            self._enter(max(max(one.times) for one in made.rounds))
-        for one in made.rounds:
-            self._take(np.array(one.nodes, np.int32), np.array(one.times), one.reports, book)
+        self.counts.future = sum(one.future for one in self._clocks.values())
+        for of, by_row in told.items():
+            made = in_rounds(by_row)
+            self.counts.late += made.repeated
+            self.counts.dropped += made.surplus
+            if made.rounds:
+                self._enter(max(max(one.times) for one in made.rounds))
+            for one in made.rounds:
+                self._take(of, np.array(one.nodes, np.int32), np.array(one.times), one.reports, book)
+
+    def _row_of(self, report: Report) -> tuple[Scope, int | None]:
+        """Whether it is of a node or of a device, and which; None: of another cluster, or too many."""
+        device = device_named(report.node)
+        if report.cluster != self.cluster:
+            return Scope.node, None
+        if device is not None:
+            return Scope.device, self._axes.device(device)
+        return Scope.node, self._axes.node(report.node)
 
     @property
     def slow_clocks(self) -> int:
         """Nodes whose samples come steadily late by more than 30 s and are dated by that lag."""
-        return self._clocks.slow
+        return sum(one.slow for one in self._clocks.values())
 
     def check_clock(self, now: datetime) -> None:
         """Raises ClockStepped when what is known lies in the future: this process's clock went back."""
@@ -177,21 +190,24 @@ class Telemetry:
         if any(rings.head is not None and rings.head > latest for _, rings in self._rings):
             raise ClockStepped(f"it is {now:%H:%M:%S} UTC, and windows go beyond that")
 
-    def _take(self, nodes: NDArray, times: NDArray, reports: Sequence[Report], book: ColumnBook) -> None:
-        """One round: reports of different nodes, as few sets of numpy operations as they have layouts."""
+    def _take(
+        self, of: Scope, nodes: NDArray, times: NDArray, reports: Sequence[Report], book: ColumnBook
+    ) -> None:
+        """One round: reports of different nodes (or devices), as few sets of numpy operations as they have
+        layouts."""
         self._over = grown(self._over, self._axes.axis(Scope.node).n, -np.inf)
-        over = times <= self._over[nodes]
+        over = times <= self._over[nodes] if of is Scope.node else np.zeros(len(nodes), bool)
         groups, others = self._layouts.alike(reports, book)
         for indexes, layout in groups:
             values = np.array([reports[index].values for index in indexes]).T
-            self._take_alike(nodes[indexes], times[indexes], values, over[indexes], layout)
+            self._take_alike(of, nodes[indexes], times[indexes], values, over[indexes], layout)
         if others:
             self._take_mixed(
-                nodes[others], times[others], [reports[one] for one in others], over[others], book
+                of, nodes[others], times[others], [reports[one] for one in others], over[others], book
             )
 
     def _take_alike(
-        self, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
+        self, of: Scope, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
     ) -> None:
         """`values` (m, k): m columns of k reports. Written series by series, as they lie in the rings."""
         told = np.isfinite(values)
@@ -203,6 +219,8 @@ class Telemetry:
         k = len(nodes)
         for stretch in layout.stretches:
             chosen = told[stretch.at].reshape(-1)
+            if not self._fits(of, stretch.ring, int(np.count_nonzero(chosen))):
+                continue
             every = bool(chosen.all())
             parts = [
                 np.tile(nodes, len(stretch.at)),
@@ -214,24 +232,38 @@ class Telemetry:
             self._put(stretch.ring, *(parts if every else [one[chosen] for one in parts]))
 
     def _take_mixed(
-        self, nodes: NDArray, times: NDArray, reports: Sequence[Report], over: NDArray, book: ColumnBook
+        self,
+        of: Scope,
+        nodes: NDArray,
+        times: NDArray,
+        reports: Sequence[Report],
+        over: NDArray,
+        book: ColumnBook,
     ) -> None:
         """Reports that tell each something else, sample by sample."""
         values = np.concatenate([one.values for one in reports])
-        columns, of = self._layouts.looked_up(np.concatenate([one.columns for one in reports]), book)
+        columns, ring = self._layouts.looked_up(np.concatenate([one.columns for one in reports]), book)
         report = np.repeat(np.arange(len(reports), dtype=np.int32), [len(one.columns) for one in reports])
         told = np.isfinite(values)
         late = over[report]
         self.counts.late += int(np.count_nonzero(late & told))
         told &= ~late
-        self.counts.unknown_columns += int(np.count_nonzero(told & ((of == UNKNOWN) | (of == NOT_LOOKED_UP))))
-        self.counts.dropped += int(np.count_nonzero(told & (of == NO_ROOM)))
+        self.counts.unknown_columns += int(
+            np.count_nonzero(told & ((ring == UNKNOWN) | (ring == NOT_LOOKED_UP)))
+        )
+        self.counts.dropped += int(np.count_nonzero(told & (ring == NO_ROOM)))
         for number in range(len(self._rings)):
-            chosen = np.flatnonzero((of == number) & told)
-            if len(chosen):
+            chosen = np.flatnonzero((ring == number) & told)
+            if len(chosen) and self._fits(of, number, len(chosen)):
                 where, column = report[chosen], columns[chosen]
                 part, signal = self._layouts.part[column], self._layouts.signal[column]
                 self._put(number, nodes[where], part, signal, values[chosen], times[where])
+
+    def _fits(self, of: Scope, number: int, count: int) -> bool:
+        """Whether a ring is for reports of nodes, or of devices; counts what is told of the wrong one."""
+        fits = (self._rings[number][0] in OF_DEVICES) is (of is Scope.device)
+        self.counts.unknown_columns += 0 if fits else count
+        return fits
 
     def _put(
         self, number: int, nodes: NDArray, part: NDArray, signal: NDArray, values: NDArray, at_s: NDArray
@@ -264,8 +296,10 @@ class Telemetry:
     def _part_of(self, scope: Scope, column: Column) -> int | None:
         """The number of the part on its axis; None if the signal cannot live there."""
         part = column.part
-        if scope is Scope.node:
+        if scope in (Scope.node, Scope.device):
             return 0 if part == Part() else None
+        if scope is Scope.device_part:
+            return self._axes.device_part(part.port)
         if scope is Scope.gpu:
             fits = part.gpu is not None and part.link is None and 0 <= part.gpu < GPUS_MAX
             return part.gpu if fits else None
@@ -317,6 +351,19 @@ class Telemetry:
         """Rows of a node and of its GPUs or links; none for one never heard of."""
         row = self._axes.axis(Scope.node).row(Component(cluster=self.cluster, node=node))
         return np.zeros(0, np.int64) if row is None else self._axes.of_node(scope, row)
+
+    def nodes_behind(self, where: Component) -> list[str]:
+        """Nodes of this cluster that a device, or a part of it, stands before, as far as anybody tells."""
+        if where.device is None:
+            return []
+        names = set(self._places.behind(where.device, where.part)) if self._places is not None else set()
+        leaf = self._axes.axis(Scope.switch).row(Component(cluster=self.cluster, switch=where.device))
+        nodes = self._axes.axis(Scope.node)
+        if leaf is not None and where.part is None:
+            rows = np.flatnonzero(nodes.parent(Scope.switch) == leaf).tolist()
+            names |= {name for row in rows if (name := nodes.components()[row].node)}
+        known = self._snapshot.nodes if self._snapshot is not None else {}
+        return sorted(name for name in names if name in known)
 
     def is_gone(self, where: Component) -> bool:
         """Slurm shows that node no more, or that job at work no more; False where it does not tell."""

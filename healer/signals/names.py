@@ -15,12 +15,14 @@ _REMEMBERED = 100_000
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One signal that a name may be. `labels` have to match (globs); `link` is the one in the name itself."""
+    """One signal that a name may be. `labels` have to match (globs); `link` is the one in the name itself,
+    `part` the label of a device's part."""
 
     signal: Signal
     scale: float
     labels: tuple[tuple[str, str], ...] = ()
     link: int | None = None
+    part: str = ""
 
     @property
     def nvlink(self) -> bool:
@@ -47,7 +49,10 @@ class Names:
                         name = alias.name.replace("{link}", str(link))
                         self._ways.setdefault(name, []).append(Way(signal, alias.scale, labels, link))
                 else:
-                    self._ways.setdefault(alias.name, []).append(Way(signal, alias.scale, labels))
+                    way = Way(signal, alias.scale, labels, part=alias.part)
+                    self._ways.setdefault(alias.name, []).append(way)
+        for ways in self._ways.values():
+            ways.sort(key=lambda way: not way.labels)  # the inlet's temperature before that of any sensor
 
     def __contains__(self, name: str) -> bool:
         return name in self._ways

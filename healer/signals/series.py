@@ -4,9 +4,11 @@ Label names differ by exporter and by its age; what is here are those of dcgm-ex
 and Prometheus itself (`instance`).
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from healer.model import Column, Combine, Part, Scope
+from healer.model import DEVICE_MARK, OF_DEVICES, Column, Combine, Part, Scope
+from healer.signals.devices import NO_DEVICE, NO_PART, NOT_YOURS, Devices, device_of, part_of
 from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.names import Names, Numbers, Way
@@ -29,11 +31,12 @@ NOT_KNOWN = "not in the catalogue"
 NO_NODE = "no node of this cluster"
 OTHER_CLUSTER = "of another cluster"
 NO_GPU = "no GPU is known by these labels"
+OF_A_DEVICE = "is of a device: send it without ?node="
 
 
 class Series(NamedTuple):
-    """Where a series belongs. `portable`: its part follows from its labels alone, whatever its node.
-    `own`: it came under the signal's own name."""
+    """Where a series belongs: a node, or a device with its mark. `portable`: its part follows from its labels
+    alone, whatever its node. `own`: it came under the signal's own name."""
 
     where: Where
     column: int
@@ -49,6 +52,7 @@ class Placer:
     def __init__(self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, cluster: str) -> None:
         self.names, self.gpus, self.ports = names, gpus, ports
         self._numbers, self._cluster = numbers, cluster
+        self._devices = Devices()
 
     def place(
         self, name: str, labels: dict[str, str], known: Known, where: Where | None = None
@@ -62,41 +66,44 @@ class Placer:
         ways = [way for way in ways if way.takes(labels)]
         if not ways:
             return "no signal has these labels"
-        home = where or self._node(labels, known)
-        if isinstance(home, str):
-            return home
-        why = ""
+        home, why = where, ""
         for way in ways:
-            part, portable = self._part(way, labels, home)
+            if way.signal.scope in OF_DEVICES:
+                found = self._device(way, labels, known) if where is None else OF_A_DEVICE
+                if isinstance(found, str):
+                    why = why or found
+                    continue
+                place, part, portable = *found, True
+            else:
+                found = home or home_of(labels, known, self._cluster)
+                if isinstance(found, str):
+                    why = found
+                    continue
+                place = home = found
+                part, portable = self._part(way, labels, home)
             if isinstance(part, str):
                 why = part
                 continue
             (column,) = self._numbers.of([Column(way.signal.name, part)])
             if column < 0:
                 return "no room for more series"
-            return Series(home, column, way.scale, way.signal.combine, portable, own=name == way.signal.name)
+            return Series(place, column, way.scale, way.signal.combine, portable, own=name == way.signal.name)
         return why
 
-    def _node(self, labels: dict[str, str], known: Known) -> Where | str:
-        """The node that the labels name, or why it is none of ours."""
-        for label in CLUSTER_LABELS:
-            if labels.get(label, self._cluster) not in ("", self._cluster):
-                return OTHER_CLUSTER
-        for label in NODE_LABELS:
-            name = labels.get(label)
-            if not name:
-                continue
-            if label == "instance":
-                name = name.rsplit(":", 1)[0]
-            if known(self._cluster, name):
-                return self._cluster, name
-            short, *domain = name[:LABEL_BYTES_MAX].split(".")
-            if not domain or not known(self._cluster, short):
-                continue
-            if any(word != self._cluster and known(word, short) for word in domain):
-                return OTHER_CLUSTER  # gpu0001.pod2.example: clusters number their nodes alike
-            return self._cluster, short
-        return NO_NODE
+    def _device(self, way: Way, labels: dict[str, str], known: Known) -> tuple[Where, Part] | str:
+        """The device that the labels name and its part, or why there is none."""
+        if is_foreign(labels, self._cluster):
+            return OTHER_CLUSTER
+        device = device_of(labels)
+        if device is None:
+            return NO_DEVICE
+        where = self._cluster, DEVICE_MARK + device
+        part = part_of(labels, way.part) if way.signal.scope is Scope.device_part else ""
+        if part is None:
+            return NO_PART
+        if not known(*where):
+            return NOT_YOURS
+        return self._devices.wrong(device, part or None) or (where, Part(port=part or None))
 
     def _part(self, way: Way, labels: dict[str, str], where: Where) -> tuple[Part | str, bool]:
         """(part, whether labels alone told it), or (why there is none, True)."""
@@ -104,7 +111,7 @@ class Placer:
             return Part(), True
         if way.signal.scope is Scope.link and not way.nvlink:
             return self._port(labels, where), True
-        link = way.link if way.link is not None else _index(labels.get("nvlink"))
+        link = way.link if way.link is not None else gpu_index(labels.get("nvlink"))
         if way.nvlink and link is None:
             return "no label `nvlink`", True
         if not way.nvlink and labels.get("nvlink"):
@@ -115,7 +122,7 @@ class Placer:
         return Part(gpu=gpu, link=link if way.nvlink else None), portable
 
     def _gpu(self, labels: dict[str, str], where: Where) -> tuple[int | None, bool]:
-        index = _index(labels.get("gpu"))
+        index = gpu_index(labels.get("gpu"))
         uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid")
         pci = normal_pci(labels.get("pci_bus_id") or "")
         if index is not None:
@@ -132,7 +139,32 @@ class Placer:
         return self.ports.wrong(where, (name,)).get(name) or Part(port=name)
 
 
-def _index(text: str | None) -> int | None:
+def is_foreign(labels: Mapping[str, str], cluster: str) -> bool:
+    return any(labels.get(label, cluster) not in ("", cluster) for label in CLUSTER_LABELS)
+
+
+def home_of(labels: Mapping[str, str], known: Known, cluster: str) -> Where | str:
+    """The node of `cluster` that labels name, or why it is none of ours."""
+    if is_foreign(labels, cluster):
+        return OTHER_CLUSTER
+    for label in NODE_LABELS:
+        name = labels.get(label)
+        if not name:
+            continue
+        if label == "instance":
+            name = name.rsplit(":", 1)[0]
+        if known(cluster, name):
+            return cluster, name
+        short, *domain = name[:LABEL_BYTES_MAX].split(".")
+        if not domain or not known(cluster, short):
+            continue
+        if any(word != cluster and known(word, short) for word in domain):
+            return OTHER_CLUSTER  # gpu0001.pod2.example: clusters number their nodes alike
+        return cluster, short
+    return NO_NODE
+
+
+def gpu_index(text: str | None) -> int | None:
     if not text or len(text) > 2 or not (text.isascii() and text.isdigit()):
         return None
     return index if (index := int(text)) <= INDEX_MAX else None

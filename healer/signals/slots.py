@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from healer.model import Combine
 from healer.model.samples import Report
+from healer.signals.devices import NOT_YOURS
 from healer.signals.gpu_names import Where
 from healer.signals.measured import REPORTS_MAX, SAMPLES_MAX, TOO_MANY_MOMENTS, Measured
 from healer.signals.ports import TOO_MANY
@@ -37,8 +38,8 @@ _REASONS_MAX = 5_000
 _EXAMPLES_MAX = 5_000
 _SEVERAL = "several series make one number: send this exporter's text to /signals/openmetrics"
 _TOO_MANY_SAMPLES = f"more than {SAMPLES_MAX} samples of one moment"
-#: Reasons that may be gone with the next request of the node.
-_PASSING = frozenset({NO_GPU, TOO_MANY})
+#: Reasons that may be gone with the next request of the node, or of another sender.
+_PASSING = frozenset({NO_GPU, TOO_MANY, NOT_YOURS})
 _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
 

@@ -30,10 +30,35 @@ def test_no_file_is_an_empty_catalogue() -> None:
     assert read_catalogue(None) == Catalogue()
 
 
+def test_several_files_are_one_catalogue(tmp_path: Path) -> None:
+    (tmp_path / "signals.yaml").write_text(GOOD, encoding="utf-8")
+    (tmp_path / "signals-more.yaml").write_text(GOOD, encoding="utf-8")
+    problems: list[Problem] = []
+    names = ("signals.yaml", "signals-more.yaml")
+    read_catalogue(*(Source(tmp_path / name, name, problems) for name in names))
+    assert str(problems[0]) == "signals-more.yaml:1: the signal a_temp_c stands here twice"
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (("scope: gpu", "scope: device"), "signals.yaml:1: device: a signal of a device"),
+        (("scope: gpu", "scope: gpu\n  device: switch"), "signals.yaml:5: device: a signal of a device"),
+        (("source: a test", "source: a test\n  aliases: [{name: A, part: x}]"), "aliases: A names a part"),
+    ],
+)
+def test_a_signal_of_a_device_says_of_which_kind(tmp_path: Path, change: tuple[str, str], wrong: str) -> None:
+    _, problems = read(tmp_path, GOOD.replace(*change))
+    assert len(problems) == 1
+    assert wrong in problems[0]
+
+
 def test_what_ships() -> None:
     catalogue = shipped()
     assert len(catalogue.signals) >= 150
-    assert {signal.scope for signal in catalogue.signals.values()} == {Scope.gpu, Scope.node, Scope.link}
+    assert {signal.scope for signal in catalogue.signals.values()} == {
+        Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part,
+    }  # fmt: skip
     slurm = [signal for signal in catalogue.signals.values() if signal.name.startswith("slurm_")]
     assert {"slurm_gpus", "slurm_cpus", "slurm_allocated", "slurm_gpus_allocated", "slurm_drained"} == {
         signal.name for signal in slurm
@@ -108,7 +133,7 @@ def test_an_entry(tmp_path: Path) -> None:
         (("kind: gauge", "kind: bits"), "signals.yaml:3: kind: a bit mask, and only a bit mask, has bits"),
         (
             ("scope: gpu", "scope: job"),
-            "signals.yaml:4: scope: a signal lives on a gpu, node or link, not on a job",
+            "signals.yaml:4: scope: a signal lives on a gpu, node, link, device or device_part, not on",
         ),
         (("name: a_temp_c", "name: A-Temp"), "signals.yaml:1: name: 'A-Temp' has to be small letters"),
         (("text: a", "txt: a"), "signals.yaml:5: unknown field txt (did you mean text?)"),

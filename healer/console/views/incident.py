@@ -71,7 +71,7 @@ class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place(root: Component) -> str:
-    """`GPU 3 of gpu0017`, `NVSwitch 2 of gpu0005`, `gpu0009`, `switch leaf-3`, `job 4711`."""
+    """`GPU 3 of gpu0017`, `NVSwitch 2 of gpu0005`, `gpu0009`, `switch leaf-3`, `pdu-r01`, `job 4711`."""
     part = ""
     if root.gpu is not None:
         part = f"GPU {root.gpu}"
@@ -83,7 +83,9 @@ def place(root: Component) -> str:
         part = root.switch
     elif root.pci:
         part = f"the device at {root.pci}"
-    whole = root.node or (f"switch {root.switch}" if root.switch else "")
+    elif root.part and root.device:
+        part = root.part
+    whole = root.node or (f"switch {root.switch}" if root.switch else "") or root.device or ""
     if not whole:
         whole = f"job {root.job}" if root.job else f"cluster {root.cluster}"
     return f"{part} of {whole}" if part else whole

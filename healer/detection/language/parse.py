@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from healer.detection.language import units
 from healer.detection.language.expr import Expr, ExpressionError, finer
 from healer.detection.language.functions import FUNCTIONS, LONGEST_WINDOW_S, OVER_PARTS
-from healer.model import Scope, Signal, SignalKind
+from healer.model import OF_DEVICES, Scope, Signal, SignalKind
 from healer.rulefiles import did_you_mean
 
 LONGEST_TEXT = 2000
@@ -24,6 +24,7 @@ _GAUGES_ONLY = frozenset({"avg_over", "min_over", "max_over", "median_over"})
 _WORDS_FOR_AXES = {
     Scope.link: "links", Scope.gpu: "GPUs", Scope.node: "nodes",
     Scope.job: "jobs", Scope.switch: "switches", Scope.fabric: "fabrics",
+    Scope.device: "devices", Scope.device_part: "parts of devices",
 }  # fmt: skip
 
 
@@ -203,6 +204,11 @@ class _Reader:
             if node.id in FUNCTIONS:
                 hint = f"{node.id}(…) is a function"
             raise self.wrong(node, f"there is no signal {node.id}", hint)
+        if (signal.scope in OF_DEVICES) is not (self.scope in OF_DEVICES):
+            about = _WORDS_FOR_AXES[signal.scope]
+            raise self.wrong(
+                node, f"{signal.name} is of {about}, and the rule of {_WORDS_FOR_AXES[self.scope]}"
+            )
         return Expr("signal", scope=signal.scope, unit=units.WORDS[signal.unit], name=signal.name)
 
     def _countable(self, node: ast.AST) -> Expr:
@@ -377,6 +383,8 @@ class _Reader:
 
     def _spec(self, node: ast.Call, name: str) -> Expr:
         word = self._word(node.args[0])
+        if self.scope in OF_DEVICES:
+            raise self.wrong(node, "spec(…) is of a node's GPU model, and devices have none")
         if self.specs is not None and word not in self.specs:
             raise self.wrong(node.args[0], f"no GPU model has {word!r}", did_you_mean(word, self.specs))
         # Models are those of nodes, which is enough for links, jobs and nodes too.

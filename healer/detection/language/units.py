@@ -44,7 +44,7 @@ WORDS: Mapping[str, Unit] = {
         word: Unit(((word, 1),))
         for word in (
             *("°C", "W", "V", "A", "MHz", "%", "count", "bool", "s", "ns", "B"),
-            *("rpm", "packets", "rows", "state", "bits", "dBm"),
+            *("rpm", "packets", "rows", "state", "bits", "dBm", "l/min", "kPa"),
         )
     },
 }

@@ -14,13 +14,14 @@ from healer.signals.translate import Translator
 from healer.sim.columns import MemoryColumns
 
 NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
-SHIPPED = Path(__file__).parents[3] / "rules" / "signals.yaml"
+RULES = Path(__file__).parents[3] / "rules"
+SHIPPED = ("signals.yaml", "signals-fabric.yaml")
 
 
 @functools.cache
 def shipped() -> Catalogue:
     problems: list[Problem] = []
-    catalogue = read_catalogue(Source(SHIPPED, "signals.yaml", problems))
+    catalogue = read_catalogue(*(Source(RULES / name, name, problems) for name in SHIPPED))
     assert problems == []
     return catalogue
 

@@ -12,7 +12,7 @@ from healer.detection.language.compile import Program
 from healer.detection.language.expr import Expr
 from healer.detection.language.scalar import Memory, Scalar
 from healer.detection.language.truth import FALSE, TRUE, UNKNOWN
-from healer.model import Part, Scope
+from healer.model import OF_DEVICES, Part, Scope
 from tests.unit.detection.language.fleet import SIGNALS, Fleet
 
 WINDOWS = st.sampled_from(["10s", "30s", "1m", "90s"])
@@ -144,7 +144,7 @@ def mentions(text: str, scope: Scope) -> bool:
 
 @st.composite
 def rules(draw: st.DrawFn) -> tuple[Scope, str, Expr]:
-    scope = draw(st.sampled_from(list(Scope)))
+    scope = draw(st.sampled_from([one for one in Scope if one not in OF_DEVICES]))
     text = draw(condition(scope, 2))
     if scope in GAUGES and not mentions(text, scope):
         text = f"({text}) and {GAUGES[scope][0]} > 1"

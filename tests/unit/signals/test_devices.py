@@ -1,0 +1,154 @@
+"""Series of devices: whose they are by exporters' labels, who may tell them, and how many are taken."""
+
+import pytest
+
+from healer.model import Part
+from healer.signals import devices
+from healer.signals.devices import Devices, device_of, part_of, with_devices
+from healer.signals.measured import Measured
+from tests.unit.signals.measuring import NOW, Bench, known
+
+EXPORTERS = """\
+infiniband_switch_port_link_downed_total{guid="0x506b4b03005c2740",port="7",switch="leaf1"} 2
+infiniband_switch_temperature_celsius{guid="0x506b4b03005c2740",switch="leaf1"} 51
+infiniband_switch_fan_rpm{guid="0x506b4b03005c2740",fan="3",switch="leaf1"} 8000
+LinkDownedCounterExtended{source="0x0002c90300f172a0",node_guid="2c90300f172a0",port_guid="2c90300f172a2",port_num="2"} 4
+PortRcvErrorsExtended{node_description="MF0;spine2:MQM9700/U1",port_num="1"} 9
+ifHighSpeed{instance="tor1:161",ifIndex="49",ifName="Ethernet1/1",ifDescr="Ethernet1/1"} 400000
+ifOperStatus{instance="tor1:161",ifIndex="49",ifName="Ethernet1/1"} 2
+entPhySensorValue{instance="tor1:161",entPhySensorType="celsius",entPhysicalName="CPU"} 61
+interfaces_interface_state_counters_in_errors{source="tor2:57400",interface_name="Ethernet2"} 5
+components_component_transceiver_physical_channels_channel_state_input_power_instant{source="tor2",component_name="xcvr2",index="3"} -4.5
+lustre_capacity_kilobytes{component="ost",target="scratch-OST0001",instance="oss1:9169"} 1000
+rPDU2PhaseStatusCurrent{instance="pdu-r01-a",rPDU2PhaseStatusIndex="2"} 128
+rPDU2DeviceStatusPower{instance="pdu-r01-a",rPDU2DeviceStatusIndex="1"} 845
+storage_directory_used_bytes{device="scratch",part="/scratch/climate"} 9.1e12
+coolant_leak{device="cdu1"} 0
+"""  # noqa: E501
+
+sends = with_devices(known, bound=False)
+
+
+def take(bench: Bench, text: str, *, node: str | None = None, bound: bool = False) -> Measured:
+    return bench.translator.exposition(text.encode(), with_devices(known, bound=bound), NOW, node=node)
+
+
+def told(bench: Bench, measured: Measured) -> dict[str, dict[tuple[str, str | None], float]]:
+    return {
+        report.node: {(name, part.port): value for (name, part), value in bench.values(report).items()}
+        for report in measured.reports
+    }
+
+
+def test_the_labels_of_exporters_name_device_and_part() -> None:
+    bench = Bench()
+    measured = take(bench, EXPORTERS)
+    assert (measured.unrecognised, measured.rejected) == (0, ())
+    assert told(bench, measured) == {
+        "@leaf1": {
+            ("switch_port_link_down_total", "7"): 2,
+            ("switch_temp_c", None): 51,
+            ("switch_fan_rpm", "3"): 8000,
+        },
+        "@0x0002c90300f172a0": {("switch_port_link_down_total", "2"): 4},
+        "@spine2": {("switch_port_rx_error_total", "1"): 9},
+        "@tor1": {
+            ("switch_port_rate_bytes_per_s", "Ethernet1/1"): 5e10,
+            ("switch_port_state", "Ethernet1/1"): 2,
+            ("switch_sensor_temp_c", "CPU"): 61,
+        },
+        "@tor2": {("switch_port_rx_error_total", "Ethernet2"): 5, ("optic_rx_power_dbm", "xcvr2/3"): -4.5},
+        "@oss1": {("storage_target_size_bytes", "scratch-OST0001"): 1024000},
+        "@pdu-r01-a": {("pdu_phase_current_a", "2"): 12.8, ("pdu_power_w", None): 8450},
+        "@scratch": {("storage_directory_used_bytes", "/scratch/climate"): 9.1e12},
+        "@cdu1": {("coolant_leak", None): 0},
+    }
+
+
+def test_the_inlet_is_no_other_sensor_of_the_node() -> None:
+    bench = Bench()
+    text = 'ipmi_temperature_celsius{name="Inlet Temp"} 24\nipmi_temperature_celsius{name="CPU1 Temp"} 70\n'
+    (report,) = take(bench, text, node="gpu0001").reports
+    assert bench.values(report) == {("node_inlet_temp_c", Part()): 24, ("host_temp_c", Part()): 70}
+
+
+def test_a_token_of_a_node_speaks_of_no_device() -> None:
+    bench = Bench()
+    line = 'coolant_leak{device="cdu1"} 1\n'
+    refused = take(bench, line, bound=True)
+    assert (refused.reports, refused.unrecognised) == ([], 1)
+    assert refused.unknown["coolant_leak"].why == devices.NOT_YOURS
+    # What one may not say is not remembered against another, nor for him who heard it from another.
+    assert take(bench, line).samples == 1
+    assert take(bench, line, bound=True).samples == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('coolant_leak{rack="r01"} 1', devices.NO_DEVICE),
+        ('switch_port_up{device="leaf1"} 1', devices.NO_PART),
+        ('coolant_leak{device="cdu1",cluster="pod2"} 1', "of another cluster"),
+        ('coolant_leak{device="a b"} 1', devices.NO_DEVICE),
+    ],
+)
+def test_what_names_no_device_is_told(line: str, why: str) -> None:
+    measured = take(Bench(), line + "\n")
+    assert (measured.samples, measured.unrecognised) == (0, 1)
+    assert next(iter(measured.unknown.values())).why == why
+
+
+def test_the_address_names_a_node_and_no_device() -> None:
+    measured = take(Bench(), 'coolant_leak{device="cdu1"} 1\n', node="gpu0001")
+    assert measured.samples == 0
+    assert measured.unknown["coolant_leak"].why == "is of a device: send it without ?node="
+    wrong = take(Bench(), "load1 1\n", node="@cdu1")
+    assert [one.reason for one in wrong.rejected] == ["node: not a node name"]
+
+
+def test_no_more_devices_and_parts_than_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DEVICES_MAX", 2)
+    monkeypatch.setattr(devices, "PARTS_MAX", 2)
+    monkeypatch.setattr(devices, "PART_NAMES_MAX", 3)
+    monkeypatch.setattr(devices, "PAIRS_MAX", 4)
+    book = Devices()
+    assert [book.wrong("a", part) for part in (None, "1", "2", "2")] == [None] * 4
+    assert book.wrong("a", "3") == devices.TOO_MANY_PARTS
+    assert [book.wrong("b", part) for part in ("1", "3")] == [None] * 2
+    assert book.wrong("b", "4") == devices.TOO_MANY_PARTS
+    assert book.wrong("c", None) == devices.TOO_MANY_DEVICES
+    assert book.wrong("b", "1") is None, "what is known stays known"
+
+
+def test_a_flood_of_names_is_bounded_and_told() -> None:
+    bench = Bench()
+    lines = [f'switch_port_up{{device="d{number}",part="p{number}"}} 1' for number in range(3000)]
+    measured = take(bench, "\n".join(lines) + "\n")
+    assert measured.samples == devices.PART_NAMES_MAX
+    assert measured.unrecognised == 3000 - devices.PART_NAMES_MAX
+    assert measured.unknown["switch_port_up"].why == devices.TOO_MANY_PARTS
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        ({"instance": "leaf1:9116"}, "leaf1"),
+        ({"instance": "leaf1.pod1.example:9116"}, "leaf1.pod1.example"),
+        ({"instance": "fe80::1"}, "fe80::1"),
+        ({"node_desc": "Quantum Mellanox Technologies", "guid": "0xB8CEF60300112233"}, "0xb8cef60300112233"),
+        ({"source": "10.0.0.1:57400"}, "10.0.0.1"),
+        ({"device": "x" * 65}, None),
+        ({"device": "../etc"}, None),
+        ({}, None),
+    ],
+)
+def test_names_of_devices(labels: dict[str, str], name: str | None) -> None:
+    assert device_of(labels) == name
+
+
+def test_names_of_parts() -> None:
+    assert part_of({"part": " 7 "}) == "7"
+    assert part_of({"part": "a\nb", "port": "1"}) == "1"
+    assert part_of({"part": "x" * 101}) is None
+    assert part_of({"a": "1", "b": "2"}, "a/b") == "1/2"
+    assert part_of({"a": "1"}, "a/b") is None

@@ -122,7 +122,7 @@ def _check_job(source: Source, path: tuple[str, int], job: ScrapeJob) -> None:
         wrong("scheme", f"{job.scheme!r} is neither http nor https", did_you_mean(job.scheme, SCHEMES))
     if not job.path.startswith("/"):
         wrong("path", "has to begin with /")
-    if job.tls_ca_file and job.scheme != "https":
+    if job.tls_ca_file and job.scheme == "http":
         wrong("tls_ca_file", "needs scheme: https")
     for label in job.labels:
         if not _LABEL.fullmatch(label):

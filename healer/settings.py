@@ -67,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notify_webhook_url: str | None = None
     ticket_webhook_url: str | None = None
     webhook_secret: str | None = None
+    prometheus_url: str | None = None
+    prometheus_token_file: Path | None = None
     clusters: "dict[str, Settings]" = {}
 
     def each(self) -> "list[Settings]":
@@ -161,6 +163,8 @@ PER_CLUSTER = (
     "HEALER_SIM_SOCKET",
     "HEALER_SIM_NODES_SOCKET",
     "HEALER_RECORDING",
+    "HEALER_PROMETHEUS_URL",
+    "HEALER_PROMETHEUS_TOKEN_FILE",
     "HEALER_MODE",
 )
 #: Two clusters with the same one of these would be one Slurm twice, or write one file over another.
@@ -335,6 +339,8 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_NOTIFY_WEBHOOK_URL": _Known(values_of.web, secret=True),
     "HEALER_TICKET_WEBHOOK_URL": _Known(values_of.web, secret=True),
     "HEALER_WEBHOOK_SECRET": _Known(values_of.text, secret=True),
+    "HEALER_PROMETHEUS_URL": _Known(values_of.web),
+    "HEALER_PROMETHEUS_TOKEN_FILE": _Known(values_of.path),
     "HEALER_URL": _Known(None),
     "HEALER_TOKEN": _Known(None),
     "HEALER_TOKEN_FILE": _Known(None),

@@ -262,6 +262,7 @@ def run_api(settings: Settings) -> None:
     """Serves the REST API and the console until stopped."""
     import uvicorn
 
+    from healer.api.connections import uvicorn_settings
     from healer.bootstrap.web import web_app
 
     uvicorn.run(
@@ -272,6 +273,7 @@ def run_api(settings: Settings) -> None:
         access_log=False,
         timeout_graceful_shutdown=3,
         server_header=False,
+        **uvicorn_settings(),
     )
 
 
@@ -280,7 +282,7 @@ def run_detector(settings: Settings) -> None:
     from healer.bootstrap.models import forest
     from healer.bootstrap.senses import senses_loop
 
-    stopped = _until_stopped()
+    stopped = until_stopped()
     db = engine(settings, name="healer detector", pool_size=3)
     cluster = cluster_name(settings)
     rules = rulebook(settings)
@@ -329,7 +331,7 @@ def run_scheduler(settings: Settings) -> None:
     from healer.adapters.signing import CHECKPOINT_FILE, load_signer
     from healer.bootstrap.sinks import delivery
 
-    stopped = _until_stopped()
+    stopped = until_stopped()
     db = engine(settings, name="healer scheduler")
     cluster = cluster_name(settings)
     clock = SystemClock()
@@ -403,7 +405,7 @@ def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, cluster: str) -> No
         waker.wait(10.0)
 
 
-def _until_stopped() -> threading.Event:
+def until_stopped() -> threading.Event:
     """Set by SIGTERM and SIGINT."""
     stopped = threading.Event()
 

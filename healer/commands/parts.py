@@ -12,6 +12,7 @@ def register(app: typer.Typer) -> None:
     app.command("detector")(detector)
     app.command("worker")(worker)
     app.command("scheduler")(scheduler)
+    app.command("scraper")(scraper)
 
 
 def _named(part: str) -> None:
@@ -59,3 +60,11 @@ def scheduler(cluster: str | None = _CLUSTER) -> None:
     from healer import bootstrap
 
     bootstrap.run_scheduler(settings)
+
+
+def scraper(cluster: str | None = _CLUSTER) -> None:
+    """Run the scraper: it fetches what rules/scrape.yaml names. One per cluster; a second one stands by."""
+    settings = _part_of("scraper", cluster)
+    from healer.bootstrap.scraper import run_scraper
+
+    run_scraper(settings)

@@ -25,14 +25,20 @@ from healer.embedded.postgres import Postgres, Say
 from healer.embedded.redis import Redis, find_binary
 from healer.embedded.running import Running
 from healer.embedded.user import EmbeddedError, make_data_dir
-from healer.settings import Listen, Settings, SettingsError
+from healer.scraperules import wants_scraper
+from healer.settings import Listen, Settings, SettingsError, rules_folder
 
 #: Beside the one API each cluster has these.
-PER_CLUSTER = ("detector", "scheduler", "worker")
+#: The scraper only while there is something to fetch.
+PER_CLUSTER = ("detector", "scheduler", "worker", "scraper")
 PARTS_STOP_S = 5.0
 TICK_S = 0.2
 ROTATE_S = 60.0
 SLOW_START_S = 20.0
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -43,16 +49,25 @@ class Part:
     arguments: tuple[str, ...]
     #: One cluster's part among several: wrong settings of its Slurm must not end the others' start.
     alone: bool = False
+    #: Whether it is to run now; asked until it does.
+    wanted: Callable[[], bool] = _always
 
 
 def healer_parts(settings: Settings) -> list[Part]:
     """The API first; with several clusters `detector-pod1`, `scheduler-pod1` and so on for each."""
     program = (sys.executable, "-m", "healer")
     parts = [Part("api", (*program, "api"))]
+    scrapes = wants_scraper(rules_folder(settings) / "scrape.yaml")
+    asked = {"scraper": scrapes}
     if not settings.clusters:
-        return parts + [Part(name, (*program, name)) for name in PER_CLUSTER]
+        return parts + [Part(name, (*program, name), wanted=asked.get(name, _always)) for name in PER_CLUSTER]
     return parts + [
-        Part(f"{name}-{cluster}", (*program, name, "--cluster", cluster), alone=True)
+        Part(
+            f"{name}-{cluster}",
+            (*program, name, "--cluster", cluster),
+            alone=True,
+            wanted=asked.get(name, _always),
+        )
         for cluster in settings.clusters
         for name in PER_CLUSTER
     ]
@@ -95,6 +110,7 @@ class Tree:
         tree = healer_parts(settings) if parts is None else parts
         self._children = [Child(part.name, part.arguments, self._logs) for part in tree]
         self._alone = {part.name for part in tree if part.alone}
+        self._wanted = {part.name: part.wanted for part in tree}
         self.postgres: Postgres | None = None
         self.redis: Redis | None = None
 
@@ -232,7 +248,7 @@ class Tree:
             how = child.ended()
             if how is not None and not self._stops:
                 self._tell_end(child, how)
-            if child.due() and not self._stops:
+            if child.due() and not self._stops and self._wanted[child.name]():
                 child.start(self._environ, self._guardian.popen)
                 changed = True
         if self._guardian.revive():

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import rows
 from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.figures import detector_lock, lock_held
+from healer.adapters.postgres.figures import lock_held, part_lock
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.rule_records import rule_records
@@ -52,6 +52,7 @@ from healer.model import (
     LastHeard,
     Message,
     Mode,
+    Observation,
     Ruleset,
     Run,
     UnknownSeries,
@@ -115,7 +116,7 @@ class PostgresConsoleReads:
             if picture is None and cluster not in self._modes:
                 return None
             facts = read_facts(conn, cluster, self._snapshots, now)
-            held = lock_held(conn, detector_lock(cluster))
+            held = lock_held(conn, part_lock("detector", cluster))
             asking = sa.or_(
                 runs.c.state.in_(_ASKING),
                 sa.and_(runs.c.state.in_(("waiting", "running")), runs.c.doc["question"].astext.is_not(None)),
@@ -270,6 +271,9 @@ class PostgresConsoleReads:
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         return self._signals.heard(cluster, node, since)
+
+    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
+        return self._signals.alerts(cluster, node, since)
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         return self._signals.job_steps(cluster, job, since)

@@ -119,9 +119,10 @@ def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
     }
 
 
-def detector_lock(cluster: str) -> str:
-    """The name under which the one detector of a cluster holds its advisory lock (hashtextextended of it)."""
-    return f"detector:{cluster}"
+def part_lock(part: str, cluster: str) -> str:
+    """The name under which the one detector, or scraper, of a cluster holds its advisory lock
+    (hashtextextended of it)."""
+    return f"{part}:{cluster}"
 
 
 _LOCK_HELD = sa.text(
@@ -164,7 +165,7 @@ def _of_cluster(
     """Slurm and the detector of one cluster."""
     picture = conn.execute(sa.select(snapshots).where(snapshots.c.cluster == cluster)).first()
     told = troubles(read_controller(conn, cluster))
-    held = lock_held(conn, detector_lock(cluster))
+    held = lock_held(conn, part_lock("detector", cluster))
     if picture is None:
         slurm: dict[str, Any] = {"ok": False, "text": f"no picture of the cluster {cluster} yet"}
     else:

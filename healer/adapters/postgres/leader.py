@@ -1,17 +1,17 @@
-"""The one detector of a cluster: a session lock on the very connection it commits on."""
+"""The one detector of a cluster, and its one scraper: a session lock on a connection of their own."""
 
 from datetime import datetime
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres.figures import detector_lock
+from healer.adapters.postgres.figures import part_lock
 from healer.adapters.postgres.tables import slots
 
 
-def try_lead(conn: sa.Connection, cluster: str) -> bool:
+def try_lead(conn: sa.Connection, cluster: str, part: str = "detector") -> bool:
     """True when this connection now leads. The lock lasts as long as the connection."""
     got = conn.execute(
-        sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), {"name": detector_lock(cluster)}
+        sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), {"name": part_lock(part, cluster)}
     ).scalar_one()
     conn.commit()
     return bool(got)

@@ -1,0 +1,126 @@
+"""Fetches what exporters print, over HTTP/1.1 with httpx: bounded in bytes, time and connections.
+
+No connection is kept: a thousand targets would hold a thousand of them, and each look for a free one walks
+through all. gzip and zstd are asked for and left packed: the writer's thread unpacks, bounded too.
+"""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import httpx
+
+from healer import __version__
+from healer.model import LossReason, ScrapeJob
+from healer.processes.scraper import Fetched, FetchFailed
+from healer.processes.targets import Target
+
+#: Of one target as sent; node_exporter on a large machine prints 2 MB.
+BODY_MAX = 8 * 2**20
+#: Of all targets that are being read at one moment.
+BODIES_MAX = 64 * 2**20
+CONNECTIONS_MAX = 400
+CONNECT_S = 3.0
+#: What Prometheus asks for, and nothing that would come as protobuf.
+_ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+_HEADERS = {"accept": _ACCEPT, "accept-encoding": "gzip", "user-agent": f"healer/{__version__}"}
+
+
+class HttpFetch:
+    """`healer.processes.scraper.Fetch`. Start it inside the event loop that uses it."""
+
+    def __init__(self, *, body_max: int = BODY_MAX, bodies_max: int = BODIES_MAX) -> None:
+        self._body_max, self._bodies_max = body_max, bodies_max
+        self._reading = 0
+        self._places = asyncio.Semaphore(CONNECTIONS_MAX)
+        #: By CA file (none: the system's), with the time of the file: a renewed CA is read anew.
+        self._clients: dict[str | None, tuple[float, httpx.AsyncClient]] = {}
+        #: Bearer tokens by file, with its time.
+        self._tokens: dict[str, tuple[float, str]] = {}
+
+    async def __call__(self, target: Target) -> Fetched:
+        """The body of one scrape. Raises FetchFailed with one sentence: never with address or token in it."""
+        job = target.job
+        try:
+            async with asyncio.timeout(job.timeout_s), self._places:
+                return await self._get(target)
+        except TimeoutError:
+            raise FetchFailed(f"no whole answer in {job.timeout_s:g} s", LossReason.stalled) from None
+        except httpx.HTTPError as error:
+            raise FetchFailed(_why(error)) from None
+        except (httpx.InvalidURL, UnicodeError):
+            raise FetchFailed("the address is not a URL") from None
+        except OSError as error:
+            raise FetchFailed(f"a file of the job {job.name}: {error.strerror or error}") from None
+
+    async def close(self) -> None:
+        for _, client in self._clients.values():
+            await client.aclose()
+
+    async def _get(self, target: Target) -> Fetched:
+        client = await self._client(target.job)
+        async with client.stream("GET", target.url, headers=self._headers(target.job)) as response:
+            if response.status_code != 200:
+                raise FetchFailed(f"it answers {response.status_code} {response.reason_phrase}".rstrip())
+            packing = response.headers.get("content-encoding", "identity").strip().lower() or "identity"
+            return Fetched(await self._body(response), packing)
+
+    async def _body(self, response: httpx.Response) -> bytes:
+        """At most `body_max` bytes; what is being read counts for all."""
+        length = response.headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length) > self._body_max:
+            raise self._too_large()
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async for chunk in response.aiter_raw():
+                size += len(chunk)
+                self._reading += len(chunk)
+                if size > self._body_max:
+                    raise self._too_large()
+                if self._reading > self._bodies_max:
+                    raise FetchFailed("too much is being read from all targets together", LossReason.shed)
+                chunks.append(chunk)
+            return b"".join(chunks)
+        finally:
+            self._reading -= size
+
+    def _too_large(self) -> FetchFailed:
+        return FetchFailed(f"the answer is larger than {self._body_max} bytes", LossReason.too_large)
+
+    def _headers(self, job: ScrapeJob) -> dict[str, str]:
+        if job.bearer_token_file is None:
+            return _HEADERS
+        path = Path(job.bearer_token_file)
+        at = path.stat().st_mtime
+        known = self._tokens.get(job.bearer_token_file)
+        if known is None or known[0] != at:
+            known = self._tokens[job.bearer_token_file] = (at, path.read_text().strip())
+        return _HEADERS | {"authorization": f"Bearer {known[1]}"}
+
+    async def _client(self, job: ScrapeJob) -> httpx.AsyncClient:
+        ca_file = job.tls_ca_file
+        at = Path(ca_file).stat().st_mtime if ca_file else 0.0
+        known = self._clients.get(ca_file)
+        if known is None or known[0] != at:
+            context = ssl.create_default_context(cafile=ca_file)
+            client = httpx.AsyncClient(
+                verify=context,
+                follow_redirects=False,
+                trust_env=False,
+                limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=0),
+                timeout=httpx.Timeout(None, connect=CONNECT_S),
+            )
+            if known is not None:
+                await known[1].aclose()
+            known = self._clients[ca_file] = (at, client)
+        return known[1]
+
+
+def _why(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.ConnectTimeout):
+        return f"no connection within {CONNECT_S:g} s"
+    text = str(error) or type(error).__name__
+    if isinstance(error, httpx.ConnectError):
+        return f"cannot be reached: {text}"[:200]
+    return f"the answer broke off: {text}"[:200]

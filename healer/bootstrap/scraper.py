@@ -1,0 +1,105 @@
+"""The scraper of one cluster on PostgreSQL, and the Prometheus-compatible server that a site has set."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+
+from healer import bootstrap
+from healer.adapters.clock import SystemClock
+from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.leader import try_lead
+from healer.adapters.postgres.losses import PostgresLosses
+from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.scrapes import PostgresScrapes
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
+from healer.adapters.pull.fetch import HttpFetch
+from healer.adapters.pull.promql import PromqlClient, PromqlHistory
+from healer.adapters.pull.targets import FileTargets
+from healer.api.intake import Tally
+from healer.api.losses import Losses
+from healer.model import Catalogue, SlurmSnapshot
+from healer.ports import ColumnBook
+from healer.ports.pull import MetricHistory, NoHistory
+from healer.processes.scraper import Parts, Scraper
+from healer.settings import Settings
+
+log = structlog.get_logger()
+
+
+def run_scraper(settings: Settings) -> None:
+    """Waits to lead, then fetches until stopped. A broken database connection ends it: it starts anew."""
+    stopped = bootstrap.until_stopped()
+    db = bootstrap.engine(settings, name="healer scraper", pool_size=3)
+    cluster = bootstrap.cluster_name(settings)
+    connection = db.connect()
+    while not try_lead(connection, cluster, "scraper"):
+        if stopped.wait(1.0):
+            return
+    log.info("scraper leads", cluster=cluster)
+
+    def leads() -> None:
+        connection.execute(sa.text("SELECT 1"))
+        connection.commit()
+
+    _run_loop(lambda: _serve(settings, db, cluster, stopped.is_set, leads))
+
+
+async def _serve(
+    settings: Settings, db: sa.Engine, cluster: str, stopped: Callable[[], bool], leads: Callable[[], None]
+) -> None:
+    clock, snapshots = SystemClock(), PostgresSnapshots(db)
+    client = _client(settings)
+    fetch = HttpFetch()
+
+    def shown() -> dict[str, SlurmSnapshot]:
+        found = snapshots.latest(cluster)
+        return {cluster: found} if found is not None else {}
+
+    parts = Parts(
+        cluster=cluster,
+        rules=bootstrap.rulebook(settings),
+        targets=FileTargets(cluster),
+        fetch=fetch,
+        ask=client.query if client else None,
+        snapshots=shown,
+        samples=PostgresSamples(db, cluster),
+        columns=PostgresColumns(db),
+        signals=PostgresSignals(db),
+        book=PostgresScrapes(db),
+        tally=Tally(PostgresUnknownSeries(db)),
+        losses=Losses(PostgresLosses(db), clock.now),
+        clock=clock,
+    )
+    try:
+        await Scraper(parts).run(stopped, leads)
+    finally:
+        await fetch.close()
+
+
+def _run_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    if sys.platform == "win32":
+        asyncio.run(main())
+        return
+    import uvloop
+
+    uvloop.run(main())
+
+
+def _client(settings: Settings) -> PromqlClient | None:
+    if settings.prometheus_url is None:
+        return None
+    return PromqlClient(settings.prometheus_url, settings.prometheus_token_file)
+
+
+def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[Catalogue], MetricHistory]:
+    """What the site's Prometheus-compatible server remembers; nothing where none is set."""
+    client = _client(settings)
+    if client is None:
+        return lambda _: NoHistory()
+    return lambda catalogue: PromqlHistory(client, catalogue, book, cluster)

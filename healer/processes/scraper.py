@@ -1,0 +1,363 @@
+"""The scraper: fetches exporters and answers of a Prometheus-compatible server, stored like what is sent.
+
+One per cluster. A target that does not answer tells nothing of its node: its last values grow old, and what
+is old is unknown; healer never takes it for a fault.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from healer.api.group_commit import Busy, GroupCommit
+from healer.api.intake import Body, Intake, Refused, Tally, Translators
+from healer.api.losses import Losses
+from healer.api.problems import Problem
+from healer.api.services import Arrival, SignalStore, Unavailable
+from healer.api.unpacking import unpacked
+from healer.model import (
+    LossReason,
+    Ruleset,
+    ScrapeJob,
+    ScrapeQuery,
+    ScrapeRules,
+    ScrapeState,
+    SlurmSnapshot,
+    TargetState,
+)
+from healer.ports import Clock, ColumnBook, Samples
+from healer.ports.pull import HistoryAway, ScrapeBook
+from healer.processes.targets import Listed, NoNode, Target, first_due, next_due, node_of
+from healer.signals.measured import Measured
+from healer.signals.wire import BadBody
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+#: Rules, files of targets and Slurm's nodes are looked at so often; state and counts are written so often.
+LOOK_S, TELL_S = 2.0, 5.0
+#: Bodies that wait to be written, and that are written in one commit; and one body unpacked.
+QUEUE, BATCH, UNPACKED_MAX = 64 * 2**20, 4 * 2**20, 32 * 2**20
+GATHER_S = 0.02
+#: Targets whose state is told.
+TOLD_MAX = 20_000
+#: Of which it is remembered that they are stored, as in the API.
+INVENTORIES = 20_000
+SOURCE = "scrape"
+
+
+class Fetched(NamedTuple):
+    """The body of one scrape as it was sent, and its `Content-Encoding`."""
+
+    body: bytes
+    packing: str
+
+
+class FetchFailed(Exception):
+    """Nothing came of one fetch. The text is one sentence; `reason`: what was sent and not stored, if any."""
+
+    def __init__(self, text: str, reason: LossReason | None = None) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Fetch(Protocol):
+    async def __call__(self, target: Target) -> Fetched:
+        """Raises FetchFailed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One target or query at work: its task, and how it goes."""
+
+    what: Target | ScrapeQuery
+    task: "asyncio.Task[None]"
+    state: TargetState
+
+
+@dataclass(slots=True)
+class _Counts:
+    scrapes: int = 0
+    failed: int = 0
+    samples: int = 0
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What the scraper works with."""
+
+    cluster: str
+    rules: Callable[[], Ruleset]
+    targets: Callable[[ScrapeRules], Listed]
+    fetch: Fetch
+    #: PromQL -> the server's answer, in any thread; None where no server is set. Raises HistoryAway.
+    ask: Callable[[str, datetime], bytes] | None
+    snapshots: Callable[[], dict[str, SlurmSnapshot]]
+    samples: Samples
+    columns: ColumnBook
+    signals: SignalStore
+    book: ScrapeBook
+    tally: Tally
+    losses: Losses
+    clock: Clock
+    stopwatch: Callable[[], float] = time.monotonic
+
+
+class Scraper:
+    """`run` works until stopped: one event loop, and one thread beside it that decodes and stores."""
+
+    def __init__(self, parts: Parts, *, look_s: float = LOOK_S, tell_s: float = TELL_S) -> None:
+        self._parts = parts
+        self._look_s, self._tell_s = look_s, tell_s
+        self._cluster = parts.cluster
+        self._translators = Translators(parts.rules, parts.columns)
+        self._commit: GroupCommit[Body[Measured], Measured | BadBody | Refused] = GroupCommit(
+            Intake(self._put).store, name="scrapes", queue=QUEUE, batch=BATCH, weigh=_size, gather_s=GATHER_S
+        )
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._snapshots: dict[str, SlurmSnapshot] = {}
+        self._troubles: tuple[str, ...] = ()
+        self._listed: Listed | None = None
+        # Names are looked up in asyncio's own threads: a name server that stalls must not stop these.
+        self._side = ThreadPoolExecutor(2, thread_name_prefix="scraper")
+        self._asking = ThreadPoolExecutor(2, thread_name_prefix="asking")
+        self._counts = _Counts()
+        self._inventories: dict[str, None] = {}
+
+    async def run(self, stopped: Callable[[], bool], leads: Callable[[], None] = lambda: None) -> None:
+        """`leads` raises when another one has to lead now; then this one ends."""
+        self._commit.start()
+        told_s = -math.inf
+        try:
+            while not stopped():
+                await self._aside(leads)
+                await self._look()
+                if self._parts.stopwatch() - told_s >= self._tell_s:
+                    told_s = self._parts.stopwatch()
+                    await self._tell()
+                await _rest(self._look_s, stopped)
+        finally:
+            for one in self._kept.values():
+                one.task.cancel()
+            await asyncio.gather(*(one.task for one in self._kept.values()), return_exceptions=True)
+            await self._commit.stop()
+            await self._tell()
+            self._side.shutdown(wait=False)
+            self._asking.shutdown(wait=False, cancel_futures=True)
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._side, work)
+
+    # --- what there is to fetch ---
+
+    async def _look(self) -> None:
+        parts = self._parts
+        with contextlib.suppress(Unavailable):  # the nodes of before are still the best that is known
+            self._snapshots = await self._aside(parts.snapshots)
+        rules = (await self._aside(parts.rules)).scrape
+        listed = await self._aside(lambda: parts.targets(rules))
+        if listed is self._listed and all(not one.task.done() for one in self._kept.values()):
+            return
+        self._listed, self._troubles = listed, listed.troubles
+        wanted: dict[tuple[str, str], Target | ScrapeQuery] = {one.key: one for one in listed.targets}
+        queries = [one for one in rules.queries if one.cluster in ("", self._cluster)]
+        if queries and parts.ask is None:
+            self._troubles += ("rules/scrape.yaml has queries, and HEALER_PROMETHEUS_URL is not set",)
+        elif queries:
+            wanted |= {("queries", f"{one.signal}: {one.query}"): one for one in queries}
+        self._keep(wanted)
+
+    def _keep(self, wanted: dict[tuple[str, str], Target | ScrapeQuery]) -> None:
+        for key in [key for key in self._kept if key not in wanted]:
+            self._kept.pop(key).task.cancel()
+        for key, what in wanted.items():
+            known = self._kept.get(key)
+            if known is not None and not known.task.done() and known.what == what:
+                continue
+            if known is not None:
+                known.task.cancel()
+            state = TargetState(cluster=self._cluster, job=key[0], target=key[1])
+            task = asyncio.create_task(self._repeat(key, what), name=key[1])
+            self._kept[key] = _Kept(what, task, known.state if known else state)
+
+    async def _repeat(self, key: tuple[str, str], what: Target | ScrapeQuery) -> None:
+        beat = what if isinstance(what, Target) else _as_target(what)
+        stopwatch = self._parts.stopwatch
+        due_s = first_due(beat, stopwatch())
+        stalled = 0
+        while True:
+            await asyncio.sleep(max(0.0, due_s - stopwatch()))
+            begun_s = stopwatch()
+            state = self._kept[key].state
+            try:
+                done = await (self._scrape(what) if isinstance(what, Target) else self._query(what))
+            except FetchFailed as error:
+                stalled = stalled + 1 if error.reason is LossReason.stalled else 0
+                state = self._failed(state, error)
+            except Exception as error:
+                log.exception("a scrape failed", job=key[0], target=key[1])
+                state = self._failed(state, FetchFailed(f"{type(error).__name__}: {str(error)[:200]}"))
+            else:
+                stalled = 0
+                state = msgspec.structs.replace(done, failures=0)
+                self._counts.samples += done.samples
+            self._counts.scrapes += 1
+            took_s = round(stopwatch() - begun_s, 6)
+            self._kept[key].state = msgspec.structs.replace(
+                state, scraped_at=self._parts.clock.now(), took_s=took_s
+            )
+            due_s = next_due(beat, due_s, stopwatch(), stalled)
+
+    # --- one fetch ---
+
+    async def _scrape(self, target: Target) -> TargetState:
+        known = self._known
+        try:
+            node = node_of(target, self._cluster, known)
+        except NoNode as error:
+            raise FetchFailed(str(error)) from None
+        fetched = await self._parts.fetch(target)
+        now = self._parts.clock.now()
+
+        def read() -> Measured:
+            try:
+                raw = unpacked(fetched.body, fetched.packing, UNPACKED_MAX)
+            except Problem as problem:
+                raise BadBody(problem.detail) from None
+            return self._translators.current(self._cluster).exposition(raw, known, now, node=node)
+
+        measured = await self._stored(target.job.name, Body(len(fetched.body), read))
+        return self._state(target.job.name, target.url, node or "", len(fetched.body), measured)
+
+    async def _query(self, query: ScrapeQuery) -> TargetState:
+        ask, now = self._parts.ask, self._parts.clock.now()
+        if ask is None:
+            raise FetchFailed("no Prometheus-compatible server is set")
+        try:
+            raw = await asyncio.get_running_loop().run_in_executor(self._asking, ask, query.query, now)
+        except HistoryAway as error:
+            raise FetchFailed(str(error)) from None
+        known = self._known
+
+        def read() -> Measured:
+            translator = self._translators.current(self._cluster)
+            return translator.queried(raw, known, now, signal=query.signal)
+
+        measured = await self._stored(query.signal, Body(len(raw), read))
+        return self._state("queries", f"{query.signal}: {query.query}", "", len(raw), measured)
+
+    async def _stored(self, who: str, body: Body[Measured]) -> Measured:
+        """Waits for the commit; all that is not stored is counted."""
+        try:
+            outcome = (await self._commit.add((body,)))[0]
+        except Busy:
+            raise FetchFailed("too much waits to be written", LossReason.shed) from None
+        except Unavailable:
+            raise FetchFailed("healer's database does not answer", LossReason.database_away) from None
+        if isinstance(outcome, BadBody | Refused):
+            raise FetchFailed(str(outcome), LossReason.bad_body)
+        lost = len(outcome.rejected) + outcome.rejected_more
+        if lost:
+            why = outcome.rejected[0].reason if outcome.rejected else ""
+            self._lost(LossReason.rejected, lost, who, why)
+        return outcome
+
+    def _known(self, cluster: str, node: str) -> bool:
+        snapshot = self._snapshots.get(cluster)
+        return snapshot is not None and node in snapshot.nodes
+
+    def _state(self, job: str, target: str, node: str, size: int, measured: Measured) -> TargetState:
+        why = "nothing in the answer is known to the catalogue, or of a node" if not measured.samples else ""
+        return TargetState(
+            cluster=self._cluster,
+            job=job,
+            target=target,
+            node=node,
+            up=True,
+            bytes=size,
+            samples=measured.samples,
+            unrecognised=measured.unrecognised,
+            error=why,
+        )
+
+    def _failed(self, state: TargetState, error: FetchFailed) -> TargetState:
+        self._counts.failed += 1
+        if error.reason is not None:
+            self._lost(error.reason, 1, state.job, f"{state.target}: {error}")
+        return msgspec.structs.replace(
+            state, up=False, samples=0, unrecognised=0, bytes=0, failures=state.failures + 1, error=str(error)
+        )
+
+    def _lost(self, reason: LossReason, count: int, who: str, example: str) -> None:
+        self._parts.losses.add(SOURCE, reason, count, cluster=self._cluster, who=who, example=example[:300])
+
+    # --- in the writer's thread ---
+
+    def _put(self, told: Sequence[Measured]) -> None:
+        parts = self._parts
+        reports = [report for measured in told for report in measured.reports]
+        if reports:
+            parts.samples.put(reports)
+        now = parts.clock.now()
+        for measured in told:
+            if measured.unknown:
+                parts.tally.add(self._cluster, measured.unknown.items(), now)
+        new = {
+            one.digest: one
+            for measured in told
+            for one in measured.inventory
+            if one.digest not in self._inventories
+        }
+        if new:
+            # Which GPU has which address: told with the samples, stored with the events.
+            parts.signals.store([Arrival(one) for one in new.values()])
+            self._inventories |= dict.fromkeys(new)
+            while len(self._inventories) > INVENTORIES:
+                del self._inventories[next(iter(self._inventories))]
+
+    # --- what people see ---
+
+    async def _tell(self) -> None:
+        states = [one.state for one in self._kept.values()]
+        counts = self._counts
+        state = ScrapeState(
+            cluster=self._cluster,
+            at=self._parts.clock.now(),
+            targets=tuple(states[:TOLD_MAX]),
+            more=max(0, len(states) - TOLD_MAX),
+            scrapes=counts.scrapes,
+            failed=counts.failed,
+            samples=counts.samples,
+            troubles=self._troubles[:100],
+        )
+        for write in (lambda: self._parts.book.put(state), self._parts.tally.flush, self._parts.losses.flush):
+            try:
+                await self._aside(write)
+            except Unavailable as error:
+                log.warning("the scraper's state is not written", error=str(error))
+                return
+
+
+def _as_target(query: ScrapeQuery) -> Target:
+    job = ScrapeJob(name="queries", interval_s=query.interval_s)
+    return Target(job=job, host="", url=f"{query.signal}: {query.query}", labels={})
+
+
+def _size(body: Body) -> int:
+    return body.size
+
+
+async def _rest(seconds: float, stopped: Callable[[], bool]) -> None:
+    """Signals set a flag: it is looked at often enough that nobody waits for it."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not stopped():
+        await asyncio.sleep(0.1)

@@ -1,0 +1,71 @@
+"""What the scraper fetches, when, and whose it is. Pure."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+from zlib import crc32
+
+from healer.model import ScrapeJob
+from healer.signals.wire import Known
+
+#: A target that stalls is asked less often, up to so many intervals apart: it holds a connection each time.
+STALLED_MOST = 4
+HOST, SERIES = "host", "series"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address of one job. `labels` are the job's and its group's."""
+
+    job: ScrapeJob
+    host: str
+    url: str
+    labels: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.job.name, self.url
+
+
+class Listed(NamedTuple):
+    """All targets, and what is wrong with the files that name them."""
+
+    targets: tuple[Target, ...]
+    troubles: tuple[str, ...] = ()
+
+
+class NoNode(ValueError):
+    """The target is of no node of the cluster. The text says why."""
+
+
+def node_of(target: Target, cluster: str, known: Known) -> str | None:
+    """Whose the target's samples are; None where their own labels say it. Raises NoNode.
+
+    A full host name that is no node counts up to its first dot.
+    """
+    rule = target.job.node
+    if rule == SERIES:
+        return None
+    name = target.host if rule == HOST else target.labels.get(rule, "")
+    if not name:
+        raise NoNode(f"the target has no label {rule} that names its node")
+    for one in (name, name.partition(".")[0]):
+        if one and known(cluster, one):
+            return one
+    raise NoNode(f"{cluster} has no node {name[:100]}: name it by a label, and that label by `node`")
+
+
+def first_due(target: Target, now_s: float) -> float:
+    """The first moment of the target's own beat from `now_s` on: targets are spread over their interval by a
+    hash of their address, the same after every restart."""
+    interval_s = target.job.interval_s
+    offset_s = crc32(target.url.encode()) / 2**32 * interval_s
+    return now_s + (offset_s - now_s) % interval_s
+
+
+def next_due(target: Target, last_s: float, now_s: float, stalled: int) -> float:
+    """The next moment of that beat after one at `last_s`; `stalled` times in a row it did not end in time."""
+    interval_s = target.job.interval_s
+    step_s = interval_s * min(STALLED_MOST, 2**stalled)
+    behind = max(0.0, now_s - last_s - step_s)
+    # Beats that were missed are not made up for.
+    return last_s + step_s + -(-behind // interval_s) * interval_s

@@ -1,0 +1,225 @@
+"""Answers of a Prometheus-compatible server (`/api/v1/query`, `/api/v1/query_range`) -> reports.
+
+Its JSON is that of Prometheus' HTTP API, which VictoriaMetrics, Mimir and Thanos speak too: `data.resultType`
+is `vector` (one sample of each series) or `matrix` (several), times are seconds with fractions, values are
+texts. A series is known by the bytes of its labels, as they stand in the answer.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Catalogue, Combine, Signal
+from healer.signals.gpu_names import Where
+from healer.signals.measured import Measured
+from healer.signals.names import LINKS
+from healer.signals.rejects import BadBody
+from healer.signals.series import NODE_LABELS, Placer
+from healer.signals.slots import Samples, Slots
+from healer.signals.values import clean
+from healer.signals.wire import Known
+
+#: Of one answer: a sample is some 25 bytes of it, and ten times that while it is read.
+ANSWER_BYTES_MAX = 32 * 2**20
+_MS = 1000
+#: (times in s since 1970, values), (n,) each, by time.
+Line = tuple[NDArray[np.float64], NDArray[np.float64]]
+_SERIES = ("vector", "matrix")
+
+
+class _Series(msgspec.Struct):
+    metric: msgspec.Raw
+    value: tuple[float, str] | None = None
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct, frozen=True):
+    resultType: str = ""
+    result: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data = _Data()
+    error: str = ""
+
+
+class _Names(msgspec.Struct):
+    status: str
+    data: list[str] = []
+    error: str = ""
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_series = msgspec.json.Decoder(list[_Series])
+_names = msgspec.json.Decoder(_Names)
+_labels = msgspec.json.Decoder(dict[str, str])
+
+
+class Queried:
+    """Answers -> reports. Remembers series, bounded. What is of one moment is whole: a scrape, a query."""
+
+    def __init__(self, placer: Placer) -> None:
+        self._slots: Slots[bytes] = Slots(placer, whole=True)
+
+    def take(self, raw: bytes, known: Known, now: datetime, *, signal: str = "") -> Measured:
+        """`signal`: the name of every series, whatever the answer calls it. Raises BadBody."""
+        slots, out = self._slots, Measured()
+        slots.forget(now)
+        found: list[int] = []
+        counts: list[int] = []
+        values: list[str] = []
+        times: list[float] = []
+        for one in result(raw):
+            samples = one.values if one.value is None else [one.value]
+            if not samples:
+                continue
+            # Under a signal's own name the same labels are another series than under the server's.
+            key = signal.encode() + bytes(one.metric)
+            slot = slots.known.get(key)
+            if slot is None:
+                slot = slots.refused.get(key)
+            if slot is None:
+                slot = slots.add(key, *_named(one.metric, signal), known)
+            found.append(slot)
+            counts.append(len(samples))
+            times += [at for at, _ in samples]
+            values += [value for _, value in samples]
+        taken = Samples(np.repeat(np.array(found, np.int32), counts), _floats(values), _milliseconds(times))
+        slots.report(taken, known, now, out)
+        nodes = {(one.cluster, one.node) for one in out.reports}
+        out.inventory = slots.placer.gpus.inventory(nodes, now)
+        return out
+
+    def lines(self, raw: bytes, known: Known) -> dict[tuple[Where, int], Line]:
+        """(node, column) -> its points, for pages: of any age. Raises BadBody."""
+        parts: dict[tuple[Where, int], tuple[Combine, list[Line]]] = {}
+        for one in result(raw):
+            found = self._slots.placer.place(*_named(one.metric, ""), known)
+            samples = one.values if one.value is None else [one.value]
+            if isinstance(found, str) or not samples:
+                continue
+            values = clean(_floats([value for _, value in samples])) * found.scale
+            line = (np.array([at for at, _ in samples], np.float64), values)
+            parts.setdefault((found.where, found.column), (found.combine, []))[1].append(line)
+        return {key: _combined(how, lines) for key, (how, lines) in parts.items()}
+
+
+_TOGETHER = {Combine.sum: np.add, Combine.max: np.maximum, Combine.min: np.minimum}
+
+
+def _combined(how: Combine, lines: Sequence[Line]) -> Line:
+    """Several series of one column as one: at each moment what the catalogue's `combine` makes of them."""
+    times = np.concatenate([at for at, _ in lines])
+    values = np.concatenate([one for _, one in lines])
+    told = ~np.isnan(values)
+    order = np.argsort(times[told], kind="stable")
+    times, values = times[told][order], values[told][order]
+    if not len(times):
+        return times, values
+    first = np.flatnonzero(np.append(True, times[1:] != times[:-1]))
+    if how in _TOGETHER:
+        return times[first], _TOGETHER[how].reduceat(values, first)
+    return times[first], values[np.append(first[1:], len(values)) - 1]
+
+
+def result(raw: bytes) -> list[_Series]:
+    """The series of an answer. Raises BadBody: also where the server says that it failed."""
+    if len(raw) > ANSWER_BYTES_MAX:
+        raise BadBody(f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
+    try:
+        told = _answer.decode(raw)
+        if told.status != "success":
+            raise BadBody(f"the server says: {told.error[:300] or told.status[:300]}")
+        if told.data.resultType not in _SERIES:
+            kind = told.data.resultType[:50]
+            raise BadBody(f"the answer is a {kind}, and a vector or a matrix has labels that say whose it is")
+        return _series.decode(told.data.result)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody(f"the answer is not that of a Prometheus-compatible server: {error}") from None
+
+
+def names_told(raw: bytes) -> list[str]:
+    """The names in an answer of `/api/v1/label/__name__/values`. Raises BadBody."""
+    try:
+        told = _names.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"the answer is not that of a Prometheus-compatible server: {error}") from None
+    if told.status != "success":
+        raise BadBody(f"the server says: {told.error[:300] or told.status[:300]}")
+    return told.data
+
+
+def _named(metric: msgspec.Raw, signal: str) -> tuple[str, dict[str, str]]:
+    try:
+        labels = _labels.decode(metric)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadBody("the labels of a series are no texts by name") from None
+    name = labels.pop("__name__", "")
+    return signal or name, labels
+
+
+def _floats(values: Sequence[str]) -> np.ndarray:
+    try:
+        return np.array(values, np.float64) if values else np.zeros(0)
+    except ValueError:
+        raise BadBody("a value is not a number") from None
+
+
+def _milliseconds(times: Sequence[float]) -> np.ndarray:
+    at = np.array(times, np.float64) * _MS
+    if not np.all(np.abs(at) < 1e15):
+        raise BadBody("a time is no time")
+    return at.astype(np.int64)
+
+
+# --- questions -------------------------------------------------------------------------------------------
+
+
+def arriving(catalogue: Catalogue) -> dict[str, list[str]]:
+    """The names under which a Prometheus may know the catalogue's signals -> the signals."""
+    found: dict[str, list[str]] = {}
+    for signal in catalogue.signals.values():
+        for name in names_of(signal):
+            found.setdefault(name, []).append(signal.name)
+    return found
+
+
+def names_of(signal: Signal) -> list[str]:
+    """A signal's own name and its aliases, but for nvidia-smi's; none of a derived one."""
+    if signal.derived:
+        return []
+    names = [signal.name]
+    for alias in signal.aliases:
+        if alias.name.startswith("nvidia-smi:"):
+            continue
+        if "{link}" in alias.name:
+            names += [alias.name.replace("{link}", str(link)) for link in range(LINKS)]
+        else:
+            names.append(alias.name)
+    return list(dict.fromkeys(names))
+
+
+def selector(names: Iterable[str], matchers: str = "") -> str:
+    """A selector of series by name: `{__name__=~"a|b"}`. Names hold letters, digits, `_` and `:` alone."""
+    return f'{{__name__=~"{"|".join(names)}"{"," + matchers if matchers else ""}}}'
+
+
+def of_node(names: Iterable[str], node: str) -> str:
+    """The series of these names that a label may say to be the node's: with a domain or a port, or without.
+
+    More than its own may fit; whose a series is the labels say, in the order that every form obeys.
+    """
+    known = list(names)
+    form = re.escape(node).replace("\\", "\\\\") + "([.:].*)?"
+    return " or ".join(selector(known, f'{label}=~"{form}"') for label in NODE_LABELS)
+
+
+def step_for(span_s: float, points: int) -> int:
+    """Whole seconds between points of a chart, at least the windows' five."""
+    return max(5, math.ceil(span_s / points))

@@ -101,6 +101,8 @@ def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any]]
                     "signals/checkpoints",
                     {name: value for name, value in body.items() if value is not None},
                 )
+        elif kind == ObservationKind.alert:
+            yield "signals/alertmanager", _alerts(told)
         elif kind == ObservationKind.hook:
             for one in told:
                 yield f"signals/hooks/{one.data['hook']}", _told(_hook(one))
@@ -119,6 +121,22 @@ def _hook(one: Observation) -> dict[str, Any]:
     where = one.component
     named = {"cluster": where.cluster, "node": where.node, "job": where.job, "boot_id": one.boot_id}
     return {**named, "id": one.data.get("id"), "time": one.event_at, "checks": checks}
+
+
+def _alerts(told: Sequence[Observation]) -> dict[str, Any]:
+    alerts = [
+        {
+            "status": one.data["status"],
+            "labels": one.data["labels"],
+            "annotations": {"summary": one.data["summary"]},
+            "startsAt": one.data["starts_at"],
+            "endsAt": one.event_at if one.data["status"] == "resolved" else None,
+            "fingerprint": one.data["fingerprint"],
+            "generatorURL": one.data["url"],
+        }
+        for one in told
+    ]
+    return {"version": "4", "externalURL": told[0].data["source"], "alerts": alerts}
 
 
 def _inventory(cluster: str, node: str, one: Observation) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The cases beside the rules: given these lines or series, expect this rule. `healer rules test` runs them.
 
-A case has a `name` and either `lines` of one node's kernel log, or a `fault` with its `class` as another
-detector tells it. `expect` names the findings in order; a field it leaves out may be anything. An empty list:
-no finding at all. Cases of detection rules: `healer.detectioncases`.
+A case has a `name` and `lines` of one node's kernel log, or a `fault` with its `class` as another detector
+tells it, or the labels of an `alert` of another system. `expect` names the findings in order; a field it
+leaves out may be anything. An empty list: no finding at all. Cases of detection rules:
+`healer.detectioncases`.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,13 @@ from typing import Any
 import msgspec
 
 from healer.detection import rule_for
+from healer.detection.alerts import entry_for, finding_of
 from healer.detection.kernel import findings
 from healer.detectioncases import DETECTION_CASES, run_detection_cases
 from healer.model import FaultClass, Finding, Ruleset
 from healer.rulefiles import Problem
 from healer.ruleset import RulesInvalid, case_sources, load
+from healer.signals.alerts import Enveloped, Site, enveloped_observations
 from healer.signals.wire import kernel_text_observations
 
 _AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
@@ -43,6 +46,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class": "cl
     lines: tuple[str, ...] = ()
     fault: str | None = None
     fault_class: FaultClass | None = None
+    alert: dict[str, str] = {}
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +76,10 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
             case = source.convert((index,), item, Case)
             if case is None:
                 continue
-            if bool(case.lines) == (case.fault is not None and case.fault_class is not None):
-                source.problem((index,), f"{case.name}: a case has either lines, or fault and class")
+            forms = (case.lines, case.fault is not None and case.fault_class is not None, case.alert)
+            if sum(map(bool, forms)) != 1:
+                text = f"{case.name}: a case has either lines, or fault and class, or an alert"
+                source.problem((index,), text)
                 continue
             why = _why_not(rules, case)
             results.append(CaseResult(file=source.name, line=source.line((index,)), name=case.name, why=why))
@@ -91,9 +97,20 @@ def _why_not(rules: Ruleset, case: Case) -> str:
         rule = rule_for(rules, case.fault, case.fault_class)
         seen = [] if rule is None else [{"rule": rule.name, "fault": case.fault, "class": case.fault_class}]
         return _compare(case.expect, seen)
+    if case.alert:
+        return _compare(case.expect, [_shown(one) for one in _of_alert(rules, case.alert)])
     text = "\n".join(case.lines)
     accepted = kernel_text_observations(text, lambda _c, _n: True, _AT, cluster="case", node="node")
     return _compare(case.expect, [_shown(one) for one in findings(rules, accepted.observations)])
+
+
+def _of_alert(rules: Ruleset, labels: dict[str, str]) -> list[Finding]:
+    """What an alert with these labels opens."""
+    item = {"status": "firing", "labels": labels, "startsAt": _AT.isoformat()}
+    site = Site("case", ("case",), lambda _c, _n: True, lambda _c, _n: True)
+    told = enveloped_observations([Enveloped(index=0, alert=item, source="case", id="1")], site, _AT)
+    found = (finding_of(one, entry_for(rules, one), digest=one.digest, now=_AT) for one in told.observations)
+    return [one for one in found if not one.beside]
 
 
 def _shown(finding: Finding) -> dict[str, Any]:

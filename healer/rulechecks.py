@@ -191,8 +191,9 @@ def _check_input(source: Source, path: tuple[str, int], step: Step) -> None:
     if isinstance(service, str) and not _SERVICE.fullmatch(service):
         source.problem((*path, "input", "service"), f"input: {service!r} is no name of a service")
     senses = step.input.get("senses")
-    if type(senses) is int and not 1 <= senses <= len(Sense):
-        source.problem((*path, "input", "senses"), f"input: senses lies between 1 and {len(Sense)}")
+    most = len(Sense) - 1  # an alert agrees with none of the others
+    if type(senses) is int and not 1 <= senses <= most:
+        source.problem((*path, "input", "senses"), f"input: senses lies between 1 and {most}")
 
 
 def _one_of(source: Source, path: Sequence[str | int], name: str, word: str, known: Sequence[str]) -> None:

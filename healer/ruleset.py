@@ -1,7 +1,8 @@
 """Loads and cross-checks all of `rules/` as one value. Everything wrong is found at once, by file and line.
 
 Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
-`xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml`, `watches.yaml`, `signals.yaml` may be left out.
+`xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml`, `watches.yaml`, `signals.yaml`, `scrape.yaml`,
+`alerts.yaml` may be left out.
 Formats: `docs/rules.md`, `docs/signals.md`.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from healer.alertrules import policy_of_alert, read_alerts
 from healer.catalogue import read_catalogue
 from healer.detection.tables import bit_pattern
 from healer.detectioncases import DETECTION_CASES, run_detection_cases
@@ -35,6 +37,7 @@ from healer.model import (
 )
 from healer.rulechecks import check_guards, check_playbook, read_topology, read_watches
 from healer.rulefiles import Problem, Source, did_you_mean
+from healer.scraperules import read_scrape
 
 __all__ = ["Problem", "RulesInvalid", "load"]
 
@@ -103,9 +106,13 @@ def load(
     topology = read_topology(source)
     watches = read_watches(folder.source("watches.yaml", required=False))
     catalogue = read_catalogue(*_signals(folder))
+    scrape = read_scrape(folder.source("scrape.yaml", required=False), catalogue, rules_dir)
     models = read_models(folder.source("gpu_models.yaml", required=False))
     placed = _detection(folder, catalogue, models, rules, playbooks)
     detection = tuple(one.rule for one in placed)
+    policies = (*rules, *map(as_policy, detection))
+    check = partial(_check_playbook_of, folder, playbooks=playbooks)
+    alerts = read_alerts(folder.source("alerts.yaml", required=False), policies, check)
     if prove and placed and not problems:
         _prove(folder, placed, catalogue, models)
     if problems:
@@ -114,7 +121,7 @@ def load(
         version=folder.version(),
         xids=xids,
         sxids=sxids,
-        rules=(*rules, *map(as_policy, detection)),
+        rules=(*policies, *(policy_of_alert(one) for one in alerts if one.opens)),
         guards=guards,
         playbooks=playbooks,
         topology=topology,
@@ -128,8 +135,10 @@ def load(
         catalogue=catalogue,
         detection=detection,
         gpu_models=models,
+        alerts=alerts,
         watches=watches,
         scripts=scripts,
+        scrape=scrape,
     )
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from healer.api.views import HookAnswer
 from healer.signals import wire
+from healer.signals.alerts import AlertGroup
 from healer.signals.checkpoints import JobCheckpointBody
 from healer.signals.hooks import HOOKS, HookReport
 from healer.signals.step_times import StepSample
@@ -37,6 +38,19 @@ class Metrics(msgspec.Struct, kw_only=True):
     links: dict[str, list[list[float | None]]] = {}
 
 
+class CloudEvent(msgspec.Struct, kw_only=True):
+    """A CloudEvents 1.0 event. `data` is the body of one of healer's routes, or an alert: by `type`."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    subject: str | None = None
+    time: str | None = None
+    datacontenttype: str | None = None
+    data: Any = None
+
+
 class StepTimes(msgspec.Struct, kw_only=True):
     """Step times of one life of a job."""
 
@@ -47,7 +61,10 @@ class StepTimes(msgspec.Struct, kw_only=True):
 
 
 #: In the order that `signal_paths` expects.
-TYPES = (KernelLog, wire.Heartbeat, Metrics, StepTimes, JobCheckpointBody, HookReport, HookAnswer)
+TYPES = (
+    KernelLog, wire.Heartbeat, Metrics, StepTimes, JobCheckpointBody, HookReport, AlertGroup, CloudEvent,
+    HookAnswer,
+)  # fmt: skip
 
 _TEXT = {"schema": {"type": "string"}}
 
@@ -56,14 +73,24 @@ def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str
     """`schemas` are those of TYPES; `accepted` is the answer's."""
     stored = {"202": {"description": "stored", "content": {"application/json": {"schema": accepted}}}}
     nothing = {"204": {"description": "stored"}}
-    *bodies, answer_of_hooks = schemas
+    *bodies, group, event, answer_of_hooks = schemas
     kernel, beat, metrics, steps, checkpoint, report = (
         {"application/json": _one_or_many(one)} for one in bodies
     )
     told = {"202": {"description": "stored", "content": {"application/json": {"schema": answer_of_hooks}}}}
     text = {kind: _TEXT for kind in ("text/plain", "application/openmetrics-text")}
     xml = {kind: _TEXT for kind in ("text/xml", "application/xml", "text/plain")}
+    shipped = {
+        "application/json": _one_or_many({"type": "object"}),
+        "application/x-ndjson": _TEXT,
+        "application/vnd.fdo.journal": _TEXT,
+    }
     protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
+    alerts = {"application/json": {"schema": group}}
+    events = {
+        "application/cloudevents+json": {"schema": event},
+        "application/cloudevents-batch+json": {"schema": {"type": "array", "items": event}},
+    }
     rows = (
         (
             "kernel-log",
@@ -72,6 +99,7 @@ def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str
             ("cluster", "node", "boot_id"),
             stored,
         ),
+        ("logs", "What log shippers send: the kernel lines among it", shipped, ("cluster", "node"), stored),
         ("heartbeat", "A sender lives", beat, (), stored),
         ("metrics", "Metrics, columnar by node", metrics, (), stored),
         ("prometheus/write", "Prometheus remote_write 1.0, snappy", protobuf, (), nothing),
@@ -79,6 +107,8 @@ def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str
         ("nvidia-smi", "The XML of nvidia-smi -q -x", xml, ("cluster", "node"), stored),
         ("step-times", "Step times of a job's ranks", steps, (), stored),
         ("checkpoints", "What a job can go back to", checkpoint, (), stored),
+        ("alertmanager", "Alerts of Alertmanager and Grafana", alerts, (), stored),
+        ("cloudevents", "CloudEvents 1.0: our own bodies, and alerts", events, (), stored),
         *((f"hooks/{hook}", f"What Slurm's {hook} saw of its node", report, (), told) for hook in HOOKS),
     )
     return {

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 import msgspec
@@ -28,7 +28,9 @@ from healer.api.views import (
     RunDetail,
     Stats,
 )
+from healer.detection.alerts import firing
 from healer.model import AuditRecord, Incident, Pause, Playbook, Role, Run
+from healer.model.detection import ALERT_STAYS_MAX_H
 
 router = APIRouter(tags=["reading"])
 
@@ -38,6 +40,8 @@ Cursor = Annotated[str | None, Query(max_length=500)]
 Name = Annotated[str | None, Query(max_length=256)]
 Id = Annotated[str, Path(max_length=128)]
 
+#: Whatever fires was told within this time.
+ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 IncidentStates = Literal["open", "mitigating", "verifying", "resolved"]
 RunStates = Literal[
     "proposed", "waiting_approval", "held", "running", "waiting",
@@ -84,7 +88,11 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
         raise NotFound(f"Slurm knows no node {node} in the cluster {cluster}")
     now = services.clock.now()
     reports, columns = services.history.node_signals(cluster, node, now - VALUES)
-    found = msgspec.structs.replace(found, heard=services.history.heard(cluster, node, now - VALUES))
+    found = msgspec.structs.replace(
+        found,
+        heard=services.history.heard(cluster, node, now - VALUES),
+        alerts=firing(services.rules(), services.history.alerts(cluster, node, now - ALERTS), now),
+    )
     return answer(request, with_signals(found, reports, columns, services.rules().catalogue, now))
 
 

@@ -14,6 +14,7 @@ from healer.model import (
     Decision,
     DetectionRule,
     Finding,
+    FiringAlert,
     Incident,
     LastHeard,
     LogEntry,
@@ -132,8 +133,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     `status` is what Slurm's state comes to, `unknown_flags` what of it nobody knows: healer never resumes
     such a node by itself. `switches` go from leaf to root. `may_run_jobs` is Slurm's own word; `why` explains
-    it in one sentence. `gpus`, `jobs`, `history`, `signals`, `links` and `heard` are filled for a single node
-    only; `measured_at` is when it last reported, None when nothing came in the last 15 minutes.
+    it in one sentence. `gpus`, `jobs`, `history`, `signals`, `links`, `heard` and `alerts` are filled for a
+    single node only; `measured_at` is when it last reported, None when nothing came in the last 15 minutes.
     """
 
     cluster: str
@@ -159,6 +160,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     links: list[LinkView] = []
     measured_at: datetime | None = None
     heard: LastHeard | None = None
+    alerts: list[FiringAlert] = []
 
 
 class JobStepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +207,8 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     durable: bool
     at: datetime
+    #: As the job told it; None where it made none.
+    sha256: str | None = None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,15 +1,19 @@
 """The pages of what healer watches: nodes, jobs, and the rules it watches them by."""
 
 import json
+from datetime import datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
 
+from healer.console import words
 from healer.console.pages import PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
 from healer.console.reads import IncidentQuery, JobHistory, RunQuery, Standing
 from healer.console.views import heat, incident, node, rules, runs
 from healer.console.views.buttons import node_buttons
 from healer.console.views.job import WINDOW, checkpoint_steps, facts, job_view
-from healer.model import Mode, Reservation, SlurmJob, SlurmSnapshot
+from healer.detection.alerts import firing
+from healer.model import FiringAlert, Mode, Reservation, SlurmJob, SlurmSnapshot
+from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations.gpus import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
 
@@ -53,6 +57,7 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                 ),
                 "veto": next((veto for veto in stands.vetoes if veto.node == name), None),
                 "heard": pages.reads.heard(cluster, name, now - node.WINDOW),
+                "alerts": _alerts(pages, cluster, name, now),
                 "slot": next((slot for slot in stands.slots if slot.node == name), None),
                 "measured": node.measured(
                     reports,
@@ -68,6 +73,17 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
             return pages.show("node.html", context)
 
         return guarded(show)
+
+
+def _alerts(pages: Pages, cluster: str, name: str, now: datetime) -> list[tuple[FiringAlert, str]]:
+    """What fires, and what it is to healer."""
+    rules = pages.reads.rule_book(cluster).rules
+    told = pages.reads.alerts(cluster, name, now - timedelta(hours=ALERT_STAYS_MAX_H))
+    opening = {entry.name for entry in rules.alerts if entry.opens}
+    return [
+        (one, words.alert_taken(one.rule if one.rule in opening else None))
+        for one in firing(rules, told, now)
+    ]
 
 
 def reservations_of(snapshot: SlurmSnapshot, node: str) -> list[Reservation]:

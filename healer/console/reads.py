@@ -28,6 +28,7 @@ from healer.model import (
     LogEntry,
     Message,
     Mode,
+    Observation,
     Pause,
     Role,
     Ruleset,
@@ -197,6 +198,7 @@ class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
     restart: int = 0
     durable: bool = True
     path: str = ""
+    sha256: str | None = None
 
 
 class Requeue(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,6 +312,10 @@ class ConsoleReads(Protocol):
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         """When the node last spoke, after `since`."""
+        ...
+
+    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
+        """What other systems' alerting told of the node, oldest first."""
         ...
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...

@@ -70,6 +70,11 @@ def offset(moment: datetime, start: datetime) -> str:
     return f"{sign}{span(seconds)}"
 
 
+def alert_taken(rule: str | None) -> str:
+    """What an alert of another system is to healer."""
+    return f"opens {rule}" if rule else "evidence only"
+
+
 def number(value: float | None) -> str:
     """`1,250`, `0.05`, and an empty string for None."""
     if value is None:

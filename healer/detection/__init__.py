@@ -5,7 +5,7 @@ from datetime import datetime
 
 import msgspec
 
-from healer.detection import drains, hooks, kernel, silence, slurm_watch
+from healer.detection import alerts, drains, hooks, kernel, silence, slurm_watch
 from healer.detection.match import rule_for
 from healer.model import Finding, Observation, Ruleset
 from healer.observations import Picture
@@ -25,4 +25,4 @@ def detect(rules: Ruleset, picture: Picture, live: Sequence[Observation], now: d
     for finding in told:
         if rule := rule_for(rules, finding.fault, finding.fault_class):
             found.append(msgspec.structs.replace(finding, rule=rule.name))
-    return found
+    return [*found, *alerts.findings(rules, picture, now)]

@@ -84,7 +84,7 @@ class Correlator:
 
     def take_all(self, findings: Sequence[Finding]) -> None:
         """Puts each finding where it belongs. Roots first, so that what they explain finds them."""
-        for finding in sorted(findings, key=lambda one: (-rank_told(one), one.teardown)):
+        for finding in sorted(findings, key=lambda one: (one.beside, -rank_told(one), one.teardown)):
             self.take(marked(finding))
 
     def put(self, incident: Incident) -> None:
@@ -96,6 +96,9 @@ class Correlator:
         self.by_id[incident.id] = incident
 
     def take(self, finding: Finding) -> None:
+        if finding.beside:
+            self._stand_beside(finding)
+            return
         if finding.teardown or finding.fault_class is FaultClass.application:
             if root := self._root_in_job(finding):
                 self._count(root, finding)
@@ -177,6 +180,19 @@ class Correlator:
         counted[finding.fault] = counted.get(finding.fault, 0) + 1
         affected = _with(incident.affected, (finding.component,), incident.root)
         self.put(msgspec.structs.replace(incident, counted=counted, affected=affected, updated=self.now))
+
+    def _stand_beside(self, finding: Finding) -> None:
+        """Evidence for whoever reads the incident at its place: of hardware, or else the oldest."""
+        there = self._at(finding.component.node, (), finding.component)
+        incident = next((one for one in there if one.fault_class in _HARDWARE), there[0] if there else None)
+        if incident is None or len(incident.evidence) >= EVIDENCE_KEPT:
+            return
+        known = {one.digest for one in incident.evidence}
+        fresh = tuple(one for one in finding.evidence if one.digest not in known)
+        if fresh:
+            count = incident.evidence_count + len(fresh)
+            evidence = (*incident.evidence, *fresh)
+            self.put(msgspec.structs.replace(incident, evidence=evidence, evidence_count=count))
 
     def _join(self, incident: Incident, finding: Finding) -> None:
         known = {one.digest for one in incident.evidence}

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from healer.detection.alerts import is_alert
 from healer.detection.drains import fault_of, is_drain
 from healer.detection.silence import is_fleet
 from healer.detection.slurm_watch import is_watched
@@ -24,6 +25,7 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Sense,
     Slot,
     Verdict,
     Veto,
@@ -232,6 +234,11 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
             return f"healer's drain stands where {incident.owner}'s stood: ask whether theirs still holds"
         theirs = fault_of(shown, picture.slurm)
         return f"held by {shown.owner} now" if theirs not in (None, incident.fault) else None
+    if is_alert(incident.fault):
+        if (incident.fault, incident.root) in picture.alerts.standing:
+            return None
+        if all(one.sense is Sense.alert for one in incident.evidence):
+            return "the alert is resolved, or nobody repeats it"
     if is_watched(incident.fault):
         stands = picture.looked_at is None or (incident.fault, incident.root) in picture.standing
         return None if stands else "Slurm shows it no more"

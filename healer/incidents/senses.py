@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 
 from healer.model import Component, Finding, Heard, Incident, Sense
 
-#: They compare what was measured; the others are told of what has happened.
-MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest})
+#: They compare what was measured, or conclude from it; the others are told of what has happened.
+MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest, Sense.alert})
 #: What was told longer ago speaks of then and not of now. Whatever stands is told again every 5 min.
 AGREE_WITHIN = timedelta(minutes=15)
 #: A look at the fleet that is older says nothing of now.
@@ -21,6 +21,7 @@ _WORDS = {
     Sense.silence: "silence",
     Sense.slurm: "Slurm",
     Sense.hook: "the node's own checks",
+    Sense.alert: "an alert",
 }
 
 
@@ -49,9 +50,11 @@ def _part(where: Component) -> str:
 def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
     """The senses that told lately of the same part of the root's own node, in the order of `Sense`.
 
-    Those that name a GPU have to name the same one; one that names none agrees with any.
+    Those that name a GPU have to name the same one; one that names none agrees with any. An alert counts only
+    where nothing else speaks: what it was drawn from, a metric or a line, healer mostly hears itself, and the
+    same figure told twice is no second sense.
     """
-    fresh = _fresh(incident, now)
+    fresh = _independent(_fresh(incident, now))
     found: set[Sense] = set()
     for part in sorted({one.part for one in fresh}):
         agreed = {one.sense for one in fresh if one.part in ("", part)}
@@ -63,6 +66,10 @@ def _fresh(incident: Incident, now: datetime) -> list[Heard]:
     if incident.root.node is None:
         return []
     return [one for one in incident.heard if now - one.at <= AGREE_WITHIN]
+
+
+def _independent(heard: list[Heard]) -> list[Heard]:
+    return [one for one in heard if one.sense is not Sense.alert] or heard
 
 
 def last_heard(incident: Incident) -> datetime:
@@ -77,7 +84,7 @@ def spoken(senses: tuple[Sense, ...]) -> str:
 
 def too_few(incident: Incident, needed: int, now: datetime) -> str:
     """Why nothing is done yet."""
-    fresh = {one.sense for one in _fresh(incident, now)}
+    fresh = {one.sense for one in _independent(_fresh(incident, now))}
     told = tuple(sense for sense in Sense if sense in fresh)
     node = incident.root.node
     agree = "a second sense" if needed == 2 else f"{needed} senses"

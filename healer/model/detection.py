@@ -4,8 +4,17 @@ from datetime import datetime
 
 import msgspec
 
+from healer.model.component import Component
 from healer.model.signals import Scope
 from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity
+
+#: What the fault of an alert's rule begins with.
+ALERT_FAULT = "alert:"
+#: Alertmanager and Grafana repeat what fires every 4 h unless told otherwise: twice that, and the hour for
+#: which a repeat may go unnoted (`healer.signals.alerts.AGAIN_S`).
+ALERT_STAYS_H = 9.0
+#: The longest that an entry may ask for: so far back alerts are read after a restart.
+ALERT_STAYS_MAX_H = 72.0
 
 
 class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +44,45 @@ class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode | None = None
     runbook: str = ""
     unusable: bool = False
+
+
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `rules/alerts.yaml`: what an alert of another system means. It is a policy too.
+
+    `alert` are globs over the alert's name (or a CloudEvent's type), `labels` globs over its labels; the
+    first entry that fits an alert has it. `opens` false: it is only evidence beside what is known already.
+    An alert that nobody repeats for `stays_h` hours is over, whether or not it was said to be resolved.
+    """
+
+    name: str
+    title: str
+    alert: tuple[str, ...]
+    source: str
+    labels: dict[str, str] = {}
+    opens: bool = True
+    severity: Severity = Severity.P3
+    fault_class: FaultClass = FaultClass.informational
+    cause: Cause = Cause.unclear
+    stays_h: float = ALERT_STAYS_H
+    remedy: tuple[Remedy, ...] = ()
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
+
+
+class FiringAlert(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert of another system that fires now. `rule` is the entry of `rules/alerts.yaml` that takes it;
+    none: it is only evidence. `heard_at` is when it was told last, to an hour."""
+
+    name: str
+    text: str
+    component: Component
+    since: datetime
+    heard_at: datetime
+    rule: str | None = None
+    source: str = ""
+    url: str = ""
+    labels: dict[str, str] = {}
 
 
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True):

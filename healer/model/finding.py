@@ -52,6 +52,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     charts: tuple[Chart, ...] = ()
     #: What made the isolation forest's score, largest first.
     contributions: tuple[Contribution, ...] = ()
+    #: Only evidence beside an incident that is open at its place: it opens none, and makes none worse.
+    beside: bool = False
     #: A short name for pages and Slurm's reason, where the whole `text` is too long for that.
     title: str = ""
 

@@ -5,8 +5,9 @@ from functools import cached_property
 
 import msgspec
 
-from healer.model.detection import DetectionRule, GpuModel
+from healer.model.detection import AlertRule, DetectionRule, GpuModel
 from healer.model.gate import Maintenance
+from healer.model.scrape import ScrapeRules
 from healer.model.signals import Catalogue
 from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity, Verb
 
@@ -274,10 +275,14 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     catalogue: Catalogue = Catalogue()
     detection: tuple[DetectionRule, ...] = ()
     gpu_models: tuple[GpuModel, ...] = ()
+    #: What alerts of other systems mean.
+    alerts: tuple[AlertRule, ...] = ()
     #: When Slurm's own picture opens incidents.
     watches: WatchSettings = WatchSettings()
     #: Tests that a batch job runs on a node, by the name of their file in `rules/validation`.
     scripts: dict[str, str] = {}
+    #: What healer fetches itself.
+    scrape: ScrapeRules = ScrapeRules()
 
     @cached_property
     def by_name(self) -> dict[str, Rule]:

@@ -77,6 +77,7 @@ class Sense(StrEnum):
     silence = "silence"
     slurm = "slurm"
     hook = "hook"
+    alert = "alert"  # another system's conclusion: counted beside none of them (`healer.incidents.senses`)
 
 
 class Remedy(StrEnum):

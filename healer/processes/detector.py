@@ -7,6 +7,7 @@ import structlog
 
 from healer.incidents.messages import blind_page
 from healer.model import AuditRecord, Observation, Ruleset, Sensed
+from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
 from healer.ports import Clock, Inbox, Ledger, LedgerAway, Poke, Snapshots
 from healer.recorder import Recorder
@@ -16,6 +17,8 @@ log = structlog.get_logger()
 
 #: How much of the inbox rebuilds the picture after a restart.
 REBUILD = timedelta(minutes=15)
+#: Alerts stand for longer: as long as a rule may want them to.
+ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 BATCH = 5000
 #: The backstop when no notification came, and the pace of what depends on time alone.
 TICK_S = 1.0
@@ -59,7 +62,7 @@ class Detector:
 
     def _rebuild(self, now: datetime) -> None:
         """What was walked before only refreshes what is known; beats older than the restart do not count."""
-        known = list(self.inbox.since(now - REBUILD))
+        known = [*self.inbox.alerts(now - ALERTS), *self.inbox.since(now - REBUILD)]
         self.picture.update(known, self.rules().topology, rebuild=True)
         log.info("picture rebuilt", cluster=self.cluster, signals=len(known))
 

@@ -18,6 +18,7 @@ from healer.model import Observation, Ruleset, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
 from healer.signals import wire
+from healer.signals.alerts import Site, alertmanager_observations, told_again
 from healer.signals.hooks import arrivals, hook_reports
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
@@ -176,11 +177,37 @@ class Replay:
             return wire.kernel_log_observations(body, self._is_known, entry.at, cluster=cluster)
         if entry.route == "signals/heartbeat":
             return wire.heartbeat_observations(entry.body, self._is_known, entry.at, cluster=cluster)
+        if entry.route == "signals/alertmanager":
+            return self._alerts(entry, cluster)
         if entry.route.startswith(HOOKS_ROUTE):
             return self._hooks(entry, cluster)
         if entry.route != "clock" and not entry.route.startswith("slurm/"):
             self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
         return None
+
+    def _alerts(self, entry: Entry, cluster: str) -> wire.Accepted:
+        """With what goes on, as the API stores it: that it was told again keeps an alert from being over."""
+
+        def switch(_: str, name: str) -> bool:
+            shown = self.slurm.nodes.values()
+            return name in self.rules.topology.switches or any(
+                name == one.switch or name in one.switches for one in shown
+            )
+
+        told = alertmanager_observations(
+            entry.body, Site(cluster, (self.cluster,), self._is_known, switch), entry.at
+        )
+        again = [
+            told_again(one)
+            for one in told.observations
+            if one.data["status"] == "firing" and one.digest in self.known
+        ]
+        return wire.Accepted(
+            observations=(*told.observations, *again),
+            unrecognised=told.unrecognised,
+            rejected=told.rejected,
+            rejected_more=told.rejected_more,
+        )
 
     def _hooks(self, entry: Entry, cluster: str) -> wire.Accepted:
         """Their samples take the way of all samples."""

@@ -43,6 +43,7 @@ from healer.model import (
     Incident,
     LastHeard,
     Mode,
+    Observation,
     Role,
     Ruleset,
     Run,
@@ -220,6 +221,9 @@ class SampleReads:
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         return LastHeard(heartbeat_at=NOW, lines_lost=3) if node == "gpu0001" else LastHeard()
+
+    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
+        return console_telemetry.alerts() if node == "gpu0001" else []
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         snapshot = self.sample.standing.snapshot

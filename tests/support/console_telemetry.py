@@ -22,6 +22,7 @@ from healer.model import (
     FaultClass,
     IncidentState,
     Mode,
+    Observation,
     Outcome,
     Part,
     Remedy,
@@ -35,6 +36,7 @@ from healer.model import (
 from healer.model.detection import Chart, ChartLine, ChartMark, Contribution
 from healer.model.finding import Evidence, Finding
 from healer.model.samples import Report, StepBatch
+from healer.signals.alerts import Site, alertmanager_observations
 from tests.support.console_sample import CLUSTER, NOW, Story, digest, milliseconds, node_name
 
 #: The node whose GPU 5 throttles, and when that began.
@@ -43,6 +45,30 @@ SLOW_GPU = 5
 BEGAN = NOW - timedelta(minutes=14)
 FOUND = BEGAN + timedelta(minutes=2, seconds=10)
 _SLOT_S = 5
+
+
+def alerts() -> list[Observation]:
+    """Two that fire on a node: one that a rule takes, and one that nobody named."""
+    told = [
+        ("NodeClockNotSynchronising", "Clock not synchronised."),
+        ("TeamDiskQuota", "Home is <nearly> full."),
+    ]
+    group = {
+        "version": "4",
+        "alerts": [
+            {
+                "status": "firing",
+                "labels": {"alertname": name, "instance": f"{node_name(1)}:9100"},
+                "annotations": {"summary": summary},
+                "startsAt": (NOW - timedelta(minutes=9)).isoformat(),
+                "fingerprint": f"{number:016x}",
+                "generatorURL": "https://prometheus.example/graph?g0.expr=1",
+            }
+            for number, (name, summary) in enumerate(told)
+        ],
+    }
+    site = Site(CLUSTER, (CLUSTER,), lambda _, node: node == node_name(1), lambda *_: False)
+    return list(alertmanager_observations(group, site, NOW - timedelta(minutes=8)).observations)
 
 
 def clock_mhz(gpu: int, at: datetime, rng: random.Random) -> float:

@@ -15,6 +15,7 @@ from healer.decisions import GUARDS
 from healer.detection.language.functions import FUNCTIONS
 from healer.detectioncases import DetectionCase
 from healer.model import (
+    AlertRule,
     Alias,
     CatalogueEntry,
     Cause,
@@ -31,6 +32,8 @@ from healer.model import (
     Role,
     Rule,
     RunState,
+    ScrapeJob,
+    ScrapeQuery,
     Signal,
     Step,
     Verdict,
@@ -140,14 +143,14 @@ def test_no_page_names_a_command_that_is_not_there(path: Path) -> None:
     "kind",
     [
         Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits, DetectionRule, GpuModel, DetectionCase,
-        WatchSettings,
+        WatchSettings, AlertRule,
     ],
 )  # fmt: skip
 def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Struct]) -> None:
     assert missing(list(kind.__struct_fields__), "rules.md") == []
 
 
-@pytest.mark.parametrize("kind", [Signal, Alias, StepSample, JobCheckpointBody])
+@pytest.mark.parametrize("kind", [Signal, Alias, ScrapeJob, ScrapeQuery, StepSample, JobCheckpointBody])
 def test_every_field_of_signals_is_explained(kind: type[msgspec.Struct]) -> None:
     assert missing(list(kind.__struct_fields__), "signals.md") == []
 

@@ -9,14 +9,18 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.inbox import alerts
 from healer.adapters.postgres.samples import METRICS, STEPS, unpacked
 from healer.adapters.postgres.tables import inbox, samples
-from healer.model import Column, LastHeard
+from healer.model import Column, LastHeard, Observation
 from healer.model.samples import Report, StepBatch
 
 #: Rows of one answer; more is cut, oldest first. A node that reports every second for an hour; a job of 1,000
 #: ranks whose nodes each tell their own for ten minutes.
 MOST_ROWS = {METRICS: 3600, STEPS: 20_000}
+
+#: Alerts of a node that a page looks through; each that fires is told again once an hour at most.
+ALERTS_READ = 2000
 
 
 class PostgresSignalReads:
@@ -37,9 +41,17 @@ class PostgresSignalReads:
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
+        told_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
+        # What told no time was given that of its arrival. The quickest word was delayed least on its way.
+        ahead_s = sa.func.max(sa.extract("epoch", told_at - inbox.c.arrived_at)).filter(
+            told_at != inbox.c.arrived_at
+        )
         spoken = (
             sa.select(
-                inbox.c.kind, sa.func.max(inbox.c.arrived_at).label("at"), sa.func.max(lost).label("lost")
+                inbox.c.kind,
+                sa.func.max(inbox.c.arrived_at).label("at"),
+                sa.func.max(lost).label("lost"),
+                ahead_s.label("ahead_s"),
             )
             .where(
                 inbox.c.cluster == cluster,
@@ -52,11 +64,18 @@ class PostgresSignalReads:
         with translated(), self._engine.connect() as conn:
             rows = {row.kind: row for row in conn.execute(spoken)}
         beat, hook = rows.get("heartbeat"), rows.get("hook")
+        # A report of a hook may come late, from its spool: heartbeats never do.
+        ahead = [float(row.ahead_s) for row in (beat, hook) if row is not None and row.ahead_s is not None]
         return LastHeard(
             heartbeat_at=beat.at if beat else None,
             hook_at=hook.at if hook else None,
             lines_lost=(beat.lost or 0) if beat else 0,
+            clock_skew_s=max(ahead, default=None),
         )
+
+    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
+        with translated(), self._engine.connect() as conn:
+            return alerts(conn, cluster, since, node=node, limit=ALERTS_READ)
 
     def _rows(
         self, cluster: str, kind: str, subject: str, since: datetime

@@ -1,0 +1,264 @@
+"""`POST /signals/alertmanager` and `POST /signals/cloudevents`: what other systems tell in their words."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message
+
+from healer.api.entry import JSON, Entry, aside, confine, decoded, known_query, media_type, read_body, shed
+from healer.api.fleet import Fleet
+from healer.api.group_commit import Busy, GroupCommit
+from healer.api.metrics import COMMIT_S, SIGNALS
+from healer.api.problems import Problem, problem_of
+from healer.api.services import Arrival, Caller, Services
+from healer.api.views import Accepted, Rejected
+from healer.model import LossReason, Role
+from healer.signals.alerts import (
+    Alerts,
+    Enveloped,
+    Site,
+    alertmanager_observations,
+    enveloped_observations,
+    told_again,
+)
+from healer.signals.cloudevents import BATCH, ROUTES, STRUCTURED, Event, alert_in, attributes_of, events_of
+from healer.signals.rejects import BadEntry, Rejects
+from healer.signals.wire import Known
+
+_RESULTS = ("accepted", "duplicate", "unrecognised", "rejected", "shed")
+_COUNTERS = {
+    route: {result: SIGNALS.labels(route, result) for result in _RESULTS}
+    for route in ("alertmanager", "cloudevents")
+}
+#: Events of one request whose bodies are stored at the same time.
+_AT_ONCE = 32
+#: Of the outer request these headers are not the inner one's.
+_OWN_HEADERS = (b"content-type", b"content-length", b"content-encoding", b"transfer-encoding")
+
+_encode = msgspec.json.Encoder().encode
+_answered = msgspec.json.Decoder(Accepted).decode
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class AlertRoutes:
+    """`commit` must have been started in the event loop that serves the routes."""
+
+    role = Role.signals
+
+    def __init__(
+        self, services: Services, entry: Entry, fleet: Fleet, commit: "GroupCommit[Arrival, bool]"
+    ) -> None:
+        self._services, self._entry, self._fleet, self._commit = services, entry, fleet, commit
+
+    def routes(self, prefix: str) -> list[Route]:
+        return [Route(f"{prefix}/signals/alertmanager", self.alertmanager, methods=["POST"])]
+
+    async def alertmanager(self, request: Request) -> Response:
+        """202, or 4xx to what would be as wrong the next time: it repeats only after 429 and 5xx."""
+        caller, known = await self._entry.enter(request)
+        media_type(request, JSON, "application/json")
+        known_query(request, set())
+        raw = await read_body(request)
+        body = await aside(len(raw), decoded, raw)
+        now = self._services.clock.now()
+        site = await self.site(caller, known)
+        told = await aside(len(raw), alertmanager_observations, body, site, now)
+        await confine(request, caller, told.nodes())
+        answer = await self.stored("alertmanager", caller, told)
+        return Response(_encode(answer), 202, media_type="application/json")
+
+    async def site(self, caller: Caller, known: Known) -> Site:
+        snapshots, topology = await self._fleet.current(), self._services.rules().topology
+
+        def switch(cluster: str, name: str) -> bool:
+            """By Slurm's picture, or by the site's own map."""
+            if name in topology.switches or any(place.switch == name for place in topology.places.values()):
+                return True
+            shown = snapshots.get(cluster)
+            return shown is not None and any(
+                name == node.switch or name in node.switches for node in shown.nodes.values()
+            )
+
+        return Site(self._entry.default(caller), self._entry.served, known, switch)
+
+    async def stored(self, route: str, caller: Caller, told: Alerts) -> Accepted:
+        """The answer, after the commit. Raises Problem 429 when too much waits."""
+        started = time.perf_counter()
+        try:
+            new = await self._commit.add([Arrival(one) for one in told.observations])
+            # That it goes on is no news to the sender, and has to be known all the same.
+            goes_on = [
+                Arrival(told_again(one))
+                for one, is_new in zip(told.observations, new, strict=True)
+                if not is_new and one.data["status"] == "firing"
+            ]
+            if goes_on:
+                await self._commit.add(goes_on, shed_first=True)
+        except Busy as busy:
+            _COUNTERS[route]["shed"].inc(len(told.observations))
+            raise shed(busy) from None
+        COMMIT_S.observe(time.perf_counter() - started)
+        cluster = self._entry.default(caller)
+        self._entry.losses.add(
+            route,
+            LossReason.sender,
+            told.lost,
+            cluster=cluster,
+            who=caller.name,
+            example="truncatedAlerts: Alertmanager left them out (max_alerts)",
+        )
+        rejected = len(told.rejected) + told.rejected_more
+        if rejected:
+            self._entry.losses.add(
+                route,
+                LossReason.rejected,
+                rejected,
+                cluster=cluster,
+                who=caller.name,
+                example=told.rejected[0].reason,
+            )
+        answer = Accepted(
+            accepted=sum(new),
+            duplicates=len(new) - sum(new),
+            unrecognised=told.unrecognised,
+            rejected=[Rejected(index=one.index, reason=one.reason) for one in told.rejected],
+            rejected_more=told.rejected_more or msgspec.UNSET,
+        )
+        _count(route, answer)
+        return answer
+
+
+class CloudEventRoutes:
+    """`endpoints`: route -> what takes its body. An event is confined as a request to that route would be."""
+
+    role = Role.signals
+
+    def __init__(
+        self, services: Services, entry: Entry, alerts: AlertRoutes, endpoints: Mapping[str, Endpoint]
+    ) -> None:
+        self._services, self._entry, self._alerts, self._endpoints = services, entry, alerts, endpoints
+
+    def routes(self, prefix: str) -> list[Route]:
+        return [Route(f"{prefix}/signals/cloudevents", self.cloudevents, methods=["POST"])]
+
+    async def cloudevents(self, request: Request) -> Response:
+        # A token bound to a job may tell what the routes of jobs take: each inner request asks for itself.
+        caller, known = await self._entry.enter(request, of_jobs=True)
+        known_query(request, set())
+        rejects = Rejects()
+        events = await self._read(request, rejects)
+        inner = [event for event in events if event.type in ROUTES]
+        others = [event for event in events if event.type not in ROUTES]
+        items, unrecognised = self._alerts_in(others, rejects)
+        if items and caller.job:
+            raise Problem(403, f"this token is bound to the job {caller.job}")
+        now = self._services.clock.now()
+        told = enveloped_observations(items, await self._alerts.site(caller, known), now)
+        await confine(request, caller, told.nodes())
+        answers = await self._passed_on(request, inner, rejects)
+        for one in told.rejected:
+            rejects.add(one.index, one.reason)
+        if told.observations:
+            clean = msgspec.structs.replace(told, unrecognised=0, rejected=(), rejected_more=0)
+            answers.append(await self._alerts.stored("cloudevents", caller, clean))
+        answer = Accepted(
+            accepted=sum(one.accepted for one in answers),
+            duplicates=sum(one.duplicates for one in answers),
+            unrecognised=unrecognised + told.unrecognised + sum(one.unrecognised for one in answers),
+            rejected=[Rejected(index=one.index, reason=one.reason) for one in rejects.sorted()],
+            rejected_more=rejects.more or msgspec.UNSET,
+        )
+        return Response(_encode(answer), 202, media_type="application/json")
+
+    async def _read(self, request: Request, rejects: Rejects) -> list[Event]:
+        kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+        raw = await read_body(request)
+        attributes = attributes_of(request.headers)
+        if kind not in (STRUCTURED, BATCH) and "specversion" in attributes:
+            content = {"datacontenttype": kind}
+            data = {"data": await aside(len(raw), decoded, raw)} if raw else {}
+            return events_of(attributes | content | data, batch=False, rejects=rejects)
+        media_type(request, JSON | {STRUCTURED, BATCH}, "application/json")
+        body = await aside(len(raw), decoded, raw)
+        return events_of(body, batch=kind == BATCH, rejects=rejects)
+
+    def _alerts_in(self, events: Iterable[Event], rejects: Rejects) -> tuple[list[Enveloped], int]:
+        now = self._services.clock.now()
+        globs = {glob for entry in self._services.rules().alerts for glob in entry.alert}
+        kinds = {event.type for event in events}
+        named = [kind for kind in kinds if any(fnmatchcase(kind, glob) for glob in globs)]
+        items: list[Enveloped] = []
+        unrecognised = 0
+        for event in events:
+            try:
+                item = alert_in(event, named, now)
+            except BadEntry as error:
+                rejects.add(event.index, error)
+                continue
+            unrecognised += item is None
+            items += [item] if item is not None else []
+        return items, unrecognised
+
+    async def _passed_on(self, request: Request, events: list[Event], rejects: Rejects) -> list[Accepted]:
+        """Each body to its own route. Too much and no leave are the whole request's; what a body alone has
+        wrong is that event's."""
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(event: Event) -> Accepted | str:
+            async with room:
+                inner = _inner(request, ROUTES[event.type], msgspec.json.encode(event.data))
+                try:
+                    response = await self._endpoints[ROUTES[event.type]](inner)
+                except Exception as error:
+                    problem = problem_of(error)
+                    if problem.status in (401, 403, 429) or problem.status >= 500:
+                        raise
+                    return problem.detail
+                return _answered(bytes(response.body))
+
+        answers: list[Accepted] = []
+        for event, answer in zip(events, await asyncio.gather(*map(one, events)), strict=True):
+            if isinstance(answer, Accepted):
+                answers.append(answer)
+                for wrong in answer.rejected:
+                    rejects.add(event.index, f"data[{wrong.index}]: {wrong.reason}")
+            else:
+                rejects.add(event.index, f"data: {answer}")
+        return answers
+
+
+def _inner(request: Request, route: str, body: bytes) -> Request:
+    """A request to one of our own routes by the same sender."""
+    headers = [one for one in request.scope["headers"] if one[0].lower() not in _OWN_HEADERS]
+    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    path = f"{request.scope['path'].rpartition('/')[0]}/{route}"
+    scope: dict[str, Any] = {
+        **request.scope,
+        "path": path,
+        "raw_path": path.encode(),
+        "headers": headers,
+        "query_string": b"",
+        "state": {},
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request(scope, receive)
+
+
+def _count(route: str, answer: Accepted) -> None:
+    counters = _COUNTERS[route]
+    more = 0 if answer.rejected_more is msgspec.UNSET else answer.rejected_more
+    counts = (answer.accepted, answer.duplicates, answer.unrecognised, len(answer.rejected) + more)
+    for result, count in zip(_RESULTS, counts, strict=False):
+        if count:
+            counters[result].inc(count)

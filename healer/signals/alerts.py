@@ -1,0 +1,256 @@
+"""Alerts of other systems -> observations of kind `alert`.
+
+`POST /signals/alertmanager` takes Alertmanager's webhook (version 4) and Grafana's variant of it (version 1,
+with `orgId` and more around the alerts). Alertmanager sends the whole group again after each change and every
+`repeat_interval`, so an alert's identity is its cluster, fingerprint, status and moment, never the address of
+who sent it: two Alertmanagers that share their work both tell of the same alert.
+
+What an alert means is not decided here: `rules/alerts.yaml` and `healer.detection.alerts`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from healer.model import Component, Observation, ObservationKind
+from healer.signals.identity import digest_of
+from healer.signals.kernel_log import normal_pci
+from healer.signals.ports import wrong_port
+from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects
+from healer.signals.series import CLUSTER_LABELS, check_labels, gpu_index, home_of
+from healer.signals.wire import Known, event_time
+
+#: Alerts of one request: a group of a whole cluster's nodes is far below this.
+ALERTS_MAX = 10_000
+#: Labels that name a switch, where none names a node: SNMP exporters and Slurm's own word.
+SWITCH_LABELS = ("switch", "sysname", "sysName")
+#: What of the annotations is kept, the first that is there, and so many characters of it.
+_ANNOTATIONS = ("summary", "message", "description")
+TEXT_MAX = 500
+URL_MAX = 1000
+#: An alert is noted as told again once in so many seconds: the bound for its silence counts in hours.
+AGAIN_S = 3600
+#: The versions of the webhook: Alertmanager's, and the one that Grafana writes beside its `orgId`.
+_VERSION, _GRAFANA = "4", "1"
+
+_FIRST_YEAR = 1970
+#: A fingerprint is a hash in hex; what is longer is hashed, so that no sender chooses what is stored.
+_FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One alert as Alertmanager sends it. `ends_at` is the year 1 while it fires."""
+
+    status: Literal["firing", "resolved"]
+    labels: dict[str, str]
+    starts_at: str
+    ends_at: str | None = None
+    annotations: dict[str, str] = {}
+    fingerprint: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    generator_url: str = msgspec.field(default="", name="generatorURL")
+
+
+class AlertGroup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The body of the webhook. What else stands in it is not read: the alerts repeat what matters."""
+
+    version: str
+    alerts: list[Alert]
+    receiver: str = ""
+    external_url: str = msgspec.field(default="", name="externalURL")
+    truncated_alerts: int = 0
+
+
+class Alerts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request holds: each alert is an observation, unrecognised, or rejected by its index.
+
+    `lost`: how many the sender itself says that it left out.
+    """
+
+    observations: tuple[Observation, ...] = ()
+    unrecognised: int = 0
+    rejected: tuple[Rejected, ...] = ()
+    rejected_more: int = 0
+    lost: int = 0
+
+    def nodes(self) -> set[tuple[str, str]]:
+        """Every (cluster, node or "") that is spoken of: for tokens bound to one of them."""
+        return {(one.component.cluster, one.component.node or "") for one in self.observations}
+
+
+class Site(msgspec.Struct, frozen=True):
+    """Which things there are. `cluster` is that of alerts which name none (empty: they have to), `served` are
+    all of ours; `switch` says whether a cluster has such a switch."""
+
+    cluster: str
+    served: tuple[str, ...]
+    known: Known
+    switch: Known
+
+
+def alertmanager_observations(body: Any, site: Site, now: datetime) -> Alerts:
+    """`body` is the decoded JSON of one group. Raises BadBody."""
+    alerts, lost, source = _group(body)
+    heap = _Heap(site, now)
+    for index, item in enumerate(alerts):
+        heap.take(index, item, source)
+    return heap.done(lost)
+
+
+class Enveloped(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert that came in an envelope of its own: `id` and `source` are its identity, `index` the number
+    under which it is rejected."""
+
+    index: int
+    alert: Any
+    source: str
+    id: str
+
+
+def enveloped_observations(items: Iterable[Enveloped], site: Site, now: datetime) -> Alerts:
+    """Alerts of several senders. Raises nothing: what is wrong is rejected."""
+    heap = _Heap(site, now)
+    for one in items:
+        heap.take(one.index, one.alert, one.source, one.id)
+    return heap.done(0)
+
+
+def told_again(seen: Observation) -> Observation:
+    """The same alert, told again: stored at most once an hour, so that its silence can be known."""
+    hour = int(seen.arrived_at.timestamp()) // AGAIN_S
+    data = seen.data | {"again": seen.digest}
+    return msgspec.structs.replace(seen, digest=digest_of("alert-again", seen.digest, hour), data=data)
+
+
+def _group(body: Any) -> tuple[list[Any], int, str]:
+    """(the alerts, how many were left out, who sent them)."""
+    if not isinstance(body, dict):
+        raise BadBody("the body: expected an object with `version` and `alerts`, as Alertmanager sends it")
+    version, alerts = body.get("version"), body.get("alerts")
+    if version != _VERSION and not (version == _GRAFANA and "orgId" in body):
+        told = repr(version)[:50]
+        raise BadBody(f'version: {told}; Alertmanager\'s "{_VERSION}" is taken, and Grafana\'s "{_GRAFANA}"')
+    if not isinstance(alerts, list):
+        raise BadBody("alerts: expected a list")
+    if len(alerts) > ALERTS_MAX:
+        raise BadBody(f"alerts: {len(alerts)} of them, at most {ALERTS_MAX} are taken in one request")
+    lost = body.get("truncatedAlerts", 0)
+    if type(lost) is not int or not 0 <= lost < 2**53:
+        raise BadBody("truncatedAlerts: expected a number, 0 or more")
+    return alerts, lost, str(body.get("externalURL") or "")[:URL_MAX]
+
+
+class _Heap:
+    """Sorts the alerts of one request."""
+
+    def __init__(self, site: Site, now: datetime) -> None:
+        self.site, self.now = site, now
+        self.rejects = Rejects()
+        self.seen: list[Observation] = []
+        self.unrecognised = 0
+
+    def take(self, index: int, item: Any, source: str, name: str = "") -> None:
+        try:
+            alert = msgspec.convert(item, Alert)
+            where = _where(alert.labels, self.site)
+            if where is None:
+                self.unrecognised += 1
+            else:
+                self.seen.append(_observation(alert, where, self.now, source, name))
+        except (BadEntry, msgspec.ValidationError) as error:
+            self.rejects.add(index, error)
+
+    def done(self, lost: int) -> Alerts:
+        return Alerts(
+            observations=tuple(self.seen),
+            unrecognised=self.unrecognised,
+            rejected=self.rejects.sorted(),
+            rejected_more=self.rejects.more,
+            lost=lost,
+        )
+
+
+def _where(labels: Mapping[str, str], site: Site) -> Component | None:
+    """The node, else the switch, that the labels name, with its part; None when they name nothing of ours.
+
+    The words are those of series (`healer.signals.series`).
+    """
+    if why := check_labels(dict(labels)):
+        raise BadEntry(f"labels: {why}")
+    if not labels.get("alertname"):
+        raise BadEntry("labels: `alertname` is missing")
+    named = next((labels[name] for name in CLUSTER_LABELS if labels.get(name) in site.served), None)
+    cluster = named or site.cluster
+    if not cluster:
+        told = ", ".join(site.served)
+        raise BadEntry(f"labels: no `cluster`; healer looks after several and guesses none: {told}")
+    home = home_of(labels, site.known, cluster)
+    if not isinstance(home, str):
+        return _part(labels, *home)
+    for name in SWITCH_LABELS:
+        switch = labels.get(name)
+        if switch and site.switch(cluster, switch):
+            return Component(cluster=cluster, switch=switch)
+    return None
+
+
+def _part(labels: Mapping[str, str], cluster: str, node: str) -> Component:
+    device, port = labels.get("device", ""), labels.get("port", "")
+    nic = f"{device}/{port}" if device and port else device
+    return Component(
+        cluster=cluster,
+        node=node,
+        gpu=gpu_index(labels.get("gpu")),
+        pci=normal_pci(labels.get("pci_bus_id") or ""),
+        nic=nic if nic and wrong_port(nic) is None else None,
+    )
+
+
+def _observation(alert: Alert, where: Component, now: datetime, source: str, envelope: str) -> Observation:
+    begun = _moment("startsAt", alert.starts_at, now)
+    if begun.year < _FIRST_YEAR:
+        raise BadEntry(f"startsAt: {alert.starts_at[:40]} is no moment at which an alert began")
+    firing = alert.status == "firing"
+    ended = None if firing or not alert.ends_at else _moment("endsAt", alert.ends_at, now)
+    if ended is not None and ended < begun:
+        ended = None  # the year 1, or a clock that leapt: that it is over counts, not when
+    fingerprint = alert.fingerprint
+    if not _FINGERPRINT.fullmatch(fingerprint):
+        fingerprint = digest_of("fingerprint", fingerprint, *sorted(alert.labels.items()))[:32]
+    # Two of our clusters may have nodes of the same names, and so the same labels.
+    same = ("alert", where.cluster, fingerprint, f"{begun.timestamp():.3f}", alert.status)
+    if envelope:
+        same = ("alert-event", where.cluster, source, envelope)
+    url = alert.generator_url
+    return Observation(
+        digest=digest_of(*same),
+        kind=ObservationKind.alert,
+        component=where,
+        event_at=begun if firing else (ended or now),
+        arrived_at=now,
+        text=alert.labels["alertname"],
+        data={
+            "status": alert.status,
+            "fingerprint": fingerprint,
+            "starts_at": begun.isoformat(),
+            "labels": alert.labels,
+            "summary": _said(alert.annotations),
+            "source": source,
+            "url": url if url.startswith(("http://", "https://")) and len(url) <= URL_MAX else "",
+        },
+    )
+
+
+def _moment(name: str, text: str, now: datetime) -> datetime:
+    try:
+        return event_time(text, now) or now
+    except BadEntry as error:
+        raise BadEntry(f"{name}: {str(error).removeprefix('time: ')}") from None
+
+
+def _said(annotations: Mapping[str, str]) -> str:
+    """One line for people."""
+    told = next((annotations[name] for name in _ANNOTATIONS if annotations.get(name)), "")
+    return " ".join(told[: 4 * TEXT_MAX].split())[:TEXT_MAX]

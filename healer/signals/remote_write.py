@@ -6,13 +6,19 @@ A series is known by the raw bytes of its labels. Two ways lead to the same samp
 - the fast way reads outer lengths only. It guesses that a series is a known label block and one sample of 18
   bytes (9 when the value is zero), and takes the values of the whole request at once. What follows a known
   block can be nothing else when its tags and lengths are those of a sample; a wrong guess is walked.
+  Where series end is guessed too, by what the last bytes of a sample look like: if the length of each series
+  leads to the next end, it is so. Prometheus sends series in the order of its scrapes, so label blocks are
+  compared with those that followed each other before (`Order`), and looked up where they differ.
 
 Exemplars, histograms and metadata are passed over.
 """
 
 from collections.abc import Callable
 from datetime import datetime
+from itertools import repeat
+from operator import ne
 from struct import unpack_from
+from typing import NamedTuple
 
 import cramjam
 import numpy as np
@@ -32,6 +38,12 @@ BODY_LIMIT_BYTES = 64 * 2**20
 NEW_SERIES_MAX = 200_000
 #: One sample: tag and length, value (tag, 8 bytes), time (tag, a varint of 6 bytes until the year 2109).
 _FULL, _ZERO = 18, 9
+#: Stretches of remembered order that one request may be put together of, and what is remembered in all.
+_RUNS_MAX = 8
+#: A request of which more than one part in so many had to be looked up is remembered in its order.
+_NEW_SHARE = 16
+_ORDER_MAX = 500_000
+_ORDER_BYTES_MAX = 192 * 2**20
 _NAME_FIRST = b"\x0a\x08__name__\x12"
 
 #: A label block that is not known, and its labels as they are read when asked for -> its slot; None when the
@@ -47,6 +59,7 @@ class RemoteWrite:
 
     def __init__(self, placer: Placer) -> None:
         self._slots: Slots[bytes] = Slots(placer, whole=False)
+        self._order = Order()
 
     def take(self, raw: bytes, known: Known, now: datetime) -> Measured:
         """Raises BadBody."""
@@ -64,7 +77,8 @@ class RemoteWrite:
         def unwanted(name: str, labels: Callable[[], dict[str, str]]) -> bool:
             return slots.unwanted(name, labels, out)
 
-        slots.report(read(data, slots.known, resolve, unwanted), known, now, out)
+        self._order.forget(slots.generation)
+        slots.report(read(data, slots.known, resolve, unwanted, self._order), known, now, out)
         nodes = {(one.cluster, one.node) for one in out.reports}
         out.inventory = slots.placer.gpus.inventory(nodes, now)
         return out
@@ -81,13 +95,20 @@ def unpacked(raw: bytes) -> bytes:
         raise BadBody("the body is not snappy (block format), as remote_write 1.0 sends it") from None
 
 
-def read(data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwanted) -> Samples:
+def read(
+    data: bytes,
+    known: dict[bytes, int],
+    resolve: Resolve,
+    unwanted: Unwanted,
+    order: "Order | None" = None,
+) -> Samples:
     """All samples of a message, not in its order. `known`: slots by label block; `resolve` adds to it.
+    `order` is what is known of the order of series; to be emptied when a block in it means another slot.
 
     Raises BadBody.
     """
     try:
-        return _read(data, known, resolve, unwanted)
+        return _read(data, known, resolve, unwanted, order or Order())
     except Torn as error:
         raise BadBody(f"the body is not a prometheus.WriteRequest: {error}") from None
 
@@ -104,13 +125,69 @@ def walk(data: bytes, known: dict[bytes, int], resolve: Resolve) -> Samples:
     return walker.samples()
 
 
-def _read(data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwanted) -> Samples:
+def _read(
+    data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwanted, order: "Order"
+) -> Samples:
     walker = _Walker(data, known, resolve)
-    full, zero = _Guesses(_FULL), _Guesses(_ZERO)
-    find, size, place = known.get, len(data), 0
-    # Plain names here and below: this loop runs once per series.
-    full_slot, full_end = full.slots.append, full.ends.append
-    zero_slot, zero_end = zero.slots.append, zero.ends.append
+    outline = _guessed_outline(data)
+    if outline is None:
+        outline = _outline(data, walker)
+    starts, ends = outline
+    if not len(ends):
+        return walker.samples()
+    width = _widths(data, starts, ends)
+    blocks = [data[start:end] for start, end in zip(starts.tolist(), (ends - width).tolist(), strict=True)]
+    slots = order.slots(blocks, known)
+    found = slots >= 0
+    for place in np.flatnonzero(~found).tolist():
+        start, end = int(starts[place]), int(ends[place])
+        named = data.startswith(_NAME_FIRST, start + 2)
+        if not (named and _is_unwanted(data, start, end, unwanted)):
+            walker.series(start, end)
+    good = found & _are_samples(data, ends, width)
+    for place in np.flatnonzero(found & ~good).tolist():
+        walker.series(int(starts[place]), int(ends[place]))
+    if not good.all():
+        slots, ends, width = slots[good], ends[good], width[good]
+    rest = walker.samples()
+    return Samples(
+        np.concatenate((slots, rest.slots)),
+        np.concatenate((_values(data, ends, width), rest.values)),
+        np.concatenate((_times(_at(data, "<u8", ends - 8)), rest.times)),
+    )
+
+
+class _Outline(NamedTuple):
+    """Where series start, behind their own length, and where they end: (n,) int64 each."""
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def _guessed_outline(data: bytes) -> _Outline | None:
+    """None where it is not sure: then each length has to be read.
+
+    A guess is right when lengths lead from the first byte to each end in turn and to the last byte."""
+    if len(data) < 16:
+        return None
+    tails = np.flatnonzero(np.frombuffer(data, np.uint8)[1:-6] == 0x10)
+    ends = tails[_end_a_time(_at(data, "<u8", tails))] + 8
+    if not len(ends) or ends[-1] != len(data):
+        return None
+    begins = np.concatenate(([0], ends[:-1]))
+    heads = _at(data, "<u4", begins)
+    short = heads & 0x8000 == 0
+    starts = begins + np.where(short, 2, 3)
+    lengths = np.where(short, heads >> 8 & 0x7F, heads >> 8 & 0x7F | (heads >> 9 & 0x3F80))
+    sure = (heads & 0xFF == 0x0A) & (short | (heads & 0x80_0000 == 0)) & (starts + lengths == ends)
+    return _Outline(starts, ends) if sure.all() else None
+
+
+def _outline(data: bytes, walker: "_Walker") -> _Outline:
+    """By reading each length; what has another form than nearly all series is walked at once."""
+    starts: list[int] = []
+    ends: list[int] = []
+    size, place = len(data), 0
     while place < size:
         if data[place] != 0x0A or size - place < 4:
             place = _passed_over(data, place, size, walker)
@@ -123,31 +200,82 @@ def _read(data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwa
                 length, start = length & 0x7F | second << 7, start + 1
             else:
                 length, start = varint(data, place + 1, size)
-        end = start + length
-        if end > size:
+        place = start + length
+        if place > size:
             raise Torn("a series that is longer than the message")
-        if length > _FULL and data[end - _FULL] == 0x12:
-            slot = find(data[start : end - _FULL])
-            if slot is not None:
-                full_slot(slot)
-                full_end(end)
+        if length > _ZERO:
+            starts.append(start)
+            ends.append(place)
         else:
-            slot = find(data[start : end - _ZERO]) if length > _ZERO else None
-            if slot is not None:
-                zero_slot(slot)
-                zero_end(end)
-        if slot is None and not (
-            data.startswith(_NAME_FIRST, start + 2) and _is_unwanted(data, start, end, unwanted)
-        ):
-            walker.series(start, end)
-        place = end
-    parts = [guess.samples(data, walker) for guess in (full, zero) if guess.ends]
-    parts.append(walker.samples())
-    return Samples(
-        np.concatenate([part.slots for part in parts]),
-        np.concatenate([part.values for part in parts]),
-        np.concatenate([part.times for part in parts]),
-    )
+            walker.series(start, place)
+    return _Outline(np.array(starts, np.int64), np.array(ends, np.int64))
+
+
+class Order:
+    """Label blocks in the order in which they came, bounded. A scrape's series follow each other each time;
+    where one request ends and the next one begins changes."""
+
+    def __init__(self) -> None:
+        self._start(0)
+
+    def _start(self, generation: int) -> None:
+        self._generation = generation
+        self._blocks: list[bytes] = []
+        self._bytes = 0
+        #: By place: slot, -1 for a block that has none. And by block with a slot: one place of it.
+        self._slots = np.empty(0, np.int32)
+        self._places = np.full(0, -1, np.int64)
+
+    def forget(self, generation: int) -> None:
+        """All, when slots are no more what they were."""
+        if generation != self._generation:
+            self._start(generation)
+
+    def slots(self, blocks: list[bytes], known: dict[bytes, int]) -> NDArray[np.int32]:
+        """(n,) int32: what `known` says of each, -1 for those it does not know."""
+        slots = np.full(len(blocks), -1, np.int32)
+        done, end = 0, len(blocks)
+        for _ in range(_RUNS_MAX):
+            slot = -1
+            while done < end and (slot := known.get(blocks[done], -1)) < 0:
+                done += 1
+            place = int(self._places[slot]) if 0 <= slot < len(self._places) else -1
+            if place < 0:
+                break
+            before = self._blocks[place : place + end - done]
+            differs = list(map(ne, blocks[done:] if done else blocks, before))
+            run = differs.index(True) if True in differs else len(before)
+            slots[done : done + run] = self._slots[place : place + run]
+            done += run
+        # Those of a run that had no slot then may have got one since.
+        for one in np.flatnonzero(slots[:done] < 0).tolist():
+            slots[one] = known.get(blocks[one], -1)
+        if rest := blocks[done:]:
+            slots[done:] = np.fromiter(map(known.get, rest, repeat(-1)), np.int32, len(rest))
+        if len(rest) > end // _NEW_SHARE:
+            self._remember(blocks, slots)
+        return slots
+
+    def _remember(self, blocks: list[bytes], slots: NDArray[np.int32]) -> None:
+        size, here = sum(map(len, blocks)), np.flatnonzero(slots >= 0)
+        if not len(here) or len(blocks) > _ORDER_MAX or size > _ORDER_BYTES_MAX:
+            return
+        if len(self._blocks) + len(blocks) > _ORDER_MAX or self._bytes + size > _ORDER_BYTES_MAX:
+            self._start(self._generation)
+        begin = len(self._blocks)
+        self._slots = _grown(self._slots, begin + len(blocks))
+        self._slots[begin : begin + len(blocks)] = slots
+        self._places = _grown(self._places, int(slots.max()) + 1)
+        self._places[slots[here]] = here + begin
+        self._blocks += blocks
+        self._bytes += size
+
+
+def _grown(array: NDArray, size: int) -> NDArray:
+    """The same with room for so many, -1 where nothing was."""
+    if size <= len(array):
+        return array
+    return np.concatenate((array, np.full(max(size, 2 * len(array)) - len(array), -1, array.dtype)))
 
 
 def _passed_over(data: bytes, place: int, size: int, walker: "_Walker") -> int:
@@ -177,29 +305,32 @@ def _is_unwanted(data: bytes, start: int, end: int, unwanted: Unwanted) -> bool:
 _HEADS = {_FULL: 0x091012, _ZERO: 0x100712}
 
 
-class _Guesses:
-    """Series that are taken for a known block and one sample of `width` bytes."""
+def _widths(data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many bytes the sample of each series has, if it is one; (n,) int64."""
+    raw = np.frombuffer(data, np.uint8)
+    full = (ends - starts > _FULL) & (raw[np.maximum(ends - _FULL, 0)] == 0x12)
+    return np.where(full, _FULL, np.minimum(_ZERO, ends - starts))
 
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.slots: list[int] = []
-        self.ends: list[int] = []
 
-    def samples(self, data: bytes, walker: "_Walker") -> Samples:
-        """Those that are; the walker gets the others."""
-        ends, slots = np.array(self.ends), np.array(self.slots, np.int32)
-        tail = _at(data, "<u8", ends - 8)
-        good = (_at(data, "<u4", ends - self.width) & 0xFFFFFF) == _HEADS[self.width]
-        # Five bytes that say "more follows", one that says "the last", and the tag of the time before them.
-        good &= (tail & 0x8080_8080_8080_FF00) == 0x0080_8080_8080_1000
-        if not good.all():
-            wrong = set(ends[~good].tolist())
-            for _, _, _, start, end in fields(data, 0, len(data)):
-                if end in wrong:
-                    walker.series(start, end)
-            ends, slots, tail = ends[good], slots[good], tail[good]
-        values = _at(data, "<f8", ends - 15) if self.width == _FULL else np.zeros(len(slots))
-        return Samples(slots, values, _times(tail))
+def _are_samples(data: bytes, ends: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of them end with a sample of this width."""
+    heads = np.where(width == _FULL, _HEADS[_FULL], _HEADS[_ZERO])
+    good = (_at(data, "<u4", ends - width) & 0xFFFFFF) == heads
+    return good & _end_a_time(_at(data, "<u8", ends - 8))
+
+
+def _end_a_time(tail: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Whether eight bytes end with a time: its tag, five bytes that say "more follows", one that says "the
+    last"."""
+    return (tail & 0x8080_8080_8080_FF00) == 0x0080_8080_8080_1000
+
+
+def _values(data: bytes, ends: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.float64]:
+    values = np.zeros(len(ends))
+    full = np.flatnonzero(width == _FULL)
+    if len(full):
+        values[full] = _at(data, "<f8", ends[full] - 15)
+    return values
 
 
 def _at(data: bytes, kind: str, places: NDArray[np.int64]) -> NDArray:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.model import Part
-from healer.signals import slots
+from healer.signals import remote_write, slots
 from healer.signals.measured import Measured
-from healer.signals.remote_write import read, unpacked, walk
+from healer.signals.remote_write import Order, read, unpacked, walk
 from healer.signals.wire import BadBody
 from tests.unit.signals.measuring import NOW, Bench, gpu, known
 from tests.unit.signals.pushing import field, label, message, one, sample, snappy, varint
@@ -260,3 +260,70 @@ def test_the_fast_way_gives_what_the_walker_gives(parts: list[bytes]) -> None:
         return slots[block]
 
     assert _told(read(raw, known_now, anew, lambda *_: False)) == slow
+
+
+# --- the order in which series come ---
+
+#: Series of different lengths, one of them with a label that ends as a sample does.
+_FEW = [
+    b"".join((label("__name__", f"m{number}"), label("x", "y" * (number * 29 % 200)))) for number in range(40)
+]
+_FEW[7] += field(1, b"\x0a\x01z\x12\x08a\x10\x81\x82\x83\x84\x85\x06")  # ends as a sample does
+_stretches = st.lists(
+    st.tuples(st.integers(0, 39), st.integers(1, 40), st.sampled_from([0.0, 1.5, -7.0]), st.integers(-1, 39)),
+    min_size=1,
+    max_size=6,
+)  # fmt: skip
+
+
+def _stretch(begin: int, count: int, value: float, odd: int) -> bytes:
+    """One request: series in their order from one on, with another value, number `odd` in another form."""
+    parts = []
+    for number in [(begin + step) % 40 for step in range(count)]:
+        samples = sample(value if number % 3 else 0.0, MS)
+        if number == odd:
+            samples += sample(1.0, MS + 1)
+        parts.append(field(1, _FEW[number] + samples))
+    return b"".join(parts)
+
+
+@given(_stretches, st.sets(st.integers(0, 39)))
+def test_whatever_came_before_a_request_gives_the_same(requests: list[tuple], unknown: set[int]) -> None:
+    slots = {block: number for number, block in enumerate(_FEW) if number not in unknown}
+    order = Order()
+    for told in requests:
+        raw = _stretch(*told)
+        fast = read(raw, slots, lambda *_: None, lambda *_: False, order)
+        assert _told(fast) == _told(walk(raw, slots, lambda *_: None))
+
+
+def _placed(order: Order, blocks: list[bytes], known: dict[bytes, int]) -> list[int]:
+    return order.slots(blocks, known).tolist()
+
+
+def test_a_block_gets_the_slot_that_it_has_now() -> None:
+    blocks = [b"%d" % number for number in range(32)]
+    known = {block: number for number, block in enumerate(blocks[:30])}
+    order = Order()
+    for _ in range(2):
+        assert _placed(order, blocks, known) == [*range(30), -1, -1]
+    known[b"31"] = 31
+    assert _placed(order, blocks, known) == [*range(30), -1, 31]
+    assert _placed(order, blocks[5:9] + blocks[2:4], known) == [5, 6, 7, 8, 2, 3]
+    order.forget(2)
+    again = {block: 100 - number for number, block in enumerate(blocks)}
+    assert _placed(order, blocks, again) == [100 - number for number in range(32)]
+
+
+def test_what_is_known_of_the_order_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_write, "_ORDER_MAX", 100)
+    monkeypatch.setattr(remote_write, "_ORDER_BYTES_MAX", 400)
+    known = {b"%4d" % number: number for number in range(1000)}
+    blocks, order = list(known), Order()
+    for begin in (0, 500, 40, 900, 3):
+        part = blocks[begin : begin + 60]
+        assert _placed(order, part, known) == list(range(begin, begin + 60))
+        assert len(order._blocks) <= 100
+        assert order._bytes <= 400
+    assert _placed(order, blocks, known) == list(range(1000))
+    assert len(order._blocks) <= 100

@@ -89,19 +89,22 @@ class NodePicture:
         ):
             return True
         if seen.boot_id is None:
-            return seen.arrived_at - seen.event_at > UNKNOWN_BOOT_MAX_AGE
+            # Heartbeats know by how much the host's clock is off: a line is as old as it is by ours.
+            off = min(self.beats_late) if len(self.beats_late) >= BEATS_FOR_CADENCE else timedelta(0)
+            return seen.arrived_at - seen.event_at - off > UNKNOWN_BOOT_MAX_AGE
         if self.boot_id is None or seen.boot_id == self.boot_id:
             return False
         if seen.boot_id in self.old_boots:
             return True
         # A boot never heard of is newer than the known one, unless it is older than that one's last word.
-        return self.boot_heard_at is not None and seen.event_at < self.boot_heard_at
+        at = min(seen.event_at, seen.arrived_at)
+        return self.boot_heard_at is not None and at < self.boot_heard_at
 
     def note_clock(self, seen: Observation) -> None:
         """A signal that tells its own time tells of its host's clock."""
         if (seen.boot_id or self.boot_id) != self.boot_id:
             return
-        late = seen.arrived_at - seen.event_at
+        late = seen.arrived_at - seen.event_at - timedelta(seconds=seen.data.get("ahead_s", 0.0))
         if seen.kind is ObservationKind.heartbeat:
             if late:  # exactly none: it told no time, and was given that of its arrival
                 self.beats_late.append(late)
@@ -285,7 +288,8 @@ class Picture:
     def _heartbeat(self, node: NodePicture, seen: Observation) -> None:
         node.beat(seen.arrived_at)
         if seen.boot_id:
-            node.heard_boot(seen.boot_id, seen.event_at, seen.arrived_at)
+            # A clock that is ahead must not make the next boot look old.
+            node.heard_boot(seen.boot_id, min(seen.event_at, seen.arrived_at), seen.arrived_at)
         node.note_clock(seen)
         inventory = seen.data.get("gpus")
         if isinstance(inventory, list):

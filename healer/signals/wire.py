@@ -25,7 +25,7 @@ LINE_LIMIT_BYTES = 4096
 ENTRIES_MAX = 100_000
 #: Lines of one request as text; most lines of a log say nothing that counts.
 LINES_MAX = 250_000
-#: How far a sender's clock may be ahead of ours.
+#: A sender's clock that is further ahead of ours is not believed.
 FUTURE_LIMIT = timedelta(hours=1)
 #: The widest offset of any time zone: a date without zone is surely past only beyond it.
 _WIDEST_ZONE = timedelta(hours=14)
@@ -223,7 +223,7 @@ class _Heap:
         size = len(one.line.encode("utf-8", "surrogatepass"))
         if size > LINE_LIMIT_BYTES:
             raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
-        at = event_time(one.time, self.now)
+        at = None if one.time is None else utc_time(one.time)
         return _Taken(index, cluster, node, boot_id, one, at)
 
     def done(self) -> Accepted:
@@ -277,13 +277,17 @@ def normal_boot_id(text: str | None) -> str | None:
 
 
 def event_time(text: str | None, now: datetime) -> datetime | None:
-    """The time that an entry tells, in UTC; None when it tells none. Raises ValueError."""
-    if text is None:
-        return None
-    at = utc_time(text)
-    if at > now + FUTURE_LIMIT:
-        raise BadEntry(f"time: {text} is more than 1 h ahead of this server's clock")
-    return at
+    """The time that an entry tells, in UTC, as far as it is believed; None when it tells none. Raises BadEntry.
+
+    A clock that is hours ahead is one that was set to local time, or never set: its node's words are as true
+    as any other's, and count as of their arrival.
+    """
+    return None if text is None else believed(utc_time(text), now)
+
+
+def believed(told: datetime, now: datetime) -> datetime:
+    """The time that counts for what is told of `told`."""
+    return told if told <= now + FUTURE_LIMIT else now
 
 
 def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observation, tuple[str, ...]]:
@@ -308,7 +312,7 @@ def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observ
         component=Component(
             cluster=taken.cluster, node=taken.node, pci=line.pci, link=line.link, switch=line.switch
         ),
-        event_at=told or now,
+        event_at=believed(told, now) if told else now,
         arrived_at=now,
         boot_id=taken.boot_id,
         code=line.code,
@@ -364,10 +368,13 @@ def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observat
     where = beat.cluster or cluster
     if wrong := wrong_node(where, beat.node, known):
         raise BadEntry(wrong)
-    at = event_time(beat.time, now) or now
+    told = utc_time(beat.time) if beat.time is not None else now
+    at = believed(told, now)
     boot_id = normal_boot_id(beat.boot_id)
     _check_id("boot_id", boot_id)
     data: dict[str, Any] = {}
+    if at != told:
+        data["ahead_s"] = (told - now).total_seconds()
     if beat.gpus:
         data["gpus"] = [_gpu(gpu) for gpu in beat.gpus]
     if beat.lost:

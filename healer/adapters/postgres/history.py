@@ -43,9 +43,10 @@ class PostgresSignalReads:
         lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
         told_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
         # What told no time was given that of its arrival. The quickest word was delayed least on its way.
-        ahead_s = sa.func.max(sa.extract("epoch", told_at - inbox.c.arrived_at)).filter(
-            told_at != inbox.c.arrived_at
-        )
+        by_far = sa.cast(inbox.c.doc["data"]["ahead_s"].astext, sa.Float)  # it was dated by its arrival
+        ahead_s = sa.func.max(
+            sa.func.coalesce(by_far, sa.extract("epoch", told_at - inbox.c.arrived_at))
+        ).filter(sa.or_(told_at != inbox.c.arrived_at, by_far.is_not(None)))
         spoken = (
             sa.select(
                 inbox.c.kind,

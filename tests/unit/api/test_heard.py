@@ -44,7 +44,7 @@ def test_a_count_that_is_none_is_rejected(served: tuple[Api, httpx.Client], lost
     assert told["accepted"] == 0 and "lost" in told["rejected"][0]["reason"]
 
 
-@pytest.mark.parametrize("ahead_s", [42.0, -42.0])
+@pytest.mark.parametrize("ahead_s", [42.0, -42.0, 8 * 3600.0])
 def test_a_node_shows_how_far_its_clock_is_off_by_the_quickest_of_its_words(
     served: tuple[Api, httpx.Client], ahead_s: float
 ) -> None:

@@ -192,10 +192,11 @@ def _payload(told: Credential) -> dict[str, str]:
     if abs(told.decoded_at - told.encoded_at) > FRESH:
         raise Problem(403, "the credential is older than 5 minutes; each attempt needs a new one")
     try:
-        said = json.loads(told.payload)
+        read = json.loads(told.payload)
     except ValueError:
-        said = None
-    about = _ABOUT.get(str(said.get("for"))) if isinstance(said, dict) else None
+        read = None
+    said = read if isinstance(read, dict) else {}
+    about = _ABOUT.get(str(said.get("for")))
     if (
         about is None
         or not all(isinstance(said.get(name), str) for name in (about, "nonce"))

@@ -15,7 +15,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class JobCheckpointBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One checkpoint. `durable`: it is where a restarted job will find it, and whole."""
+    """One checkpoint. `durable`: it is where a restarted job will find it, and whole. `sha256`: of the file;
+    of a folder, of what `sha256sum` prints of its files, sorted by path."""
 
     job: _Job | Annotated[int, msgspec.Meta(ge=1)]
     step: _Count
@@ -23,6 +24,7 @@ class JobCheckpointBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     durable: bool
     restart: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     cluster: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
     time: str | None = None
 
 
@@ -56,8 +58,12 @@ def _observation(told: JobCheckpointBody, now: datetime, cluster: str) -> Observ
     where, job = told.cluster or cluster, str(told.job)
     at = event_time(told.time, now) or now
     data = {"restart": told.restart, "step": told.step, "path": told.path, "durable": told.durable}
+    known = [told.restart, told.step, told.path, told.durable]
+    if told.sha256 is not None:
+        data["sha256"] = told.sha256
+        known.append(told.sha256)
     return Observation(
-        digest=digest_of("checkpoint", where, job, told.restart, told.step, told.path, told.durable),
+        digest=digest_of("checkpoint", where, job, *known),
         kind=ObservationKind.checkpoint,
         component=Component(cluster=where, job=job),
         event_at=at,

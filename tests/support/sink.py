@@ -31,7 +31,8 @@ def serve_sink() -> Iterator[Sink]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            sink.asked.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            sink.asked.append((headers | {":path": self.path}, body))
             answer = sink.answers.popleft() if sink.answers else (204, {}, b"")
             if answer is None:
                 sink.closing.wait(30)

@@ -25,7 +25,8 @@ _CHECKPOINTS = sa.text(
       (doc #>> '{data,step}')::bigint AS step,
       coalesce(doc #>> '{data,path}', '') AS path,
       coalesce((doc #>> '{data,durable}')::boolean, false) AS durable,
-      (doc ->> 'event_at')::timestamptz AS at
+      (doc ->> 'event_at')::timestamptz AS at,
+      doc #>> '{data,sha256}' AS sha256
     FROM inbox
     WHERE cluster = :cluster AND doc #>> '{component,job}' = :job AND kind = 'checkpoint'
     ORDER BY arrived_at DESC

@@ -1,0 +1,112 @@
+"""Checkpoint events, with a checksum that a thread of its own makes.
+
+The checksum of a file is its SHA-256. That of a folder is the SHA-256 of the lines that `sha256sum` prints of
+its files, sorted by path in bytes:
+`cd DIR && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from healer_steps._sender import Sender, utc
+
+#: What is summed at most: beyond it a checkpoint is told without a checksum.
+FILES, BYTES, SECONDS = 10_000, 1 << 40, 3600.0
+#: Checkpoints that wait to be summed; the others are told without.
+WAITING = 8
+_CHUNK = 4 << 20
+
+
+class TooMuch(Exception):
+    """More files, bytes or time than a checksum may take; or the end of the program."""
+
+
+class Checkpoints:
+    """Tells of checkpoints through `sender`."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self.closing = False
+
+    def told(self, path: str, step: int, durable: bool, checksum: bool) -> None:
+        """Absolute paths: who reads them is elsewhere."""
+        path = os.path.abspath(path)
+        event = {"step": step, "path": path, "durable": durable, "time": utc(time.time())}
+        with self._lock:
+            if checksum and not self.closing and len(self._waiting) < WAITING and os.getpid() == self._pid:
+                self._waiting.append((path, event))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="healer-checksum", daemon=True)
+                    self._thread.start()
+                return
+        self._sender.put_checkpoint(event)
+
+    def close(self, timeout_s: float) -> None:
+        """What is not summed after half of it is told without a checksum."""
+        thread = self._thread
+        if thread is not None and os.getpid() == self._pid:
+            thread.join(timeout_s / 2)
+            self.closing = True
+            thread.join(timeout_s / 4)
+        self.closing = True
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                path, event = self._waiting.popleft()
+            try:
+                event["sha256"] = checksum_of(path, self)
+            except (OSError, TooMuch) as error:
+                self._sender.say("checksum", f"{path} has no checksum: {error}")
+            self._sender.put_checkpoint(event)
+
+
+def checksum_of(path: str, owner: Checkpoints | None = None) -> str:
+    """Raises OSError, TooMuch."""
+    until, left = time.monotonic() + SECONDS, [BYTES]
+
+    def of_file(name: str) -> str:
+        digest = hashlib.sha256()
+        with open(name, "rb", buffering=0) as file:
+            while True:
+                chunk = file.read(_CHUNK)
+                if not chunk:
+                    return digest.hexdigest()
+                digest.update(chunk)  # lets other threads run
+                left[0] -= len(chunk)
+                if left[0] < 0 or time.monotonic() > until:
+                    raise TooMuch("more than %d bytes or %d s" % (BYTES, SECONDS))
+                if owner is not None and owner.closing:
+                    raise TooMuch("the program ends")
+
+    if not os.path.isdir(path):
+        return of_file(path)
+    whole = hashlib.sha256()
+    for name in sorted(_files(path)):
+        whole.update(b"%s  ./%s\n" % (of_file(os.path.join(path, os.fsdecode(name))).encode(), name))
+    return whole.hexdigest()
+
+
+def _files(folder: str) -> list[bytes]:
+    found = []
+    for where, _, names in os.walk(folder):
+        for name in names:
+            whole = os.path.join(where, name)
+            if os.path.isfile(whole) and not os.path.islink(whole):
+                found.append(os.fsencode(os.path.relpath(whole, folder)))
+                if len(found) > FILES:
+                    raise TooMuch("more than %d files" % FILES)
+    return found

@@ -1,0 +1,115 @@
+"""Moments of a step: by the host's clock, or by events of the GPU's stream, read once they are over."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Any, Callable, Optional
+
+#: Steps whose events the GPU has not reached yet; beyond it they are dropped.
+PENDING = 64
+
+
+class Timed:
+    """One step's moments, by the clock that took them: start, compute done, communication done, end."""
+
+    __slots__ = ("about", "comm", "compute", "data_s", "end", "previous", "start")
+
+    def __init__(self) -> None:
+        self.start: Any = None
+        self.compute: Any = None
+        self.comm: Any = None
+        self.end: Any = None
+        #: The end of the step before, where the wait for data lies between it and this start.
+        self.previous: Any = None
+        self.data_s: float | None = None
+        self.about: Any = None
+
+
+#: (about, step_s, compute_s, comm_s, data_s)
+Done = Callable[[Any, float, Optional[float], Optional[float], Optional[float]], None]
+
+
+class HostMarks:
+    """Everything is over as soon as it is marked."""
+
+    mark = staticmethod(time.perf_counter)
+
+    def __init__(self, done: Done) -> None:
+        self._done = done
+
+    def again(self, _: Any) -> float:
+        return time.perf_counter()
+
+    def ended(self, timed: Timed) -> int:
+        """How many steps were dropped."""
+        _read(timed, lambda a, b: b - a, self._done)
+        return 0
+
+    def finish(self) -> int:
+        return 0
+
+
+class CudaMarks:
+    """Events of the current stream. Nothing here waits for the GPU: an event is asked whether it is over."""
+
+    def __init__(self, cuda: Any, done: Done) -> None:
+        self._cuda = cuda
+        self._done = done
+        self._pending: deque[Timed] = deque()
+        self._free: list[Any] = []
+
+    def mark(self) -> Any:
+        event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def again(self, event: Any) -> Any:
+        """Marks the same thing later: the last time counts."""
+        if event is None:
+            return self.mark()
+        event.record()
+        return event
+
+    def ended(self, timed: Timed) -> int:
+        self._pending.append(timed)
+        self._collect()
+        dropped = 0
+        while len(self._pending) > PENDING:
+            self._pending.popleft()  # its events are still awaited by the stream: not used again
+            dropped += 1
+        return dropped
+
+    def finish(self) -> int:
+        self._collect()
+        left, self._pending = len(self._pending), deque()
+        return left
+
+    def _collect(self) -> None:
+        while self._pending and self._pending[0].end.query():
+            timed = self._pending.popleft()
+            if timed.previous is not None:
+                timed.data_s = timed.previous.elapsed_time(timed.start) / 1000
+            _read(timed, lambda a, b: a.elapsed_time(b) / 1000, self._done)
+            # The end may still be the next step's `previous`: two steps later it is nobody's.
+            for event in (timed.start, timed.compute, timed.comm, timed.previous):
+                if event is not None and len(self._free) < 4 * PENDING:
+                    self._free.append(event)
+
+
+def _read(timed: Timed, between: Callable[[Any, Any], float], done: Done) -> None:
+    step_s = between(timed.start, timed.end) + (timed.data_s or 0.0)
+    compute_s = comm_s = None
+    if timed.compute is not None:
+        compute_s = max(0.0, between(timed.start, timed.compute))
+        if timed.comm is not None:
+            comm_s = max(0.0, between(timed.compute, timed.comm))
+    done(timed.about, step_s, compute_s, comm_s, timed.data_s)
+
+
+def cuda_in_use() -> Any:
+    """torch.cuda, once this process has used it; None before, and where there is none. Imports nothing."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None

@@ -1,0 +1,271 @@
+"""The queue and the one thread that sends. The training thread appends to a deque, and does no more."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import math
+import os
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from datetime import datetime, timezone
+from http.client import HTTPException
+from typing import Any, Tuple
+
+from healer_steps._environ import Settings
+from healer_steps._link import TIMEOUT_S, Link
+from healer_steps._token import NoToken, Token
+
+log = logging.getLogger("healer_steps")
+
+#: Samples that wait at most: the oldest goes first. One is about 300 bytes.
+QUEUE = 20_000
+#: Checkpoints that wait at most, and samples of one request.
+CHECKPOINTS, BATCH = 100, 5_000
+EVERY_S = 5.0
+#: healer takes no older ones (15 minutes), so they are dropped here.
+_OLD_S = 14 * 60.0
+_SLOWEST_S = 60.0
+#: What sending again cannot mend.
+_NEVER = frozenset({400, 403, 404, 405, 413, 415, 422})
+
+#: In this order a sample is queued; the names are those of healer's step-times route.
+FIELDS = (
+    "time", "step", "step_s", "compute_s", "comm_s", "data_s", "work", "stage", "loss", "grad_norm",
+)  # fmt: skip
+Sample = Tuple[Any, ...]
+_STEPS, _CHECKPOINTS = "/api/v1/signals/step-times", "/api/v1/signals/checkpoints"
+
+_all: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+class Sender:
+    """Sends what is put, at most every `every_s`. A child of a fork begins with an empty queue."""
+
+    def __init__(self, settings: Settings, every_s: float = EVERY_S, queue: int = QUEUE) -> None:
+        self.settings = settings
+        self.every_s = every_s
+        self._limit = queue
+        self.sent = self.dropped = self.rejected = 0
+        self._said: dict[str, bool] = {}
+        self._reset()
+        _all.add(self)
+        atexit.register(_close, weakref.ref(self))
+
+    def _reset(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=self._limit)
+        self._checkpoints: deque[dict[str, Any]] = deque(maxlen=CHECKPOINTS)
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._end = float("inf")
+        #: Samples that the thread took and has not sent.
+        self._held = 0
+
+    # --- the training thread ---
+
+    def put(self, sample: Sample) -> None:
+        if len(self._samples) >= self._limit:
+            self.dropped += 1
+        self._samples.append(sample)
+        if self._thread is None:
+            self._start()
+
+    def put_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if len(self._checkpoints) >= CHECKPOINTS:
+            self.dropped += 1
+        self._checkpoints.append(checkpoint)
+        self._start()
+        self._wake.set()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
+                self._thread.start()
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Sends what waits, for at most this long. A second time is nothing."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._end = time.monotonic() + timeout_s
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        left = len(self._samples) + self._held
+        if left:
+            self.dropped += left
+            log.debug("%d step times were not sent", left)
+
+    def say(self, kind: str, text: str) -> None:
+        """One line in the log for each kind of trouble."""
+        if not self._said.get(kind):
+            self._said[kind] = True
+            log.warning("healer: %s (said once)", text)
+
+    # --- the sender's thread ---
+
+    def _run(self) -> None:
+        try:
+            self._loop(_Post(self))
+        except Exception as error:  # the training goes on, whatever it was
+            self.say("ended", f"step times are not sent any more: {error!r}")
+
+    def _loop(self, post: _Post) -> None:
+        # Ranks begin together; they need not all send at the same moment.
+        wait = min(1.0, self.every_s) * (0.5 + random.random())  # noqa: S311
+        while True:
+            self._wake.wait(min(wait, max(0.0, self._end - time.monotonic())))
+            self._wake.clear()
+            wait = post.all()
+            if self._closing and (time.monotonic() >= self._end or not post.more()):
+                return
+
+
+class _Post:
+    """What the thread keeps: a batch that has to be sent again, and the patience for it."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._link = Link(sender.settings)
+        self._token = Token(sender.settings, self._link.post)
+        self.held: list[Sample] = []
+        self._marks: list[dict[str, Any]] = []
+        self._again_s = 1.0
+
+    def more(self) -> bool:
+        """Something waits to be sent."""
+        return bool(self.held or self._marks or self._sender._samples or self._sender._checkpoints)
+
+    def all(self) -> float:
+        """Sends everything that waits, or as far as it goes; after how many s to look again."""
+        sender = self._sender
+        while True:
+            self._link.timeout_s = max(0.1, min(TIMEOUT_S, sender._end - time.monotonic()))
+            if not self._marks:
+                self._marks = _taken(sender._checkpoints, CHECKPOINTS)
+            if not self.held:
+                self.held = _taken(sender._samples, BATCH)
+                sender._held = len(self.held)
+            if self._marks:
+                body = [dict(one, **self._about()) for one in self._marks]
+                if not self._went(_CHECKPOINTS, body, 0):
+                    return self._later()
+                self._marks = []
+            if not self.held:
+                self._again_s = 1.0
+                return sender.every_s
+            self._drop_old()
+            if self.held and not self._went(_STEPS, self._body(), len(self.held)):
+                return self._later()
+            self.held, sender._held = [], 0
+
+    def _later(self) -> float:
+        if self._sender._closing:
+            return 0.2
+        wait = max(self._again_s, min(self._link.retry_after_s, _SLOWEST_S))
+        self._again_s = min(self._again_s * 2, _SLOWEST_S)
+        return wait * (0.75 + random.random() / 2)  # noqa: S311
+
+    def _drop_old(self) -> None:
+        edge = time.time() - _OLD_S
+        young = [sample for sample in self.held if sample[0] > edge]
+        self._sender.dropped += len(self.held) - len(young)
+        self.held, self._sender._held = young, len(young)
+
+    def _went(self, path: str, body: Any, count: int) -> bool:
+        """False: send it again later."""
+        sender = self._sender
+        try:
+            status, answer = self._link.post(path, json.dumps(body).encode(), self._token.value())
+            if status == 401:
+                self._token.refused()
+        except NoToken as error:
+            if not error.soon:
+                sender.say("token", str(error))
+            return False
+        except (OSError, HTTPException) as error:
+            sender.say("away", f"healer does not answer at {sender.settings.url}: {error}")
+            return False
+        if status == 401:
+            sender.say("token", "healer does not take the token")
+            return False
+        if status in _NEVER:
+            sender.rejected += count
+            sender.say("refused", "step times are refused (%d): %.300s" % (status, answer.get("detail", "")))
+            return True
+        if status >= 300:
+            return False
+        wrong = answer.get("rejected") or []
+        if wrong:
+            lost = len(wrong) + int(answer.get("rejected_more") or 0)
+            sender.rejected += lost
+            count -= min(lost, count)
+            sender.say("rejected", "healer rejects step times: {:.300}".format(wrong[0].get("reason", "")))
+        sender.sent += count
+        return True
+
+    def _about(self) -> dict[str, Any]:
+        settings = self._sender.settings
+        about: dict[str, Any] = {"job": settings.job, "restart": settings.restart}
+        if settings.cluster:
+            about["cluster"] = settings.cluster
+        return about
+
+    def _body(self) -> dict[str, Any]:
+        settings = self._sender.settings
+        who: dict[str, Any] = {"rank": settings.rank}
+        if settings.node:
+            who["node"] = settings.node
+            if settings.gpu is not None:
+                who["gpu"] = settings.gpu
+        return dict(self._about(), samples=[dict(_told(sample), **who) for sample in self.held])
+
+
+def _taken(queue: deque[Any], most: int) -> list[Any]:
+    taken = []
+    while len(taken) < most:
+        try:
+            taken.append(queue.popleft())
+        except IndexError:
+            break
+    return taken
+
+
+def _told(sample: Sample) -> dict[str, Any]:
+    """As healer reads it; what is not known, or no number, is left out."""
+    told = {name: value for name, value in zip(FIELDS, sample) if value is not None and _finite(value)}
+    told["time"] = utc(sample[0])
+    return told
+
+
+def utc(seconds: float) -> str:
+    """RFC 3339."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _close(one: weakref.ref[Sender]) -> None:
+    sender = one()
+    if sender is not None:
+        sender.close()
+
+
+def _after_fork() -> None:
+    """The thread is the parent's, and so is what waits: a loader's worker sends nothing of its own."""
+    for sender in list(_all):
+        sender._reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

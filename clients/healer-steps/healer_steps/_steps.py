@@ -1,0 +1,281 @@
+"""`Steps` and `Step`: what a training loop holds in its hands."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any, Callable, Iterable, Iterator, Mapping, TypeVar
+
+from healer_steps._checkpoints import Checkpoints
+from healer_steps._environ import Settings
+from healer_steps._marks import CudaMarks, HostMarks, Timed, cuda_in_use
+from healer_steps._sender import EVERY_S, Sender
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Step:
+    """One step, open between `with` and its end. What fails in it is said in the log and never raised.
+
+    A step that an exception ends is not told.
+    """
+
+    __slots__ = ("_steps", "_timed", "grad_norm", "loss", "number", "stage", "work")
+
+    def __init__(
+        self, steps: Steps, number: int, work: float | None, stage: int | None, timed: Timed | None
+    ) -> None:
+        self._steps = steps
+        self._timed = timed
+        self.number = number
+        self.work = work
+        self.stage = stage
+        self.loss: float | None = None
+        self.grad_norm: float | None = None
+
+    def __enter__(self) -> Step:
+        self._steps._begin(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self._steps._end(self, kept=kind is None)
+
+    def compute_done(self) -> None:
+        """All work before the collective is done: the gradients are there, the wait for others begins.
+
+        Called several times in one step, the last one counts.
+        """
+        self._steps._mark(self._timed, "compute")
+
+    def comm_done(self) -> None:
+        """The collective is over."""
+        self._steps._mark(self._timed, "comm")
+
+    def tell(self, loss: Any = None, grad_norm: Any = None) -> None:
+        """Floats. A tensor is passed over, because reading it makes the host wait for the GPU; with
+        `Steps(read_tensors=True)` it is read by its `.item()`."""
+        if self._timed is None:
+            return
+        if loss is not None:
+            self.loss = self._steps._number(loss)
+        if grad_norm is not None:
+            self.grad_norm = self._steps._number(grad_norm)
+
+
+class Steps:
+    """Times the steps of this process and sends them to healer, as one rank of its Slurm job.
+
+    `every_s`: how often is sent; `stage`: the pipeline stage; `first_step`: the number of the first step;
+    `cuda`: None looks whether torch has used a GPU. Without HEALER_URL nothing is measured or sent.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_s: float = EVERY_S,
+        stage: int | None = None,
+        first_step: int = 0,
+        read_tensors: bool = False,
+        cuda: bool | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.settings = Settings(environ)
+        self._sender: Sender | None = None
+        if self.settings.url:
+            self._sender = Sender(self.settings, every_s)
+            why = self.settings.wrong()
+            if why:
+                self._sender.say("settings", why + ": no step times are sent")
+                self._sender = None
+        self._checkpoints = Checkpoints(self._sender) if self._sender is not None else None
+        self._stage = stage
+        self._next = first_step
+        self._read_tensors = read_tensors
+        self._cuda = cuda
+        self._marks: Any = HostMarks(self._done)
+        self._open: Step | None = None
+        self._data_s: float | None = None
+        self._last_end: Any = None
+        self._at_end: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def on(self) -> bool:
+        """There is a healer to send to."""
+        return self._sender is not None
+
+    @property
+    def dropped(self) -> int:
+        """Samples that were not sent: the queue was full, they grew too old, or the end came."""
+        return self._sender.dropped if self._sender is not None else 0
+
+    @property
+    def sent(self) -> int:
+        return self._sender.sent if self._sender is not None else 0
+
+    def step(self, work: float | None = None, *, step: int | None = None, stage: int | None = None) -> Step:
+        """The next step. `work`: its tokens or samples on this rank; `step`: its number, else the next."""
+        number = self._next if step is None else step
+        self._next = number + 1
+        stage = self._stage if stage is None else stage
+        return Step(self, number, work, stage, Timed() if self._sender is not None else None)
+
+    def data(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; how long each was waited for belongs to the step that follows."""
+        source = iter(batches)
+        while True:
+            started = time.perf_counter()
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+            self.waited(time.perf_counter() - started)
+            yield batch
+
+    def waited(self, data_s: float) -> None:
+        """So long was waited for the data of the next step, since the end of the one before."""
+        self._data_s = data_s
+
+    def compute_done(self) -> None:
+        """`Step.compute_done` of the step that is open, for hooks; nothing when none is."""
+        if self._open is not None:
+            self._mark(self._open._timed, "compute")
+
+    def comm_done(self) -> None:
+        if self._open is not None:
+            self._mark(self._open._timed, "comm")
+
+    def tell(self, loss: Any = None, grad_norm: Any = None) -> None:
+        if self._open is not None:
+            self._open.tell(loss, grad_norm)
+
+    def wrap(self, function: F, work: float | None = None) -> F:
+        """The function, each call of it one step: also as a decorator."""
+
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            with self.step(work):
+                return function(*args, **kwargs)
+
+        return inner  # type: ignore[return-value]
+
+    def checkpoint(
+        self, path: Any, step: int | None = None, *, durable: bool = True, checksum: bool = False
+    ) -> None:
+        """A checkpoint lies at `path` (a file or a folder), told by rank 0 alone. `durable`: it is whole, and
+        where a restarted job finds it. `checksum`: SHA-256 of it, made in the background."""
+        if self._checkpoints is None or self.settings.rank != 0:
+            return
+        try:
+            number = max(self._next - 1, 0) if step is None else step
+            self._checkpoints.told(str(path), number, durable, checksum)
+        except Exception as error:
+            self._trouble(error)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Calls it once, when the next step ends."""
+        self._at_end.append(call)
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Sends what waits, for at most this long; a second time is nothing."""
+        if self._sender is None:
+            return
+        until = time.monotonic() + timeout_s
+        try:
+            self._sender.dropped += self._marks.finish()
+            if self._checkpoints is not None:
+                self._checkpoints.close(timeout_s)
+            self._sender.close(max(0.0, until - time.monotonic()))
+        except Exception as error:
+            self._trouble(error)
+
+    # --- of the training thread, once a step: a few µs, and nothing raised ---
+
+    def _begin(self, step: Step) -> None:
+        timed = step._timed
+        if timed is None:
+            return
+        try:
+            self._open = step
+            self._choose()
+            data_s, self._data_s = self._data_s, None
+            if data_s is not None and isinstance(self._marks, CudaMarks):
+                timed.previous = self._last_end  # the GPU's own idle time, not the host's
+            else:
+                timed.data_s = data_s
+            timed.start = self._marks.mark()
+        except Exception as error:
+            self._trouble(error)
+
+    def _mark(self, timed: Timed | None, name: str) -> None:
+        if timed is None or timed.start is None:
+            return
+        try:
+            setattr(timed, name, self._marks.again(getattr(timed, name)))
+        except Exception as error:
+            self._trouble(error)
+
+    def _end(self, step: Step, kept: bool) -> None:
+        timed = step._timed
+        if timed is None or timed.start is None or self._sender is None:
+            return
+        self._open = None
+        try:
+            if kept:
+                timed.end = self._last_end = self._marks.mark()
+                timed.about = (time.time(), step)
+                self._sender.dropped += self._marks.ended(timed)
+            else:
+                self._last_end = None
+            if self._at_end:
+                calls, self._at_end = self._at_end, []
+                for call in calls:
+                    call()
+        except Exception as error:
+            self._trouble(error)
+
+    def _done(
+        self,
+        about: Any,
+        step_s: float,
+        compute_s: float | None,
+        comm_s: float | None,
+        data_s: float | None,
+    ) -> None:
+        at, step = about
+        if self._sender is None or not step_s > 0:
+            return
+        self._sender.put(
+            (
+                at, step.number, step_s, compute_s, comm_s, data_s, step.work, step.stage, step.loss,
+                step.grad_norm,
+            )
+        )  # fmt: skip
+
+    def _choose(self) -> None:
+        """By the GPU's events as soon as torch has used one."""
+        if self._cuda is False or isinstance(self._marks, CudaMarks):
+            return
+        cuda = cuda_in_use()
+        if cuda is not None:
+            self._marks = CudaMarks(cuda, self._done)
+            self._last_end = None
+
+    def _number(self, value: Any) -> float | None:
+        try:
+            if isinstance(value, (int, float)):
+                return float(value)
+            return float(value.item()) if self._read_tensors else None
+        except Exception as error:
+            self._trouble(error)
+            return None
+
+    def _trouble(self, error: Exception) -> None:
+        if self._sender is not None:
+            self._sender.say(type(error).__name__, f"a step could not be timed: {error!r}")

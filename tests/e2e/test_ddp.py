@@ -1,0 +1,105 @@
+"""A real torch job of four processes under the real Slurm tells its steps, and healer names the slow node.
+
+Nobody gives the job a token: it gets its own by munge.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healer.embedded.slurm import RealSlurm
+from tests.support import frameworks
+from tests.support import slurm as slurm_support
+from tests.support.processes import free_port
+from tests.support.site import CLUSTER, Site, site_on
+from tests.support.stack import make_scratch
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+RANKS, SLOW = 4, 2
+PROGRAM = Path(__file__).parents[1] / "support" / "ddp_job.py"
+
+
+@pytest.fixture
+def trained(real_slurm: RealSlurm) -> Iterator[Site]:
+    """healer beside Slurm, by whose munge jobs prove whose they are."""
+    socket = real_slurm.directory / "run" / "munge.sock"
+    with site_on(real_slurm, HEALER_MUNGE_SOCKET=str(socket)) as site:
+        yield site
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = make_scratch()
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def submit(site: Site, folder: Path) -> str:
+    """The job: one rank on each of four nodes."""
+    socket = site.slurm.directory / "run" / "munge.sock"
+    environ = frameworks.QUIET | {
+        "HEALER_URL": site.stack.url,
+        "HEALER_MUNGE_SOCKET": str(socket),
+        "TMPDIR": str(folder),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "SLOW_RANK": str(SLOW),
+        "SLOW_FROM": "50",
+        "CHECKPOINT": str(folder / "last.pt"),
+    }
+    told = " ".join(f"{name}={value}" for name, value in environ.items())
+    script = f"env {told} srun --output={folder}/%t.txt {frameworks.python()} {PROGRAM}"
+    job = slurm_support.sbatch(
+        site.slurm, f"--nodes={RANKS}", f"--ntasks={RANKS}", "--ntasks-per-node=1", script=script, name="ddp"
+    )
+    site.jobs.append(job)
+    wait_until(lambda: site.job(job).state == "RUNNING", 30, what=f"job {job} runs", every_s=0.1)
+    return job
+
+
+def said(folder: Path) -> str:
+    return "\n".join(f"{file.name}: {file.read_text()[-2000:]}" for file in sorted(folder.glob("*.txt")))
+
+
+def test_four_ranks_tell_their_steps_and_the_slow_ones_node_is_named(trained: Site, folder: Path) -> None:
+    job = submit(trained, folder)
+    nodes = trained.job(job).nodes
+
+    def shown(what: str) -> Any:
+        answer = trained.api("viewer").get(f"/jobs/{CLUSTER}/{job}")
+        return answer.json().get(what) if answer.status_code == 200 else None  # not in the picture yet
+
+    def all_ranks() -> Any:
+        told = shown("step_times")
+        return told if told and told["ranks"] == RANKS and not told["whole_only"] else None
+
+    try:
+        told = wait_until(all_ranks, 120, what="step times of four ranks", every_s=0.5)
+    except AssertionError:
+        print(said(folder))
+        raise
+    assert {one["node"] for one in told["slowest"]} == set(nodes)
+    (mark,) = wait_until(lambda: shown("checkpoints"), 60, what="the checkpoint is told", every_s=0.5)
+    assert (mark["path"], mark["durable"], mark["step"]) == (str(folder / "last.pt"), True, 10)
+    assert mark["sha256"] == hashlib.sha256((folder / "last.pt").read_bytes()).hexdigest()
+
+    def found() -> Any:
+        return next((one for one in trained.incidents(nodes[SLOW]) if one["rule"] == "straggler"), None)
+
+    one = wait_until(found, 120, what="a straggler on the slow rank's node", every_s=0.5)
+    whole = trained.get(f"/incidents/{one['id']}")
+    assert whole["root"]["node"] == nodes[SLOW] and job in whole["jobs_hit"]
+    others = {
+        incident["root"]["node"] for incident in trained.open_incidents() if incident["rule"] == "straggler"
+    }
+    assert others == {nodes[SLOW]}
+    assert trained.node(nodes[SLOW]).in_service  # step times alone drain nobody
+
+    rows = trained.sql("SELECT name, count(*) FROM tokens WHERE job = %s GROUP BY name", job)
+    assert rows == [(f"job {CLUSTER}/{job}", 1)]  # the ranks of one machine share it

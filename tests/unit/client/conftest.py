@@ -1,0 +1,42 @@
+"""A made-up healer for the client, and the environment of a rank."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.sink import Sink, serve_sink
+
+RANK = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_RESTART_COUNT": "2",
+    "SLURMD_NODENAME": "gpu0003",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_GPUS": "4,6",
+    "HEALER_TOKEN": "heal_0_secret",
+}
+
+
+class Told:
+    """What a sink was told."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.url = sink.url.partition("/hooks")[0]
+
+    def environ(self, **more: str) -> dict[str, str]:
+        return RANK | {"HEALER_URL": self.url} | more
+
+    def bodies(self, route: str = "signals/step-times") -> list[Any]:
+        return [json.loads(body) for headers, body in self.sink.asked if headers[":path"].endswith(route)]
+
+    def samples(self) -> list[dict[str, Any]]:
+        return [sample for body in self.bodies() for sample in body["samples"]]
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    with serve_sink() as sink:
+        yield Told(sink)

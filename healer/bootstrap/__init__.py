@@ -280,6 +280,7 @@ def run_api(settings: Settings) -> None:
 def run_detector(settings: Settings) -> None:
     """Waits to lead, then walks until stopped. A broken database connection ends it: it starts anew."""
     from healer.bootstrap.models import forest
+    from healer.bootstrap.prometheus import history_of
     from healer.bootstrap.senses import senses_loop
 
     stopped = until_stopped()
@@ -310,7 +311,8 @@ def run_detector(settings: Settings) -> None:
     )
     note = recorder.note_samples if recorder else None
     with forest(db, cluster) as trees:
-        senses = senses_loop(db, cluster, rules, detector.picture, trees, note)
+        history = history_of(settings, PostgresColumns(db), cluster)
+        senses = senses_loop(db, cluster, rules, detector.picture, trees, note, history=history)
         detector.heard, detector.blind = senses.heard, lambda: senses.problem
         threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
         detector.run(stopped.is_set)

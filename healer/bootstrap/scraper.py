@@ -1,4 +1,4 @@
-"""The scraper of one cluster on PostgreSQL, and the Prometheus-compatible server that a site has set."""
+"""The scraper of one cluster on PostgreSQL."""
 
 import asyncio
 import sys
@@ -19,13 +19,11 @@ from healer.adapters.postgres.scrapes import PostgresScrapes
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.adapters.pull.fetch import HttpFetch
-from healer.adapters.pull.promql import PromqlClient, PromqlHistory
 from healer.adapters.pull.targets import FileTargets
 from healer.api.intake import Tally
 from healer.api.losses import Losses
-from healer.model import Catalogue, SlurmSnapshot
-from healer.ports import ColumnBook
-from healer.ports.pull import MetricHistory, NoHistory
+from healer.bootstrap.prometheus import prometheus_client
+from healer.model import SlurmSnapshot
 from healer.processes.scraper import Parts, Scraper
 from healer.settings import Settings
 
@@ -54,7 +52,7 @@ async def _serve(
     settings: Settings, db: sa.Engine, cluster: str, stopped: Callable[[], bool], leads: Callable[[], None]
 ) -> None:
     clock, snapshots = SystemClock(), PostgresSnapshots(db)
-    client = _client(settings)
+    client = prometheus_client(settings)
     fetch = HttpFetch()
 
     def shown() -> dict[str, SlurmSnapshot]:
@@ -89,17 +87,3 @@ def _run_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     import uvloop
 
     uvloop.run(main())
-
-
-def _client(settings: Settings) -> PromqlClient | None:
-    if settings.prometheus_url is None:
-        return None
-    return PromqlClient(settings.prometheus_url, settings.prometheus_token_file)
-
-
-def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[Catalogue], MetricHistory]:
-    """What the site's Prometheus-compatible server remembers; nothing where none is set."""
-    client = _client(settings)
-    if client is None:
-        return lambda _: NoHistory()
-    return lambda catalogue: PromqlHistory(client, catalogue, book, cluster)

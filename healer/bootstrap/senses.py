@@ -1,5 +1,8 @@
 """The detector's senses over samples: rings, rules, stragglers, forest, on what PostgreSQL keeps."""
 
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
 import sqlalchemy as sa
 
 from healer.adapters.clock import SystemClock
@@ -7,11 +10,13 @@ from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.detection.forest import Forest
 from healer.detection.tick import Senses
-from healer.model import Ruleset
+from healer.model import Catalogue, Ruleset, SlurmSnapshot
 from healer.observations import Picture
 from healer.ports import Samples
+from healer.ports.pull import MetricHistory, NoHistory
 from healer.processes.rulebook import Rulebook
-from healer.processes.senses import Note, SensesLoop
+from healer.processes.senses import Chunk, Note, SensesLoop
+from healer.processes.warmup import WarmUp
 
 
 def senses_loop(
@@ -21,6 +26,8 @@ def senses_loop(
     picture: Picture,
     forest: Forest,
     note: Note | None,
+    *,
+    history: Callable[[Catalogue], MetricHistory] = lambda _: NoHistory(),
 ) -> SensesLoop:
     """Fresh senses read the store anew: what a failure left half taken in is not kept."""
     book = PostgresColumns(db)
@@ -35,4 +42,11 @@ def senses_loop(
     def prove() -> str:
         return "" if rules.prove() else rules.problem
 
-    return SensesLoop(rules=rules, prove=prove, make=make, picture=picture, clock=SystemClock(), note=note)
+    def warmed(
+        now_in_force: Ruleset, slurm: SlurmSnapshot | None, stored: Iterator[Chunk], now: datetime
+    ) -> Iterator[Chunk]:
+        return WarmUp(history(now_in_force.catalogue), cluster, slurm).chunks(stored, now)
+
+    return SensesLoop(
+        rules=rules, prove=prove, make=make, picture=picture, clock=SystemClock(), note=note, warmed=warmed
+    )

@@ -35,6 +35,7 @@ from healer.adapters.spool import FileSpool
 from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
 from healer.api.services import Services
+from healer.bootstrap.prometheus import Watched
 from healer.casebook import CaseBook
 from healer.console.reads import NewSession, Session
 from healer.console.routes import router as console
@@ -57,6 +58,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
     proof.daemon = True
     proof.start()
     columns = PostgresColumns(db)
+    watched = Watched(settings)
     runs = {
         name: PostgresRunCommands(
             db,
@@ -98,7 +100,9 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         idempotency=PostgresIdempotency(db),
         audit=PostgresAuditTrail(db, settings.data_dir),
         events=PostgresEvents(db),
-        ready=lambda: readiness(db, list(clusters), clock.now(), stale_s=rules().guards.stale_s),
+        ready=lambda: watched.with_troubles(
+            readiness(db, list(clusters), clock.now(), stale_s=rules().guards.stale_s)
+        ),
     )
 
 

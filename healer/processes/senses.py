@@ -1,7 +1,7 @@
 """The tick's thread of the detector: samples in, findings out, beside the walk and never in its way."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
@@ -25,6 +25,18 @@ READ_ON_S = 2.0
 REBUILD_S = 300.0
 #: Told of what was read, before it is looked at: the recorder.
 Note = Callable[[Sequence[Report], Sequence[StepBatch], datetime], None]
+
+Chunk = tuple[list[Report], list[StepBatch]]
+#: (rules, Slurm's picture, the store's rows, now) -> those rows, with what they lack between.
+Warmed = Callable[[Ruleset, SlurmSnapshot | None, Iterator[Chunk], datetime], Iterator[Chunk]]
+
+
+def as_stored(
+    _rules: Ruleset, _slurm: SlurmSnapshot | None, stored: Iterator[Chunk], _now: datetime
+) -> Iterator[Chunk]:
+    """Nobody else remembers anything."""
+    return stored
+
 
 #: After an error (the database is away, a rule of ours fails) the next look is so far away.
 PAUSE_S = 5.0
@@ -85,11 +97,12 @@ class SensesLoop:
         picture: Picture,
         clock: Clock,
         note: Note | None = None,
+        warmed: Warmed = as_stored,
     ) -> None:
         self._rules, self._make, self._picture, self._clock = rules, make, picture, clock
         self._prove, self._proven = prove, False
         self._refused: str | None = None
-        self._note = note
+        self._note, self._warmed = note, warmed
         #: Why nothing is looked for, for people; empty while all is well.
         self.problem = ""
         self._failed = 0
@@ -191,23 +204,29 @@ class SensesLoop:
         return self._proven
 
     def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:
-        """Fresh senses with full windows. While one part is taken in, the database gives the next."""
+        """Fresh senses with full windows: from the store, and what it lacks from what others remember."""
         begun, rows = self._clock.now(), 0
         senses, samples = self._make(rules)
+        stored = self._stored(samples, begun)
+        for reports, batches in self._warmed(rules, self._picture.slurm, stored, begun):
+            now = self._clock.now()
+            senses.renew(self._nodes(), now)
+            senses.rebuild(reports, batches, self._picture.slurm, now)
+            rows += len(reports) + len(batches)
+        took_s = (self._clock.now() - begun).total_seconds()
+        log.info("windows rebuilt", rows=rows, took_s=round(took_s, 3))
+        return senses, samples
+
+    def _stored(self, samples: Samples, begun: datetime) -> Iterator[Chunk]:
+        """The store's rows. While one part is taken in, the database gives the next."""
         with ThreadPoolExecutor(1, thread_name_prefix="samples") as reader:
             coming = reader.submit(samples.new)
             while True:
                 reports, batches = coming.result()
-                now = self._clock.now()
-                late = (now - begun).total_seconds() >= REBUILD_S
+                late = (self._clock.now() - begun).total_seconds() >= REBUILD_S
                 last = late or len(reports) + len(batches) < FEW
                 if not last:
                     coming = reader.submit(samples.new)
-                senses.renew(self._nodes(), now)
-                senses.rebuild(reports, batches, self._picture.slurm, now)
-                rows += len(reports) + len(batches)
+                yield reports, batches
                 if last:
-                    break
-        took_s = (self._clock.now() - begun).total_seconds()
-        log.info("windows rebuilt", rows=rows, took_s=round(took_s, 3))
-        return senses, samples
+                    return

@@ -1,0 +1,64 @@
+"""The Prometheus-compatible server that a site has set: what it remembers, and whether it answers."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from healer.adapters.pull.promql import PromqlClient, PromqlHistory
+from healer.api.views import Readiness
+from healer.model import Catalogue
+from healer.ports import ColumnBook
+from healer.ports.pull import HistoryAway, MetricHistory, NoHistory
+from healer.settings import Settings
+
+#: /readyz asks the server no more often than this, and never waits for it.
+ASK_EVERY_S = 15.0
+
+
+def prometheus_client(settings: Settings) -> PromqlClient | None:
+    if settings.prometheus_url is None:
+        return None
+    return PromqlClient(settings.prometheus_url, settings.prometheus_token_file)
+
+
+def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[Catalogue], MetricHistory]:
+    """What the server remembers; nothing where none is set."""
+    client = prometheus_client(settings)
+    if client is None:
+        return lambda _: NoHistory()
+    return lambda catalogue: PromqlHistory(client, catalogue, book, cluster)
+
+
+class Watched:
+    """Whether the servers answer, for /readyz. A trouble and no failure: healer works without them."""
+
+    def __init__(self, settings: Settings) -> None:
+        found = {one.cluster or "": prometheus_client(one) for one in settings.each()}
+        self._clients = {name: client for name, client in found.items() if client is not None}
+        self._told: dict[str, dict[str, Any]] = {}
+        self._asked = float("-inf")
+        self._lock = threading.Lock()
+
+    def with_troubles(self, ready: Readiness) -> Readiness:
+        """The same with a check for each server: what was known last."""
+        if not self._clients:
+            return ready
+        with self._lock:
+            if time.monotonic() - self._asked >= ASK_EVERY_S:
+                self._asked = time.monotonic()
+                threading.Thread(target=self._ask, name="prometheus", daemon=True).start()
+            checks = dict(ready.checks) | self._told
+        return Readiness(ready=ready.ready, checks=checks)
+
+    def _ask(self) -> None:
+        for cluster, client in self._clients.items():
+            told: dict[str, Any] = {"ok": True, "text": "answers"}
+            try:
+                client.query("vector(1)", datetime.now(UTC))
+            except HistoryAway as error:
+                told = {"ok": False, "text": str(error)}
+            name = f"prometheus {cluster}" if len(self._clients) > 1 else "prometheus"
+            with self._lock:
+                self._told[name] = told

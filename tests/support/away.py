@@ -69,18 +69,17 @@ class Fleet:
         body = {"node": node, "boot_id": f"{BOOT[:-8]}{self.mark:08d}", "entries": entries}
         while not self._over.is_set():
             begun = time.monotonic()
-            status = 0
+            answer = None
             with contextlib.suppress(httpx.HTTPError):
                 answer = client.post("/signals/kernel-log", json=body)
-                status = answer.status_code
-            self.answers[status] += 1
+            self.answers[0 if answer is None else answer.status_code] += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - begun)
-            if status == 202:
+            if answer is not None and answer.status_code == 202:
                 told = answer.json()
                 assert told["accepted"] + told["duplicates"] == self.lines, told
                 self.accepted.setdefault(node, []).extend(numbers)
                 return
-            assert status in {0, 429, 500, 503}, answer.text
+            assert answer is None or answer.status_code in {429, 500, 503}, answer.text
             self._over.wait(0.05)
 
     def uuid(self, number: int) -> str:

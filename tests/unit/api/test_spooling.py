@@ -1,0 +1,223 @@
+"""Between queue and store: what is spooled, in which order it comes in, and what may go wrong there."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.spool import FileSpool
+from healer.api.losses import Losses
+from healer.api.reach import Reach
+from healer.api.services import Arrival, DiskFull, NoRoom, Unavailable
+from healer.api.spooling import Lane, Spooling, events_lane, steps_lane
+from healer.model import Component, Loss, LossReason, Observation, ObservationKind
+from healer.signals.step_times import step_batches
+from tests.support.api import CLUSTER, Api
+from tests.support.wait import wait_until
+
+
+class Store:
+    """Keeps what it is given; `error` is raised instead, and it hangs while `hold` is set."""
+
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+        self.error: Exception | None = None
+        self.hangs = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, items: Sequence[str]) -> list[bool]:
+        if self.hangs.is_set():
+            assert self.go_on.wait(60)
+        if self.error is not None:
+            raise self.error
+        if "poison" in items:
+            raise ValueError("this cannot be stored")
+        new = [one not in self.kept for one in items]
+        self.kept += [one for one in dict.fromkeys(items) if one not in self.kept]
+        return new
+
+
+class Book:
+    def __init__(self) -> None:
+        self.told: list[Loss] = []
+
+    def add(self, told: Sequence[Loss]) -> None:
+        self.told += told
+
+    def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
+        return self.told[:limit]
+
+
+class Bench:
+    def __init__(self, folder: Path, **spool: int) -> None:
+        self.book, self.store, self.reach = Book(), Store(), Reach(patience_s=0.3)
+        self.spool = FileSpool(folder / "spool", **spool)
+        self.losses = Losses(self.book, lambda: datetime.now(UTC))
+        self.spooling = Spooling(self.spool, self.reach, self.losses)
+        self.lane: Lane[str, bool] = self.spooling.lane(
+            self.store, name="words", encode=str.encode, decode=bytes.decode, taken=True
+        )
+
+    def bring_all_in(self) -> None:
+        while self.spool.pending:
+            self.spooling.bring_in()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    one = Bench(tmp_path)
+    yield one
+    one.store.go_on.set()
+
+
+def test_a_store_that_answers_is_all_there_is(bench: Bench) -> None:
+    assert bench.lane.put(["a", "b"]) == [True, True]
+    assert bench.lane.put(["b", "c"]) == [False, True]
+    assert not bench.spool.pending and not bench.reach.away
+
+
+def test_what_a_store_that_is_away_does_not_take_waits_and_comes_in_first(bench: Bench) -> None:
+    bench.store.error = Unavailable("away")
+    assert bench.lane.put(["a", "b"]) == [True, True]
+    assert bench.reach.away and bench.spool.state().entries == 2
+    bench.store.error = None
+    assert bench.lane.put(["c"]) == [True], "behind what waits, though the store is back"
+    assert bench.store.kept == []
+    bench.bring_all_in()
+    assert bench.store.kept == ["a", "b", "c"]
+    assert not bench.reach.away
+    assert bench.lane.put(["c", "d"]) == [False, True], "and now the store itself is asked again"
+
+
+def test_a_store_that_hangs_keeps_nobody_waiting(bench: Bench) -> None:
+    bench.store.hangs.set()
+    assert bench.lane.put(["a"]) == [True]
+    assert bench.reach.away
+    assert bench.lane.put(["b"]) == [True]
+    bench.spooling.start()
+    bench.store.hangs.clear()
+    bench.store.go_on.set()
+    wait_until(lambda: bench.store.kept == ["a", "b"], 30, what="both are stored, a once")
+    wait_until(lambda: not bench.spool.pending, 30)
+    bench.spooling.stop()
+
+
+def test_a_full_spool_refuses_all_of_a_call_and_says_how_many(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, limit=60)
+    bench.store.error = Unavailable("away")
+    assert bench.lane.put(["a" * 20]) == [True]
+    with pytest.raises(NoRoom, match="full") as told:
+        bench.lane.put(["b" * 20, "c" * 20])
+    assert (told.value.entries, bench.spool.state().entries) == (2, 1)
+
+
+def test_a_database_without_room_is_no_database_that_is_away(bench: Bench) -> None:
+    bench.store.error = DiskFull("the disk of the database is full")
+    assert bench.lane.put(["a"]) == [True]
+    assert bench.reach.disk_full and not bench.reach.away
+    assert bench.spooling.bring_in() > 0
+    assert bench.spool.pending
+    bench.store.error = None
+    bench.bring_all_in()
+    assert bench.store.kept == ["a"] and not bench.reach.disk_full
+
+
+def test_one_that_the_store_refuses_keeps_no_other(bench: Bench) -> None:
+    bench.store.error = Unavailable("away")
+    bench.lane.put(["a", "poison", "b"])
+    bench.store.error = None
+    bench.bring_all_in()
+    assert bench.store.kept == ["a", "b"]
+    bench.losses.flush()
+    assert [(one.source, one.reason, one.count) for one in bench.book.told] == [
+        ("spool/words", LossReason.rejected, 1)
+    ]
+
+
+def test_a_record_that_this_version_cannot_read_keeps_no_other(bench: Bench) -> None:
+    bench.store.error = Unavailable("away")
+    bench.lane.put(["a"])
+    bench.lane.decode = lambda body: body.decode("ascii")
+    bench.lane.put(["ä", "b"])
+    bench.store.error = None
+    bench.bring_all_in()
+    assert bench.store.kept == ["a", "b"]
+
+
+def test_what_is_left_at_the_end_is_there_for_the_next(tmp_path: Path) -> None:
+    first = Bench(tmp_path)
+    first.store.error = Unavailable("away")
+    first.spooling.start()
+    first.lane.put(["a", "b"])
+    first.spooling.stop()
+    second = Bench(tmp_path)
+    second.lane.put(["c"])
+    second.bring_all_in()
+    assert second.store.kept == ["a", "b", "c"]
+
+
+# --- what is spooled -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def api(fresh_database: sa.Engine) -> Iterator[Api]:
+    one = Api(fresh_database)
+    yield one
+    one.close()
+
+
+def observation(number: int, at: datetime) -> Observation:
+    return Observation(
+        digest=f"{number:064x}",
+        kind=ObservationKind.xid,
+        component=Component(cluster=CLUSTER, node="gpu0001", pci="0000:9b:00"),
+        event_at=at,
+        arrived_at=at,
+        code=79,
+        text="a text with ä, \u2028 and \x00",
+        line="NVRM: Xid",
+        data={"pid": 4711, "name": "python"},
+    )
+
+
+def test_events_come_back_as_they_went(api: Api, bench: Bench) -> None:
+    lane = events_lane(bench.spooling, api.services)
+    at = datetime.now(UTC) - timedelta(minutes=9)
+    told = [Arrival(observation(number, at), (f"{number + 100:064x}",)) for number in range(3)]
+    bench.reach.failed("away")
+    assert lane.put(told) == [True] * 3
+    assert lane.put(told[:1]) == [True], "whether it is a duplicate shows later"
+    bench.bring_all_in()
+    with api.engine.connect() as conn:
+        rows = conn.execute(sa.text("SELECT encode(digest, 'hex'), arrived_at FROM inbox ORDER BY id")).all()
+    assert [tuple(row) for row in rows] == [(one.observation.digest, at) for one in told]
+    assert lane.decode(msgspec_of(told[0])) == told[0]
+
+
+def msgspec_of(arrival: Arrival) -> bytes:
+
+    return msgspec.json.encode(arrival)
+
+
+def test_step_times_come_back_as_they_went_and_late_ones_are_counted(api: Api, bench: Bench) -> None:
+    lane = steps_lane(bench.spooling, api.services, bench.losses)
+    sample = {"step": 5, "rank": 1, "step_s": 1.5, "node": "gpu0001"}
+    body = msgspec.json.encode({"job": "4711", "restart": 2, "samples": [sample]})
+    now = datetime.now(UTC)
+    old = now - timedelta(minutes=16)
+    bench.reach.failed("away")
+    for arrived in (now, old):
+        lane.put(step_batches(body, lambda *_: True, arrived, cluster=CLUSTER).batches)
+    bench.bring_all_in()
+    reader = api.samples
+    _, batches = reader.new()
+    assert [(one.job, one.restart, one.arrived_at) for one in batches] == [("4711", 2, now)]
+    assert batches[0].step_s.tolist() == [1.5] and batches[0].nodes == ("gpu0001",)
+    bench.losses.flush()
+    assert [(one.source, one.reason, one.count) for one in bench.book.told] == [
+        ("step-times", LossReason.late, 1)
+    ]

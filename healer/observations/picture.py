@@ -36,6 +36,11 @@ COUNTED_KEPT = 100_000
 CHECKS_KEPT = 64
 
 
+def late_by(seen: Observation) -> timedelta:
+    """Arrival less what the sender told of the time; exactly none: it told no time."""
+    return seen.arrived_at - seen.event_at - timedelta(seconds=seen.data.get("ahead_s", 0.0))
+
+
 @dataclass
 class NodePicture:
     """What is known of one node. `cleared_at`: a resume, reset or repair; older lines are history.
@@ -90,8 +95,10 @@ class NodePicture:
             return True
         if seen.boot_id is None:
             # Heartbeats know by how much the host's clock is off: a line is as old as it is by ours.
-            off = min(self.beats_late) if len(self.beats_late) >= BEATS_FOR_CADENCE else timedelta(0)
-            return seen.arrived_at - seen.event_at - off > UNKNOWN_BOOT_MAX_AGE
+            late = late_by(seen)
+            if late and len(self.beats_late) >= BEATS_FOR_CADENCE:
+                late -= min(self.beats_late)
+            return late > UNKNOWN_BOOT_MAX_AGE
         if self.boot_id is None or seen.boot_id == self.boot_id:
             return False
         if seen.boot_id in self.old_boots:
@@ -104,7 +111,7 @@ class NodePicture:
         """A signal that tells its own time tells of its host's clock."""
         if (seen.boot_id or self.boot_id) != self.boot_id:
             return
-        late = seen.arrived_at - seen.event_at - timedelta(seconds=seen.data.get("ahead_s", 0.0))
+        late = late_by(seen)
         if seen.kind is ObservationKind.heartbeat:
             if late:  # exactly none: it told no time, and was given that of its arrival
                 self.beats_late.append(late)

@@ -277,7 +277,7 @@ def normal_boot_id(text: str | None) -> str | None:
 
 
 def event_time(text: str | None, now: datetime) -> datetime | None:
-    """The time that an entry tells, in UTC, as far as it is believed; None when it tells none. Raises BadEntry.
+    """The time that an entry tells, in UTC, as far as it is believed; None: it tells none. Raises BadEntry.
 
     A clock that is hours ahead is one that was set to local time, or never set: its node's words are as true
     as any other's, and count as of their arrival.
@@ -304,6 +304,9 @@ def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observ
         arrived_at=now,
     )
     data = dict(line.data)
+    at = believed(told, now) if told else now
+    if told and at != told:
+        data["ahead_s"] = (told - now).total_seconds()
     if entry.job is not None:
         data["job"] = str(entry.job)
     observation = Observation(
@@ -312,7 +315,7 @@ def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observ
         component=Component(
             cluster=taken.cluster, node=taken.node, pci=line.pci, link=line.link, switch=line.switch
         ),
-        event_at=believed(told, now) if told else now,
+        event_at=at,
         arrived_at=now,
         boot_id=taken.boot_id,
         code=line.code,

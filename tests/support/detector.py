@@ -1,0 +1,52 @@
+"""One database, a simulated Slurm, and as many detectors after each other as a test starts."""
+
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.model import Incident, Mode
+from healer.processes.detector import Detector
+from healer.sim.clock import SimClock
+from healer.sim.slurm_core import SimScheduler
+from tests.support.loop import CLUSTER, START, rules_in
+
+
+class Place:
+    """Time moves only when a test says so."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.clock = SimClock(START)
+        self.slurm = SimScheduler(CLUSTER, self.clock, 10)
+        self.inbox = PostgresInbox(engine, CLUSTER)
+        self.snapshots = PostgresSnapshots(engine)
+        self.ledger = PostgresLedger(
+            engine, CLUSTER, snapshots=self.snapshots, clock=self.clock, has_sink=False
+        )
+        self.poked: list[str] = []
+        self.waited: list[float] = []
+        self.poll()
+
+    def poll(self) -> None:
+        self.snapshots.put(self.slurm.snapshot())
+
+    def detector(self, cleared: list[tuple[str, datetime]] | None = None) -> Detector:
+        rules = rules_in(Mode.auto, settle_s=0.0)
+        return Detector(
+            cluster=CLUSTER,
+            ledger=self.ledger,
+            inbox=self.inbox,
+            snapshots=self.snapshots,
+            rules=lambda: rules,
+            clock=self.clock,
+            wait=self.waited.append,
+            poke=self.poked.extend,
+            cleared=cleared or [],
+        )
+
+    def incidents(self) -> list[Incident]:
+        with self.ledger.transaction() as tx:
+            return [one for one in tx.open_incidents() if one.is_open]

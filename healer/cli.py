@@ -25,6 +25,7 @@ COMMANDS = (
     "runs",
     "reconcile",
     "rules",
+    "topology",
     "model",
     "replay",
     "simulate",

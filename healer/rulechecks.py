@@ -12,10 +12,12 @@ from healer.model import (
     REMOVING_VERBS,
     GuardSettings,
     Maintenance,
+    Peer,
     Place,
     Playbook,
     Sense,
     Step,
+    Switch,
     Topology,
     Verb,
     WatchSettings,
@@ -51,6 +53,7 @@ _INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     Verb.restart_service: {"service": (str, True)},
 }
 _WANTED: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
+_GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 
 
@@ -219,12 +222,43 @@ def read_topology(source: Source | None) -> Topology:
     """Places by node name, hostlists expanded; PCI addresses in our form."""
     if source is None:
         return Topology()
-    data = source.mapping((), source.data, "a mapping with places and gpu_pci")
+    fields = ("places", "gpu_pci", "switches", "links")
+    data = source.mapping((), source.data, f"a mapping with {', '.join(fields)}")
     for key in data:
-        if key not in ("places", "gpu_pci"):
-            hint = did_you_mean(str(key), ("places", "gpu_pci"))
+        if key not in fields:
+            hint = did_you_mean(str(key), fields)
             source.problem((key,), f"unknown field {key}", hint)
-    return Topology(places=_places(source, data.get("places")), gpu_pci=_gpu_pci(source, data.get("gpu_pci")))
+    return Topology(
+        places=_places(source, data.get("places")),
+        gpu_pci=_gpu_pci(source, data.get("gpu_pci")),
+        switches=_switches(source, data.get("switches")),
+        links=_links(source, data.get("links")),
+    )
+
+
+def _switches(source: Source, data: Any) -> dict[str, Switch]:
+    found: dict[str, Switch] = {}
+    for name, fields in source.mapping(("switches",), data, "switches by name").items():
+        one = source.convert(("switches", name), fields or {}, Switch)
+        if one is not None:
+            found[str(name)] = one
+            if one.guid and not _GUID.fullmatch(one.guid):
+                source.problem(("switches", name, "guid"), f"guid: {one.guid!r} is not 0x and 16 hex digits")
+    return found
+
+
+def _links(source: Source, data: Any) -> dict[str, dict[str, Peer]]:
+    """`gpu0001/mlx5_0`: what the cable leads to, and the port there (which may hold a `/` itself)."""
+    found: dict[str, dict[str, Peer]] = {}
+    for name, ports in source.mapping(("links",), data, "ports by switch").items():
+        own = found[str(name)] = {}
+        for port, peer in source.mapping(("links", name), ports, "peers by port").items():
+            if not isinstance(peer, str) or not peer.partition("/")[0]:
+                text = f"{name} {port}: expected what it leads to"
+                source.problem(("links", name, port), text, "such as gpu0001/mlx5_0")
+                continue
+            own[str(port)] = Peer(*peer.partition("/")[::2])
+    return found
 
 
 def _places(source: Source, data: Any) -> dict[str, Place]:

@@ -38,6 +38,7 @@ from healer.model import (
 from healer.rulechecks import check_guards, check_playbook, read_topology, read_watches
 from healer.rulefiles import Problem, Source, did_you_mean
 from healer.scraperules import read_scrape
+from healer.topology_found import FOUND, by_hand_first
 
 __all__ = ["Problem", "RulesInvalid", "load"]
 
@@ -102,8 +103,8 @@ def load(
     known = _known_faults(xids, sxids, asks)
     rules = _rules(folder, known, playbooks)
     guards, clusters, partitions = _guards(folder, dict(overrides or {}))
-    source = folder.source("topology.yaml", required=False)
-    topology = read_topology(source)
+    hand, found = (folder.source(name, required=False) for name in ("topology.yaml", FOUND))
+    topology = by_hand_first(read_topology(hand), read_topology(found))
     watches = read_watches(folder.source("watches.yaml", required=False))
     catalogue = read_catalogue(*_signals(folder))
     scrape = read_scrape(folder.source("scrape.yaml", required=False), catalogue, rules_dir)

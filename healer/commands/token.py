@@ -83,7 +83,18 @@ def list_tokens(json: bool = AS_JSON) -> None:
             [{k: v.isoformat() if isinstance(v, datetime) else v for k, v in row.items()} for row in found]
         )
         return
-    columns = ("id", "role", "name", "node", "job", "cluster", "quota", "created_at", "expires_at", "revoked_at")
+    columns = (
+        "id",
+        "role",
+        "name",
+        "node",
+        "job",
+        "cluster",
+        "quota",
+        "created_at",
+        "expires_at",
+        "revoked_at",
+    )
     print_table(columns, [[row[column] for column in columns] for row in found])
 
 

@@ -1,0 +1,87 @@
+"""`healer topology import`: shows first, writes on --yes, changes nothing a second time."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from healer.cli import build
+from healer.commands import Failed
+from healer.ruleset import load
+from tests.unit.topology.samples import IB, LLDP_LINES, LLDP_ONE
+
+SHIPPED = Path(__file__).parents[3] / "rules"
+HAND = '# ours\nplaces:\n  "gpu[0001-0002]": {rack: r01}\n'
+SLURM = "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=gpu[0001-0003]\n"
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    folder = Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+    (folder / "topology.yaml").write_text(HAND, encoding="utf-8")
+    return folder
+
+
+def run(rules: Path, *words: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(build(), ["topology", "import", *words, "--rules", str(rules)], input=text)
+
+
+def test_it_shows_then_writes_then_changes_nothing(rules: Path, tmp_path: Path) -> None:
+    source = tmp_path / "ib.txt"
+    source.write_text(IB, encoding="utf-8")
+    shown = run(rules, "--ibnetdiscover", str(source))
+    assert shown.exit_code == 0, shown.output
+    assert "read: 3 switches, 4 cables to 2 nodes" in shown.output
+    assert "+ node gpu0001: leaf leaf1" in shown.output
+    assert "nothing is written" in shown.output
+    assert not (rules / "topology-found.yaml").exists()
+    written = run(rules, "--ibnetdiscover", "-", "--yes", text=IB)
+    assert "written: " in written.output
+    loaded = load(rules, prove=False)
+    assert loaded.topology.place("pod1", "gpu0001").rack == "r01"
+    assert loaded.topology.place("pod1", "gpu0001").switch == "leaf1"
+    assert loaded.topology.behind("leaf2", "1") == ("gpu0001",)
+    first = (rules / "topology-found.yaml").read_bytes()
+    again = run(rules, "--ibnetdiscover", str(source), "--yes")
+    assert "nothing changes" in again.output
+    assert (rules / "topology-found.yaml").read_bytes() == first
+    assert (rules / "topology.yaml").read_text() == HAND
+
+
+def test_one_fabric_after_the_other(rules: Path) -> None:
+    run(rules, "--ibnetdiscover", "-", "--yes", text=IB)
+    merged = run(rules, "--lldp", "-", "--merge", "--yes", text=LLDP_LINES)
+    assert "+ cable tor1 Ethernet1/1: gpu0001 eth0" in merged.output
+    links = load(rules, prove=False).topology.links
+    assert {"leaf1", "leaf2", "tor1"} <= set(links)
+    alone = run(rules, "--lldp", "-", "--yes", "--host", "gpu0001", text=LLDP_ONE)
+    assert "- switch leaf1" in alone.output
+    assert set(load(rules, prove=False).topology.links) == {"tor1"}
+
+
+def test_slurm_is_compared(rules: Path, tmp_path: Path) -> None:
+    (tmp_path / "slurm.txt").write_text(SLURM, encoding="utf-8")
+    told = run(rules, "--ibnetdiscover", "-", "--slurm", str(tmp_path / "slurm.txt"), text=IB)
+    assert "gpu0003: in Slurm's tree, and no cable was found" in told.output
+    (tmp_path / "slurm.txt").write_text("No topology information available\n", encoding="utf-8")
+    told = run(rules, "--ibnetdiscover", "-", "--slurm", str(tmp_path / "slurm.txt"), text=IB)
+    assert "Slurm has no tree of switches to compare with" in told.output
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "why"),
+    [
+        ((), "", "give one of --ibnetdiscover and --lldp"),
+        (("--ibnetdiscover", "-"), "nonsense", "no switch in it"),
+        (("--lldp", "-"), LLDP_ONE, "give --host"),
+        (("--lldp", "/nowhere/at/all"), "", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_told_and_changes_nothing(
+    rules: Path, words: tuple[str, ...], text: str, why: str
+) -> None:
+    result = run(rules, *words, "--yes", text=text)
+    assert isinstance(result.exception, Failed)
+    assert why in str(result.exception)
+    assert not (rules / "topology-found.yaml").exists()

@@ -1,0 +1,283 @@
+"""Cables of ibnetdiscover and LLDP -> places, switches and links; what is written can be read again."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healer import topology_found, topology_ib, topology_lldp
+from healer.model import Peer, Place, Switch, Topology
+from healer.rulechecks import read_topology
+from healer.rulefiles import Problem, Source
+from healer.topology_found import (
+    Cable,
+    Found,
+    Unreadable,
+    as_yaml,
+    beside_slurm,
+    by_hand_first,
+    changes,
+    merged,
+    topology_of,
+)
+from healer.topology_ib import read_ibnetdiscover
+from healer.topology_lldp import read_lldp
+from tests.unit.topology.samples import IB, LLDP_LINES, LLDP_MANY, LLDP_ONE, SPINE
+
+
+def read_again(text: str, folder: Path) -> Topology:
+    (folder / "topology-found.yaml").write_text(text, encoding="utf-8")
+    problems: list[Problem] = []
+    found = read_topology(Source(folder / "topology-found.yaml", "topology-found.yaml", problems))
+    assert problems == []
+    return found
+
+
+# --- ibnetdiscover ---
+
+
+def test_ibnetdiscover() -> None:
+    found = read_ibnetdiscover(IB)
+    assert found.cables == (
+        Cable("leaf1", "1", "gpu0001", "HCA-1", False),
+        Cable("leaf1", "2", "gpu0002", "mlx5_0", False),
+        Cable("leaf1", "40", SPINE, "1", True),
+        Cable("leaf2", "1", "gpu0001", "HCA-2", False),
+        Cable("leaf2", "2", "gpu0002", "mlx5_10", False),
+        Cable("leaf2", "40", SPINE, "2", True),
+        Cable(SPINE, "1", "leaf1", "40", True),
+        Cable(SPINE, "2", "leaf2", "40", True),
+    )
+    assert found.guids == {"leaf1": "0xb8cef60300112200", "leaf2": "0xb8cef60300112300", SPINE: SPINE}
+    assert list(found.skipped.values()) == [1]
+
+
+def test_chips_of_one_chassis_and_switches_of_one_name() -> None:
+    head = 'Switch\t36 "S-{0:016x}"\t\t# "{1}" enhanced port 0 lid 1 lmc 0\n'
+    chips = [head.format(1, "MF0;dir1:CS7500/L01/U1"), head.format(2, "MF0;dir1:CS7500/L02/U1")]
+    assert set(read_ibnetdiscover("".join(chips)).guids) == {"dir1-L01-U1", "dir1-L02-U1"}
+    same = [head.format(1, "leaf"), head.format(2, "leaf"), head.format(3, "other")]
+    assert set(read_ibnetdiscover("".join(same)).guids) == {f"0x{1:016x}", f"0x{2:016x}", "other"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no switch in it"),
+        ("hello\nworld\n", "no switch in it"),
+        ('[1]\t"H-01"[1]\n', "line 1: a port before any switch"),
+        ("x" * 20_000, "line 1: more than 16384 characters"),
+    ],
+)
+def test_what_is_no_ibnetdiscover(text: str, why: str) -> None:
+    with pytest.raises(Unreadable, match=why):
+        read_ibnetdiscover(text)
+
+
+def test_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology_ib, "CABLES_MAX", 3)
+    with pytest.raises(Unreadable, match="more than 3 cables"):
+        read_ibnetdiscover(IB)
+    monkeypatch.setattr(topology_lldp, "CABLES_MAX", 1)
+    with pytest.raises(Unreadable, match="more than 1 cables"):
+        read_lldp(LLDP_LINES)
+    for module, read in ((topology_ib, read_ibnetdiscover), (topology_lldp, read_lldp)):
+        monkeypatch.setattr(module, "BYTES_MAX", 10)
+        with pytest.raises(Unreadable, match="more than"):
+            read(IB)
+
+
+def _pieces(text: str) -> st.SearchStrategy[str]:
+    """The text with some of its lines left out, cut, doubled or replaced."""
+    lines = text.splitlines()
+    line = st.one_of(
+        st.sampled_from(lines), st.sampled_from(lines).map(lambda one: one[:-7]), st.text(max_size=60)
+    )
+    return st.lists(line, max_size=40).map("\n".join)
+
+
+@given(st.one_of(_pieces(IB), st.text()))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        found = read_ibnetdiscover(text)
+    except Unreadable:
+        return
+    again = topology_of(found)
+    assert again == topology_of(found)
+    assert sum(map(len, again.links.values())) <= len(found.cables)
+
+
+_json = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.sampled_from(["eth0", "tor1"])
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                [
+                    "lldp",
+                    "interface",
+                    "chassis",
+                    "port",
+                    "id",
+                    "name",
+                    "value",
+                    "type",
+                    "descr",
+                    "host",
+                    "eth0",
+                ]
+            ),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.one_of(_json.map(lambda one: topology_lldp.msgspec.json.encode({"lldp": one}).decode()), st.text()))
+def test_any_lldp_is_read_or_refused(text: str) -> None:
+    try:
+        found = read_lldp(text, "gpu0001")
+    except Unreadable:
+        return
+    as_yaml(topology_of(found))
+
+
+# --- LLDP ---
+
+
+def test_lldp_of_one_interface_of_several_and_of_many_hosts() -> None:
+    assert read_lldp(LLDP_ONE, "gpu0001").cables == (
+        Cable("tor1", "Ethernet1/1", "gpu0001", "ens1f0np0", False),
+    )
+    many = read_lldp(LLDP_MANY, "gpu0001")
+    assert many.cables == (
+        Cable("tor1", "Ethernet1/1", "gpu0001", "ens1f0np0", False),
+        Cable("tor2", "49", "gpu0001", "ens1f1np1", False),
+    )
+    assert sum(many.skipped.values()) == 2
+    assert read_lldp(LLDP_LINES).cables == (
+        Cable("tor1", "Ethernet1/1", "gpu0001", "eth0", False),
+        Cable("tor1", "Ethernet1/2", "gpu0002", "eth0", False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (LLDP_ONE, "does not say whose it is"),
+        ("{}", "does not say whose it is"),
+        ('{"host": "a"}', "no `lldp` in it"),
+        ("{", "not JSON"),
+        ('{"host": "a", "lldp": {}}\nx\n', "line 2: not JSON"),
+        ('{"host": 1, "lldp": {}}', "does not say whose it is"),
+    ],
+)
+def test_what_is_no_lldp(text: str, why: str) -> None:
+    with pytest.raises(Unreadable, match=why):
+        read_lldp(text)
+
+
+# --- what follows from cables ---
+
+
+def test_levels_and_the_leaf_of_the_first_rail() -> None:
+    topology = topology_of(read_ibnetdiscover(IB))
+    assert topology.places == {"gpu0001": Place(switch="leaf1"), "gpu0002": Place(switch="leaf1")}
+    assert topology.switches == {
+        SPINE: Switch(guid=SPINE),
+        "leaf1": Switch(guid="0xb8cef60300112200", above=(SPINE,)),
+        "leaf2": Switch(guid="0xb8cef60300112300", above=(SPINE,)),
+    }
+    assert topology.behind("leaf2", "1") == ("gpu0001",)
+    assert topology.behind("leaf2.pod1.example", "2") == ("gpu0002",)
+    assert topology.behind("0xb8cef60300112300") == ("gpu0001", "gpu0002")
+    assert topology.behind("leaf2", "40") == ()
+    assert topology.behind("leaf9", "1") == ()
+
+
+def test_mlx5_10_is_not_before_mlx5_2() -> None:
+    cables = [Cable(f"leaf{number}", "1", "n1", f"mlx5_{number}", False) for number in (10, 2)]
+    assert topology_of(Found(cables=tuple(cables))).places == {"n1": Place(switch="leaf2")}
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    topology = topology_of(read_ibnetdiscover(IB))
+    text = as_yaml(topology)
+    again = read_again(text, tmp_path)
+    assert again == topology
+    assert as_yaml(again) == text
+    assert changes(topology, again) == []
+
+
+def test_ports_with_a_slash_are_read_again(tmp_path: Path) -> None:
+    cables = (Cable("tor1", "Ethernet1/1", "spine1", "Ethernet3/1", True),)
+    topology = topology_of(Found(cables=cables))
+    assert read_again(as_yaml(topology), tmp_path).links == {
+        "tor1": {"Ethernet1/1": Peer("spine1", "Ethernet3/1")}
+    }
+
+
+def test_merging_keeps_what_the_new_input_does_not_speak_of() -> None:
+    fabric, lldp = topology_of(read_ibnetdiscover(IB)), topology_of(read_lldp(LLDP_LINES))
+    both = merged(fabric, lldp)
+    assert set(both.links) == {"leaf1", "leaf2", SPINE, "tor1"}
+    assert both.places["gpu0001"] == Place(switch="tor1"), "the newest word on a node's leaf"
+    assert merged(both, lldp) == both
+
+
+def test_what_a_site_wrote_wins() -> None:
+    hand = Topology(
+        places={"gpu0001": Place(rack="r1", switch="mine"), "gpu0009": Place(pod="p")},
+        links={"leaf1": {"1": Peer("gpu0042")}},
+        gpu_pci={"h100": ("0000:18:00",)},
+    )
+    both = by_hand_first(hand, topology_of(read_ibnetdiscover(IB)))
+    assert both.places["gpu0001"] == Place(rack="r1", switch="mine")
+    assert both.places["gpu0002"] == Place(switch="leaf1")
+    assert both.places["gpu0009"] == Place(pod="p")
+    assert both.links["leaf1"]["1"] == Peer("gpu0042")
+    assert both.links["leaf1"]["2"] == Peer("gpu0002", "mlx5_0")
+    assert both.gpu_pci == hand.gpu_pci
+
+
+def test_changes_are_told_and_long_lists_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = topology_of(read_lldp(LLDP_LINES)), topology_of(read_ibnetdiscover(IB))
+    told = changes(before, after)
+    assert "~ node gpu0001: leaf tor1 -> leaf leaf1" in told
+    assert "- cable tor1 Ethernet1/2: gpu0002 eth0" in told
+    assert "+ cable leaf1 40: 0xb8cef60300112400 1" in told
+    monkeypatch.setattr(topology_found, "_SHOWN", 1)
+    assert "  and 9 more of these" in changes(before, after)
+
+
+def test_where_slurm_says_something_else() -> None:
+    topology = topology_of(read_ibnetdiscover(IB))
+    assert beside_slurm(topology, {"gpu0001": ("leaf2", "top"), "gpu0002": ("leaf1",)}) == []
+    assert beside_slurm(topology, {"gpu0001": ("leaf7",), "gpu0003": ("leaf1",)}) == [
+        "gpu0001: cables lead to leaf1, leaf2, Slurm says leaf7",
+        "gpu0002: cables were found, Slurm's tree has no such node",
+        "gpu0003: in Slurm's tree, and no cable was found",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("switches: {a: {guid: abc}}", "topology.yaml:1: guid: 'abc' is not 0x and 16 hex digits"),
+        ("switches: {a: {gud: 1}}", "unknown field gud"),
+        ("links: {a: {1: 5}}", "a 1: expected what it leads to"),
+        ("links: {a: {1: /x}}", "a 1: expected what it leads to"),
+        ("link: {}", "unknown field link"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "topology.yaml").write_text(text, encoding="utf-8")
+    problems: list[Problem] = []
+    read_topology(Source(tmp_path / "topology.yaml", "topology.yaml", problems))
+    assert len(problems) == 1
+    assert why in str(problems[0])

@@ -1,7 +1,7 @@
 """The REST API as one ASGI application. `healer.bootstrap` makes the Services and runs it."""
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -32,6 +32,8 @@ from healer.api.senders import Senders
 from healer.api.services import Caller, Services, Unavailable
 from healer.api.signals import SignalRoutes
 from healer.api.spooling import Spooling, events_lane, steps_lane
+
+log = logging.getLogger("healer.api")
 
 PREFIX = "/api/v1"
 #: Threads for the synchronous routes; the engine's pool has room for two connections each.
@@ -188,5 +190,9 @@ async def _write_counts(*counts: Tally | Losses | Senders) -> None:
 async def _flush(*counts: Tally | Losses | Senders) -> None:
     for one in counts:
         # What could not be written is kept, and written the next time.
-        with contextlib.suppress(Unavailable):
+        try:
             await run_in_threadpool(one.flush)
+        except Unavailable:
+            pass
+        except Exception:
+            log.exception("a count cannot be written")  # it must not keep the others from being written

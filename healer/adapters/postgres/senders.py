@@ -27,7 +27,7 @@ class PostgresSenders:
         arrays = [
             sa.cast([getattr(one, column.name) for one in rows], ARRAY(column.type)) for column in columns
         ]
-        fresh = sa.func.unnest(*arrays).table_valued(*(column.name for column in columns))
+        fresh = sa.func.unnest(*arrays).table_valued(*(column.name for column in columns)).render_derived()
         statement = insert(senders).from_select([one.name for one in columns], sa.select(*fresh.c))
         new = statement.excluded
         once = statement.on_conflict_do_update(

@@ -55,6 +55,8 @@ _INVENTORIES = 20_000
 _TEXT = frozenset({"text/plain", "application/openmetrics-text"})
 _XML = frozenset({"text/xml", "application/xml", "text/plain"})
 _PROTOBUF = frozenset({"application/x-protobuf"})
+#: Prometheus packs as snappy alone; vmagent as zstd where it may.
+_WRITE_PACKINGS = ("snappy", "zstd", "gzip")
 
 _COUNTERS = {
     route: {
@@ -124,10 +126,12 @@ class MeasuringRoutes:
             raise Problem(
                 415, "remote_write 2.0 is not spoken here: send 1.0 (prometheus.WriteRequest, the default)"
             )
-        if encoding_of(request) != "snappy":
-            raise Problem(415, "remote_write needs Content-Encoding: snappy")
+        packing = encoding_of(request)
+        if packing not in _WRITE_PACKINGS:
+            raise Problem(415, f"remote_write needs Content-Encoding: {', '.join(_WRITE_PACKINGS)}")
         cluster = await self._cluster(request, caller)
-        raw = await raw_body(request)
+        snappy = packing == "snappy"
+        raw = await (raw_body(request) if snappy else read_body(request, unpacked_limit=UNPACKED_LIMIT))
         now = self._services.clock.now()
         try:
             await self._measured(
@@ -135,7 +139,7 @@ class MeasuringRoutes:
                 request,
                 caller,
                 len(raw),
-                lambda: self.translator(cluster).remote_write(raw, known, now),
+                lambda: self.translator(cluster).remote_write(raw, known, now, packed=snappy),
             )
         except BadBody as error:
             raise Problem(400, str(error)) from None

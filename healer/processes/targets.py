@@ -40,7 +40,7 @@ class NoNode(ValueError):
 def node_of(target: Target, cluster: str, known: Known) -> str | None:
     """Whose the target's samples are; None where their own labels say it. Raises NoNode.
 
-    A full host name that is no node counts up to its first dot.
+    A full host name that is no node counts up to its first dot; a label may end with a port.
     """
     rule = target.job.node
     if rule == SERIES:
@@ -48,7 +48,8 @@ def node_of(target: Target, cluster: str, known: Known) -> str | None:
     name = target.host if rule == HOST else target.labels.get(rule, "")
     if not name:
         raise NoNode(f"the target has no label {rule} that names its node")
-    for one in (name, name.partition(".")[0]):
+    plain = name if rule == HOST else name.partition(":")[0]
+    for one in (name, plain, plain.partition(".")[0]):
         if one and known(cluster, one):
             return one
     raise NoNode(f"{cluster} has no node {name[:100]}: name it by a label, and that label by `node`")

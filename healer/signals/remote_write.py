@@ -61,9 +61,9 @@ class RemoteWrite:
         self._slots: Slots[bytes] = Slots(placer, whole=False)
         self._order = Order()
 
-    def take(self, raw: bytes, known: Known, now: datetime) -> Measured:
-        """Raises BadBody."""
-        data = unpacked(raw)
+    def take(self, raw: bytes, known: Known, now: datetime, *, packed: bool = True) -> Measured:
+        """Raises BadBody. `packed`: in snappy; else it is the message itself."""
+        data = unpacked(raw) if packed else raw
         slots = self._slots
         slots.forget(now)
         out = Measured()

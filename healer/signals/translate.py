@@ -45,9 +45,9 @@ class Translator:
         """`POST /signals/openmetrics`; without `node` the labels of each series name it."""
         return self._told(self._exposition.take(raw, known, now, node=node))
 
-    def remote_write(self, raw: bytes, known: Known, now: datetime) -> Measured:
-        """`POST /signals/prometheus/write`: snappy over protobuf, 1.0."""
-        return self._told(self._remote_write.take(raw, known, now))
+    def remote_write(self, raw: bytes, known: Known, now: datetime, *, packed: bool = True) -> Measured:
+        """`POST /signals/prometheus/write`: protobuf, 1.0; `packed`: in snappy."""
+        return self._told(self._remote_write.take(raw, known, now, packed=packed))
 
     def queried(self, raw: bytes, known: Known, now: datetime, *, signal: str = "") -> Measured:
         """An answer of a Prometheus-compatible server; with `signal` all its series are of that one."""

@@ -142,12 +142,27 @@ def test_remote_write_is_stored_before_204(served: Served) -> None:
     assert values(api) == {("gpu0001", temperature(0)): 61, ("gpu0002", Column("load1")): 0}
 
 
+@pytest.mark.parametrize("packing", ["zstd", "gzip"])
+def test_remote_write_may_be_packed_as_vmagent_does(served: Served, packing: str) -> None:
+    api, client = served
+    body = written(({"__name__": "node_load1", "instance": "gpu0001:9100"}, 2.5))
+    message = bytes(cramjam.snappy.decompress_raw(body))
+    packed = gzip.compress(message) if packing == "gzip" else bytes(cramjam.zstd.compress(message))
+    headers = {**api.headers("signals"), **PROMETHEUS, "Content-Encoding": packing}
+    answer = client.post(WRITE, content=packed, headers=headers)
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert values(api) == {("gpu0001", Column("load1")): 2.5}
+
+
 @pytest.mark.parametrize(
     ("content", "changed", "status"),
     [
         (b"no snappy", {}, 400),
         (bytes(cramjam.snappy.compress_raw(b"\xff\xff\xff")), {}, 400),
-        (b"", {"Content-Encoding": "gzip"}, 415),
+        (b"", {"Content-Encoding": "br"}, 415),
+        (b"no zstd", {"Content-Encoding": "zstd"}, 400),
+        (bytes(cramjam.zstd.compress(bytes(70 * 2**20))), {"Content-Encoding": "zstd"}, 413),
+        (bytes(cramjam.zstd.compress(b"\xff\xff\xff")), {"Content-Encoding": "zstd"}, 400),
         (b"", {"Content-Encoding": "identity"}, 415),
         (b"", {"Content-Type": "application/json"}, 415),
         (b"", {"Content-Type": "application/x-protobuf;proto=io.prometheus.write.v2.Request"}, 415),

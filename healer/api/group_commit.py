@@ -42,6 +42,11 @@ class _Waiter(Generic[T, R]):
     future: "asyncio.Future[Sequence[R]]"
 
 
+def _too_late(future: "asyncio.Future[Any]") -> None:
+    if not future.done():
+        future.set_exception(Unavailable("the database does not answer"))
+
+
 class GroupCommit(Generic[T, R]):
     """Start it inside the event loop; `add` may be called by any number of requests at once.
 
@@ -110,14 +115,17 @@ class GroupCommit(Generic[T, R]):
         bound = self._queue * SHED_SHARE if shed_first else self._queue
         if (self._depth and self._depth + weight > bound) or any(one.pressed for one in self._before):
             raise Busy(1)
-        waiter = _Waiter(items, weight, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiter: _Waiter[T, R] = _Waiter(items, weight, loop.create_future())
         self._waiting.append(waiter)
         self._depth += weight
         self._wake.set()
+        # A timer and a future, and not asyncio.wait_for: this is waited for ten thousand times a second.
+        timer = loop.call_later(self._wait_s, _too_late, waiter.future)
         try:
-            return await asyncio.wait_for(waiter.future, self._wait_s)
-        except TimeoutError:
-            raise Unavailable("the database does not answer") from None
+            return await waiter.future
+        finally:
+            timer.cancel()
 
     async def _run(self) -> None:
         while True:

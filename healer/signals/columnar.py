@@ -23,7 +23,7 @@ from healer.signals.measured import REPORTS_MAX, SAMPLES_MAX, TOO_MANY_MOMENTS, 
 from healer.signals.names import Names, Numbers, Way
 from healer.signals.ports import Ports
 from healer.signals.rejects import BadEntry, Rejects, utc_time
-from healer.signals.values import TOO_OLD, clean, moment, number
+from healer.signals.values import TOO_OLD, clean, doubles, moment, number
 from healer.signals.wire import Gpu, Known, wrong_node
 
 #: Shapes remembered and the memory they take, roughly; then all are forgotten at once.
@@ -94,7 +94,7 @@ class Columnar:
             flat += chain.from_iterable(port.values() for port in body.ports.values())
         if type(body) is Wordy:
             _read_words(flat, layout.signals)
-        values = np.array(flat, np.float64)
+        values = doubles(flat)
         if layout.take is not None:
             values = values[layout.take]
         values = clean(values)

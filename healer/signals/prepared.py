@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
     def report(self, values: NDArray[np.float64], known: Known, now: datetime, out: Measured) -> bool:
         """Adds the report. False, and nothing done, when one of the values is not known, or the node."""
         kept = clean(values[self.order])
-        if np.isnan(kept).any() or not known(*self.where):
+        if np.count_nonzero(np.isnan(kept)) or not known(*self.where):
             return False
         if self.scale is not None:
             kept *= self.scale

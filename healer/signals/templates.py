@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.signals.prepared import Prepared
+from healer.signals.values import doubles
 
 #: What is remembered of one wire form: lines of all templates, and bytes of their texts. 1,250 nodes of 8
 #: GPUs are some 300,000 lines of 190 bytes. Then all are forgotten at once.
@@ -81,7 +82,7 @@ class Template:
         numbers = _read(joined, words)
         if numbers is None:
             return None
-        values = np.array(numbers, np.float64)
+        values = doubles(numbers)
         return values if self._kept is None else values[self._kept]
 
 

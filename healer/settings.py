@@ -66,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     breaker_share: float | None = None
     notify_webhook_url: str | None = None
     ticket_webhook_url: str | None = None
+    events_webhook_url: str | None = None
     webhook_secret: str | None = None
     prometheus_url: str | None = None
     prometheus_token_file: Path | None = None
@@ -338,6 +339,7 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_SETTLE_S": _Known(values_of.number(0, 60)),
     "HEALER_NOTIFY_WEBHOOK_URL": _Known(values_of.web, secret=True),
     "HEALER_TICKET_WEBHOOK_URL": _Known(values_of.web, secret=True),
+    "HEALER_EVENTS_WEBHOOK_URL": _Known(values_of.web, secret=True),
     "HEALER_WEBHOOK_SECRET": _Known(values_of.text, secret=True),
     "HEALER_PROMETHEUS_URL": _Known(values_of.web),
     "HEALER_PROMETHEUS_TOKEN_FILE": _Known(values_of.path),

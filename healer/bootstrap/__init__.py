@@ -331,7 +331,7 @@ def run_scheduler(settings: Settings) -> None:
     from healer.adapters.postgres.audit import Sealer
     from healer.adapters.postgres.retention import tidy
     from healer.adapters.signing import CHECKPOINT_FILE, load_signer
-    from healer.bootstrap.sinks import delivery
+    from healer.bootstrap.sinks import delivery, event_duty
 
     stopped = until_stopped()
     db = engine(settings, name="healer scheduler")
@@ -360,6 +360,7 @@ def run_scheduler(settings: Settings) -> None:
         Duty("seal", SEAL_S, seal),
         Duty("tidy", TIDY_S, forget),
         Duty("deliver", DELIVER_S, delivery(settings, db)),
+        *event_duty(settings, db, cluster),
     ]
     run_duties(duties, stopped)
     sealer.close()

@@ -6,10 +6,13 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from healer.adapters.clock import SystemClock
+from healer.adapters.notify.events import EventSink
 from healer.adapters.notify.webhook import WebhookNotifier
+from healer.adapters.postgres.event_feed import deliver_events
 from healer.adapters.postgres.messages import deliver_due
 from healer.adapters.tickets.webhook import WebhookTickets
 from healer.adapters.webhook import SignedWebhook
+from healer.processes.scheduler import DELIVER_S, Duty
 from healer.settings import Settings, SettingsError
 
 
@@ -25,6 +28,19 @@ def delivery(settings: Settings, db: sa.Engine) -> Callable[[], float | None]:
         deliver_due(db, notifier, tickets, clock=clock, chance=random.random)
 
     return work
+
+
+def event_duty(settings: Settings, db: sa.Engine, cluster: str) -> list[Duty]:
+    """Brings what is recorded to the site's address; no duty where none is set."""
+    webhook = _webhook(settings, settings.events_webhook_url)
+    if webhook is None:
+        return []
+    sink, clock = EventSink(webhook), SystemClock()
+
+    def work() -> None:
+        deliver_events(db, cluster, sink, clock=clock, chance=random.random)
+
+    return [Duty("events", DELIVER_S, work)]
 
 
 def _webhook(settings: Settings, url: str | None) -> SignedWebhook | None:

@@ -454,6 +454,16 @@ audit_chain = sa.Table(
     sa.Column("hash", BYTEA, nullable=False),
 )
 
+# How far the feed of events has told the chain to its sink.
+event_feed = sa.Table(
+    "event_feed",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    _moment("next_try_at", nullable=True),
+)
+
 audit_checkpoints = sa.Table(
     "audit_checkpoints",
     metadata,

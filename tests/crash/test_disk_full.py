@@ -1,0 +1,101 @@
+"""No room on the disk of PostgreSQL, or of the spool: what is refused hears so, what was accepted stays."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.away import Fleet as Senders
+from tests.support.away import compare, connect, frozen, ready, spooled
+from tests.support.small_disk import MIB, filled, mounted
+from tests.support.stack import make_scratch
+from tests.support.up import Stack
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.crash
+
+NODES = [f"gpu{number:04d}" for number in range(1, 33)]
+
+
+@pytest.fixture
+def folder() -> Path:
+    return make_scratch()
+
+
+@pytest.fixture
+def stack(folder: Path) -> Iterator[Stack]:
+    """PostgreSQL on 200 MiB, the spool on one."""
+    data = folder / "data"
+    data.mkdir(mode=0o711)
+    with (
+        mounted(data / "postgres", 200),
+        mounted(data / "spool", 1),
+        Stack(folder, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto") as one,
+    ):
+        wait_until(lambda: ready(one).get("ready"), 60, what="healer is ready")
+        yield one
+
+
+def post(stack: Stack, token: str, route: str, body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.post(f"{stack.url}/api/v1/signals/{route}", json=body, headers=headers, timeout=20)
+
+
+def well_again(stack: Stack) -> None:
+    wait_until(lambda: spooled(stack).get("entries") == 0, 120, what="the spool is empty", every_s=0.2)
+    wait_until(lambda: ready(stack).get("ready"), 120, what="healer is ready again", every_s=0.2)
+    assert "disk" not in ready(stack)["checks"]
+    stack.run("audit", "verify")
+    with connect(stack) as database:
+        assert database.execute("SELECT count(*) FROM runs WHERE state = 'stuck'").fetchone() == (0,)
+        twice = "SELECT node FROM runs WHERE state NOT IN ('done', 'undone', 'rejected', 'cancelled') AND"
+        assert not database.execute(f"{twice} node IS NOT NULL GROUP BY node HAVING count(*) > 1").fetchall()
+
+
+def test_the_database_has_no_room(stack: Stack, folder: Path) -> None:
+    token, viewer = stack.token("signals"), stack.headers("viewer")
+    senders = Senders(stack.url, token, NODES, every_s=0.005, lines=20)
+    with senders.sending():
+        wait_until(lambda: senders.count > 200, 30, what="events are accepted")
+        with filled(folder / "data" / "postgres", left_bytes=MIB // 4):
+            # First the spool takes what the database cannot, then it is full too.
+            wait_until(lambda: senders.answers[503] > 5, 120, what="senders hear 503", every_s=0.2)
+            told = ready(stack)
+            assert not told["ready"]
+            assert not all(check["ok"] for check in told["checks"].values())
+            assert told["checks"]["spool"]["entries"] > 0
+            refused = post(stack, token, "metrics", {"node": "gpu0001", "host": {"load1": 1.0}})
+            assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
+            assert refused.json()["detail"]
+            before = senders.count
+        wait_until(lambda: senders.count > before + 200, 120, what="events are accepted again", every_s=0.2)
+    well_again(stack)
+    with connect(stack) as database:
+        result = compare(senders.accepted, senders.stored(database))
+    assert (result.missing, result.twice, result.out_of_order) == (0, 0, 0), result
+
+    def lost() -> set[str]:
+        answer = httpx.get(f"{stack.url}/api/v1/signals/losses", headers=viewer, timeout=20)
+        return {one["reason"] for one in answer.json()["items"]}
+
+    wait_until(lambda: lost() & {"disk_full", "spool_full"}, 30, what="it is counted what was refused")
+
+
+def test_the_spool_has_no_room(stack: Stack, folder: Path) -> None:
+    token = stack.token("signals")
+    senders = Senders(stack.url, token, NODES, every_s=0.005, lines=20)
+    with senders.sending():
+        wait_until(lambda: senders.count > 200, 30, what="events are accepted")
+        with frozen(stack):
+            wait_until(lambda: senders.answers[503] > 5, 60, what="senders hear 503", every_s=0.2)
+            many = [{"job": "1", "step": step, "path": "x" * 500, "durable": True} for step in range(2000)]
+            told = post(stack, token, "checkpoints", many)
+            assert told.status_code == 503
+            assert "the spool cannot be written: No space left on device" in told.json()["detail"]
+            assert int(told.headers["Retry-After"]) >= 1
+    well_again(stack)
+    with connect(stack) as database:
+        result = compare(senders.accepted, senders.stored(database))
+    assert (result.missing, result.twice, result.out_of_order) == (0, 0, 0), result

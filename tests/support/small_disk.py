@@ -1,0 +1,42 @@
+"""A small file system of its own, and how to fill it. Needs the right to mount, as root has it."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+@contextmanager
+def mounted(folder: Path, size_mib: int) -> Iterator[Path]:
+    """A tmpfs of that size on `folder`, which is made."""
+    folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    options = f"size={size_mib}m,mode=711"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "healer-test", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def free_bytes(folder: Path) -> int:
+    told = os.statvfs(folder)
+    return told.f_bavail * told.f_frsize
+
+
+@contextmanager
+def filled(folder: Path, *, left_bytes: int = 0) -> Iterator[Path]:
+    """All room of the file system but `left_bytes` is taken."""
+    filler = folder / "filler"
+    try:
+        with filler.open("wb") as file:
+            rest = free_bytes(folder) - left_bytes
+            while rest > 0:
+                file.write(bytes(min(MIB, rest)))
+                file.flush()
+                rest = free_bytes(folder) - left_bytes
+        yield filler
+    finally:
+        filler.unlink(missing_ok=True)

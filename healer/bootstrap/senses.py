@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.detection.forest import Forest
 from healer.detection.tick import Senses
@@ -14,6 +15,7 @@ from healer.model import Catalogue, Ruleset, SlurmSnapshot
 from healer.observations import Picture
 from healer.ports import Samples
 from healer.ports.pull import MetricHistory, NoHistory
+from healer.processes.drops import Drops
 from healer.processes.rulebook import Rulebook
 from healer.processes.senses import Chunk, Note, SensesLoop
 from healer.processes.warmup import WarmUp
@@ -48,5 +50,12 @@ def senses_loop(
         return WarmUp(history(now_in_force.catalogue), cluster, slurm).chunks(stored, now)
 
     return SensesLoop(
-        rules=rules, prove=prove, make=make, picture=picture, clock=SystemClock(), note=note, warmed=warmed
+        rules=rules,
+        prove=prove,
+        make=make,
+        picture=picture,
+        clock=SystemClock(),
+        note=note,
+        warmed=warmed,
+        drops=Drops(PostgresLosses(db), cluster),
     )

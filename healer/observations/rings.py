@@ -108,11 +108,11 @@ class Rings:
 
     # --- writing ---
 
-    def put(self, signal: NDArray, row: NDArray, values: NDArray, at_s: NDArray) -> int:
-        """Takes samples in, at most one of a series; returns how many were too late and are dropped.
+    def put(self, signal: NDArray, row: NDArray, values: NDArray, at_s: NDArray) -> tuple[int, int]:
+        """Takes samples in, at most one of a series; returns how many are dropped: those older than the ring,
+        and those not newer than the last of their series (a request sent again must not count twice).
 
-        Too late: older than the ring, or not newer than the last of its series (a request sent again must not
-        count twice). All arrays (m,); rows and signals must have room.
+        All arrays (m,); rows and signals must have room.
         """
         if self.head is None:
             raise RuntimeError("advance() comes before put()")
@@ -120,8 +120,10 @@ class Rings:
         cell = signal.astype(np.int64) * self.rows + row
         before = self._at.reshape(-1)[cell]
         fits = (at_s > before) & (slot > self.head - SLOTS)
-        late = len(fits) - int(np.count_nonzero(fits))
-        if late:
+        late = repeated = 0
+        if not fits.all():
+            late = int(np.count_nonzero(slot <= self.head - SLOTS))
+            repeated = len(fits) - int(np.count_nonzero(fits)) - late
             signal, row, values, at_s, slot, cell, before = (
                 one[fits] for one in (signal, row, values, at_s, slot, cell, before)
             )
@@ -133,7 +135,7 @@ class Rings:
             self._ring.reshape(-1)[place] = values
         self._last.reshape(-1)[cell] = values
         self._at.reshape(-1)[cell] = at_s
-        return late
+        return late, repeated
 
     def _put_growth(
         self, cell: NDArray, place: NDArray, values: NDArray, at_s: NDArray, before: NDArray

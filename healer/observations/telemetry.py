@@ -45,14 +45,15 @@ BYTES_MAX = 8 << 30
 
 @dataclass(slots=True)
 class Counts:
-    """Of this process. `late`: reports' samples not newer than the last of their series, or older than the
-    windows. `future`: reports whose clock, or that of the host where they arrived, was ahead.
+    """Of this process. `late`: samples older than the windows, or of a time that a repair ended.
+    `out_of_order`: not newer than the last of their series, or told twice. `future`: reports whose clock, or that of the host where they arrived, was ahead.
     `unknown_columns`: samples of series that the catalogue does not know. `dropped`: samples for which there
     was no room, of another cluster, or of a node that told of more moments than are looked at."""
 
     reports: int = 0
     samples: int = 0
     late: int = 0
+    out_of_order: int = 0
     future: int = 0
     unknown_columns: int = 0
     dropped: int = 0
@@ -163,7 +164,7 @@ class Telemetry:
         self.counts.future = sum(one.future for one in self._clocks.values())
         for of, by_row in told.items():
             made = in_rounds(by_row)
-            self.counts.late += made.repeated
+            self.counts.out_of_order += made.repeated
             self.counts.dropped += made.surplus
             if made.rounds:
                 self._enter(max(max(one.times) for one in made.rounds))
@@ -279,7 +280,9 @@ class Telemetry:
             self.counts.dropped += len(rows) - int(np.count_nonzero(fits))
             rows, signal, values, at_s = rows[fits], signal[fits], values[fits], at_s[fits]
         self._reserve(scope, self._axes.axis(scope).n)
-        self.counts.late += rings.put(signal, rows, values, at_s)
+        late, repeated = rings.put(signal, rows, values, at_s)
+        self.counts.late += late
+        self.counts.out_of_order += repeated
 
     def _place(self, column: Column) -> Place | int:
         """Where a column's samples go; UNKNOWN or NO_ROOM."""

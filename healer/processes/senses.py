@@ -13,6 +13,7 @@ from healer.model.samples import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.clocks import BACK_S, ClockStepped
 from healer.ports import Clock, Samples
+from healer.processes.drops import Drops
 
 log = structlog.get_logger()
 
@@ -98,11 +99,12 @@ class SensesLoop:
         clock: Clock,
         note: Note | None = None,
         warmed: Warmed = as_stored,
+        drops: Drops | None = None,
     ) -> None:
         self._rules, self._make, self._picture, self._clock = rules, make, picture, clock
         self._prove, self._proven = prove, False
         self._refused: str | None = None
-        self._note, self._warmed = note, warmed
+        self._note, self._warmed, self._drops = note, warmed, drops
         #: Why nothing is looked for, for people; empty while all is well.
         self.problem = ""
         self._failed = 0
@@ -167,6 +169,8 @@ class SensesLoop:
         told = self._pace.ticked(now, self._clock.now())
         if told is not None:
             log.info("ticks", **told, slow_clocks=senses.telemetry.slow_clocks)
+            if self._drops is not None:
+                self._drops.tell(senses.telemetry.counts, now)
 
     def _read(self, senses: Senses, samples: Samples, slurm: SlurmSnapshot | None) -> datetime:
         """Takes in what is new, up to now; returns the moment of the last reading."""

@@ -13,7 +13,7 @@ def rings(*, counters: bool = False, rows: int = 2) -> Rings:
     return made
 
 
-def put(into: Rings, at_s: float, value: float, *, row: int = 0, signal: int = 0) -> int:
+def put(into: Rings, at_s: float, value: float, *, row: int = 0, signal: int = 0) -> tuple[int, int]:
     into.advance(slot_of(at_s))
     return into.put(np.array([signal]), np.array([row]), np.array([value]), np.array([at_s]))
 
@@ -62,11 +62,13 @@ def test_a_window_may_end_in_the_past_and_reach_back_before_the_ring() -> None:
     assert of_row(made, SLOTS, 2 - SLOTS) == [None] * SLOTS
 
 
-def test_what_is_older_than_the_ring_is_late() -> None:
+def test_what_is_older_than_the_ring_is_late_and_what_is_not_newer_is_out_of_order() -> None:
     made = rings()
     put(made, SLOTS * SLOT_S, 1)
-    assert put(made, 4.9, 2, row=1) == 1
-    assert put(made, 5, 2, row=1) == 0
+    assert put(made, 4.9, 2, row=1) == (1, 0)
+    assert put(made, 5, 2, row=1) == (0, 0)
+    assert put(made, 5, 3, row=1) == (0, 1)
+    assert put(made, 4.9, 3, row=1) == (1, 0), "one reason for each"
 
 
 def test_growth_needs_two_values_and_says_how_long_it_was_watched() -> None:

@@ -78,7 +78,7 @@ class Reference:
     def __init__(self) -> None:
         self.series: dict[Series, Told] = defaultdict(Told)
         self.head = -(10**9)
-        self.late = self.future = 0
+        self.late = self.out_of_order = self.future = 0
 
     def update(self, batch: "list[Drawn]") -> None:
         dated = []
@@ -96,8 +96,11 @@ class Reference:
 
     def take(self, series: Told, counter: bool, at_s: float, value: float) -> None:
         slot = math.floor(at_s / 5)
-        if at_s <= series.at_s or slot <= self.head - 180:
+        if slot <= self.head - 180:
             self.late += 1
+            return
+        if at_s <= series.at_s:
+            self.out_of_order += 1
             return
         slight = counter and at_s - series.at_s <= 900 and 0 < series.last - value < max(1, series.last / 100)
         value = series.last if slight else value
@@ -193,7 +196,9 @@ def test_windows_growth_and_last_values_are_those_of_the_reference(
                     series.seconds[first + place] for place, one in enumerate(expected) if not math.isnan(one)
                 ]
                 assert covered[row] == sum(watched)
-    assert (site.telemetry.counts.late, site.telemetry.counts.future) == (reference.late, reference.future)
+    counts = site.telemetry.counts
+    assert (counts.late, counts.future) == (reference.late, reference.future)
+    assert counts.out_of_order == reference.out_of_order
 
 
 # --- what comes in ---
@@ -206,7 +211,7 @@ def test_a_request_sent_again_counts_once() -> None:
     site.hear(first, second, second)
     grew, covered = site.telemetry.increase("replay_total", 60, after(5))
     assert (grew[0], covered[0]) == (4, 5)
-    assert site.telemetry.counts.late == 3
+    assert site.telemetry.counts.out_of_order == 3
 
 
 def test_of_one_node_the_newest_moments_of_a_call_count_and_the_others_are_dropped() -> None:
@@ -227,7 +232,7 @@ def test_a_scrape_that_comes_in_many_pieces_is_one_moment() -> None:
         site.hear(*(site.sender.report("gpu0", at_s, {port: at_s, HEAT: at_s}) for port in ports))
     grew, _ = site.telemetry.increase("crc_total", 60, after(15))
     assert grew.tolist() == [15] * 40
-    assert (site.telemetry.counts.dropped, site.telemetry.counts.late) == (0, 2 * 39)
+    assert (site.telemetry.counts.dropped, site.telemetry.counts.out_of_order) == (0, 2 * 39)
 
 
 # --- clocks ---

@@ -8,6 +8,7 @@ import zlib
 
 import cramjam
 import numpy as np
+from numpy.typing import NDArray
 from starlette.datastructures import Headers
 
 from healer.api.problems import Problem
@@ -19,6 +20,8 @@ _ALIASES = {"x-gzip": "gzip"}  # RFC 9110, 8.4.1.3
 
 #: gzip is fed so much at once: what lies behind the end of a member is copied, once for each member.
 _PIECE = 64 * 1024
+#: And unpacked in steps of so much.
+_STEP = 1024 * 1024
 #: Members of one gzip body. Senders write one; log shippers that append write some.
 MEMBERS_MAX = 1000
 
@@ -47,59 +50,61 @@ def unpacked(raw: bytes, encoding: str, limit: int) -> bytes:
         if len(raw) > limit:
             raise too_large(limit)
         return raw
-    return _gunzipped(raw, limit) if encoding == "gzip" else _unzstd(raw, limit)
+    room = np.empty(limit + 1, np.uint8)  # pages that nobody writes to cost nothing
+    size, why = _gunzip(raw, room) if encoding == "gzip" else _unzstd(raw, room)
+    if not why and size <= limit:
+        return room[:size].tobytes()
+    del room  # else it would live as long as the error's traceback
+    if why:
+        raise Problem(400, f"the body is not {encoding}: {why}")
+    raise too_large(limit)
 
 
 def too_large(limit: int) -> Problem:
     return Problem(413, f"the body is larger than {limit} bytes", headers={"Connection": "close"})
 
 
-def _gunzipped(raw: bytes, limit: int) -> bytes:
-    """RFC 1952: one member or several."""
-    parts: list[bytes] = []
+def _gunzip(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
+    """RFC 1952: one member or several. (bytes written to `room`, why it is not gzip); full means too many."""
     size = place = members = 0
+    piece = b""
     unpacker = None
-    while place < len(raw) or (unpacker is not None and unpacker.unconsumed_tail):
+    while size < len(room):
         if unpacker is None:
+            if place == len(raw):
+                break
             members += 1
             if members > MEMBERS_MAX:
-                raise Problem(400, f"the body is gzip of more than {MEMBERS_MAX} members")
+                return size, f"it has more than {MEMBERS_MAX} members"
             unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        piece = unpacker.unconsumed_tail
         if not piece:
             piece = raw[place : place + _PIECE]
             place += len(piece)
         try:
-            parts.append(unpacker.decompress(piece, limit + 1 - size))
+            part = unpacker.decompress(piece, min(_STEP, len(room) - size))
         except zlib.error as error:
-            raise Problem(400, f"the body is not gzip: {error}") from None
-        size += len(parts[-1])
-        if size > limit:
-            raise too_large(limit)
+            return size, str(error)
+        if not part and not piece and not unpacker.eof:
+            break  # nothing goes in, nothing comes out
+        room[size : size + len(part)] = np.frombuffer(part, np.uint8)
+        size += len(part)
+        piece = unpacker.unconsumed_tail
         if unpacker.eof:
             place -= len(unpacker.unused_data)
-            unpacker = None
-    if unpacker is not None or not members:
-        raise Problem(400, "the body is not gzip: it ends too early")
-    return b"".join(parts)
+            piece, unpacker = b"", None
+    ended = size == len(room) or (unpacker is None and members > 0)
+    return size, "" if ended else "it ends too early"
 
 
-def _unzstd(raw: bytes, limit: int) -> bytes:
-    """RFC 8878: one frame or several, with or without their sizes.
+def _unzstd(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
+    """RFC 8878: one frame or several, with or without their sizes. As `_gunzip`.
 
-    The decoder writes into room of a fixed size, of which untouched pages cost nothing, and refuses frames
-    that want a window of more than 128 MiB.
+    The decoder writes into the room it is given, and refuses frames that want a window of over 128 MiB.
     """
     if not raw:
-        raise Problem(400, "the body is not zstd: it is empty")
-    room = np.empty(limit + 1, np.uint8)
+        return 0, "it is empty"
     try:
-        size = cramjam.zstd.decompress_into(raw, room.data)
+        return cramjam.zstd.decompress_into(raw, room.data), ""
     except cramjam.DecompressionError as error:
         # The room's end is told only by these words; were they to change, the body would be refused as 400.
-        if "whole buffer" in str(error):
-            raise too_large(limit) from None
-        raise Problem(400, f"the body is not zstd: {error}") from None
-    if size > limit:
-        raise too_large(limit)
-    return room[:size].tobytes()
+        return (len(room), "") if "whole buffer" in str(error) else (0, str(error))

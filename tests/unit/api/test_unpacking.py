@@ -128,3 +128,11 @@ def test_acting_routes_take_packed_bodies_too(served: Served, packing: str) -> N
     assert client.post(pause, content=good[:-1], headers=headers).status_code == 400
     twice = {**headers, "Content-Encoding": f"{packing}, {packing}"}
     assert client.post(pause, content=good, headers=twice).status_code == 415
+
+
+@pytest.mark.parametrize("size", [2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20])
+def test_a_body_that_ends_where_a_step_of_unpacking_ends(size: int) -> None:
+    """What zlib has left over when its room is full comes with the next step."""
+    body = bytes(size)
+    assert unpacked(gzip.compress(body), "gzip", size) == body
+    assert unpacked(gzip.compress(body) * 2, "gzip", 2 * size) == body * 2

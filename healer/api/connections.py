@@ -1,0 +1,129 @@
+"""Connections that bring nothing end: uvicorn's protocol, with a time for each head and each request.
+
+uvicorn itself ends a connection that idles between two requests, and no other one. A peer may hold a share of
+all connections, so that one machine with too many keeps no other out.
+"""
+
+import asyncio
+import resource
+from collections import Counter
+from typing import Any, NamedTuple
+
+from prometheus_client import Counter as Figure
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from healer.api.metrics import REGISTRY
+from healer.api.receiving import WHOLE_S
+
+#: From the first byte, or from the connection's beginning, until all headers are here.
+HEAD_S = 10.0
+#: From the headers to the end of the body; who reads it answers 408 long before (`receiving.WHOLE_S`).
+REQUEST_S = WHOLE_S + 15.0
+#: File descriptors that are no connections of senders: database, rule files, listening sockets.
+_OWN_FILES = 256
+#: Of all connections those of one address; a proxy in front of many senders needs some hundred.
+PEER_SHARE, PEER_LEAST = 0.25, 200
+
+_ENDED = Figure(
+    "healer_connections_ended",
+    "Connections that were ended because they brought nothing, or were too many.",
+    ("why",),
+    registry=REGISTRY,
+)
+_LATE = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 28\r\n"
+    b"connection: close\r\n\r\nthe headers came too slowly\n"
+)
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: 21\r\n"
+    b"retry-after: 5\r\nconnection: close\r\n\r\ntoo many connections\n"
+)
+
+
+class Bounds(NamedTuple):
+    """Connections at once, and of one address; seconds for a head and for a whole request."""
+
+    total: int
+    of_peer: int
+    head_s: float = HEAD_S
+    request_s: float = REQUEST_S
+
+
+def bounds_here() -> Bounds:
+    """What this process may hold open. Takes all that the system allows it, up to 65,536 files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    total = max(wanted - _OWN_FILES, 64)
+    return Bounds(total, max(round(total * PEER_SHARE), min(PEER_LEAST, total)))
+
+
+def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol within these bounds. For one event loop."""
+    peers: Counter[str] = Counter()
+
+    class Bounded(HttpToolsProtocol):
+        _timer: asyncio.TimerHandle | None = None
+        _peer: str | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            peer = self.client[0] if self.client else ""
+            if len(self.connections) > bounds.total or peers[peer] >= bounds.of_peer:
+                _ENDED.labels("too_many").inc()
+                transport.write(_FULL)
+                transport.close()
+                return
+            self._peer = peer
+            peers[peer] += 1
+            self._within(bounds.head_s, head=True)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            if self._peer is not None:
+                peers[self._peer] -= 1
+                if not peers[self._peer]:
+                    del peers[self._peer]
+                self._peer = None
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+                self._within(bounds.head_s, head=True)  # the next request of this connection begins
+            super().data_received(data)
+
+        def on_headers_complete(self) -> None:
+            super().on_headers_complete()
+            self._within(bounds.request_s, head=False)
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._stop()
+
+        def _within(self, seconds: float, *, head: bool) -> None:
+            self._stop()
+            self._timer = self.loop.call_later(seconds, self._end, head)
+
+        def _stop(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _end(self, head: bool) -> None:
+            self._timer = None
+            if self.transport.is_closing():
+                return
+            _ENDED.labels("slow_head" if head else "slow_body").inc()
+            if head:
+                self.transport.write(_LATE)
+                self.transport.close()
+            else:
+                self.transport.abort()
+
+    return Bounded
+
+
+def uvicorn_settings(bounds: Bounds | None = None) -> dict[str, Any]:
+    """What uvicorn is told of all this."""
+    return {"http": bounded(bounds or bounds_here()), "timeout_keep_alive": 75, "backlog": 2048}

@@ -1,0 +1,135 @@
+"""`healer api` as a process of its own on a real database, and its memory."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import sqlalchemy as sa
+
+from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tokens import PostgresTokens
+from healer.model import Role, SlurmNode, SlurmSnapshot
+from tests.support.processes import clean_environ, free_port
+from tests.support.wait import wait_until
+
+CLUSTER = "pod1"
+MB = 2**20
+
+
+@dataclass
+class ApiProcess:
+    """Where it answers, and who may ask."""
+
+    port: int
+    pid: int
+    engine: sa.Engine
+    folder: Path
+    _tokens: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def token(self, role: str = "signals", **bound: Any) -> str:
+        """The same one for the same words."""
+        key = repr((role, sorted(bound.items())))
+        if key not in self._tokens:
+            tokens = PostgresTokens(self.engine, CLUSTER)
+            bound = {"name": key} | bound
+            self._tokens[key] = tokens.create(role=Role(role), now=datetime.now(UTC), by="test", **bound)
+        return self._tokens[key]
+
+    def headers(self, role: str = "signals", **bound: Any) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token(role, **bound)}"}
+
+    def client(self, role: str = "signals", **bound: Any) -> httpx.Client:
+        base = f"{self.url}/api/v1"
+        return httpx.Client(base_url=base, headers=self.headers(role, **bound), timeout=60)
+
+    def rss(self) -> int:
+        """Bytes of memory now."""
+        return self._memory("VmRSS")
+
+    def peak(self) -> int:
+        """The most since `forget_peak`."""
+        return self._memory("VmHWM")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def _memory(self, what: str) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(what + ":"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"no {what} of {self.pid}")
+
+    def losses(self) -> dict[tuple[str, str], int]:
+        """(route, reason) -> count, as the API tells it; up to some seconds old."""
+        with self.client("viewer") as client:
+            found = client.get("/signals/losses").json()["items"]
+        told: dict[tuple[str, str], int] = {}
+        for one in found:
+            key = one["source"], one["reason"]
+            told[key] = told.get(key, 0) + one["count"]
+        return told
+
+
+@contextmanager
+def api_process(
+    database: sa.Engine, folder: Path, *, nodes: int = 16, files: int | None = None, **settings: str
+) -> Iterator[ApiProcess]:
+    """Started, with `nodes` nodes gpu0001… of 8 GPUs in Slurm's picture. `files`: its limit of open files."""
+    url = database.url.render_as_string(hide_password=False)
+    engine = make_engine(url)
+    names = [f"gpu{number:04d}" for number in range(1, nodes + 1)]
+    shown = {name: SlurmNode(name=name, state=("IDLE",), gpus=8, gpu_model="h100") for name in names}
+    PostgresSnapshots(engine).put(
+        SlurmSnapshot(cluster=CLUSTER, taken_at=datetime.now(UTC), nodes=shown, jobs={})
+    )
+    port = free_port()
+    environ = clean_environ(
+        HEALER_DATA_DIR=str(folder / "data"),
+        HEALER_DATABASE_URL=url,
+        HEALER_REDIS_URL="redis://127.0.0.1:1/0",
+        HEALER_CLUSTER=CLUSTER,
+        HEALER_SLURM_ADAPTERS="sim",
+        HEALER_SIM_SOCKET=str(folder / "none.sock"),
+        HEALER_LISTEN=f"127.0.0.1:{port}",
+        **settings,
+    )
+    log = folder / "api.log"
+
+    limited = [] if files is None else ["prlimit", f"--nofile={files}:{files}"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*limited, sys.executable, "-m", "healer", "api"],
+            env=environ,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+
+        def answers() -> bool:
+            assert process.poll() is None, log.read_text()
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        wait_until(answers, what="healer api answers", timeout_s=60)
+        yield ApiProcess(port, process.pid, engine, folder)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        engine.dispose()

@@ -329,7 +329,7 @@ def _recorder(settings: Settings, db: sa.Engine) -> Recorder | None:
 
 def run_scheduler(settings: Settings) -> None:
     from healer.adapters.postgres.audit import Sealer
-    from healer.adapters.postgres.retention import tidy
+    from healer.adapters.postgres.retention import free_share, tidy
     from healer.adapters.signing import CHECKPOINT_FILE, load_signer
     from healer.bootstrap.sinks import delivery, event_duty
 
@@ -348,7 +348,7 @@ def run_scheduler(settings: Settings) -> None:
         sealer.seal_once()
 
     def forget() -> None:
-        tidy(db, clock.now())
+        tidy(db, clock.now(), free=free_share(db))
 
     def failed(why: str) -> None:
         snapshots.failed(cluster, why)

@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import sqlalchemy as sa
+import structlog
 from fastapi import FastAPI
 
 from healer import bootstrap
@@ -43,6 +45,8 @@ from healer.model import Role
 from healer.processes.rulebook import Rulebook
 from healer.settings import Settings
 
+log = structlog.get_logger()
+
 #: Seconds after the start; it takes a second or two of CPU.
 PROVE_AFTER_S = 30.0
 
@@ -78,7 +82,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
     }
     return Services(
         cluster=cluster,
-        spool=FileSpool(settings.data_dir / "spool"),
+        spool=_spool(settings.data_dir / "spool"),
         clusters=several,
         clock=clock,
         rules=rules,
@@ -104,6 +108,15 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
             readiness(db, list(clusters), clock.now(), stale_s=rules().guards.stale_s)
         ),
     )
+
+
+def _spool(folder: Path) -> FileSpool | None:
+    """None where nothing can be written: then senders hear 503 while the database is away."""
+    try:
+        return FileSpool(folder)
+    except OSError as error:
+        log.error("no signals can be spooled", folder=str(folder), error=str(error))
+        return None
 
 
 def _clusters(settings: Settings) -> dict[str, PreferredScheduler]:

@@ -1,8 +1,11 @@
 """What is dropped by age. Incidents, runs, decisions and the audit are kept."""
 
+import os
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
+import structlog
+from sqlalchemy.exc import DBAPIError
 
 from healer.adapters.postgres import features, samples
 from healer.adapters.postgres.tables import (
@@ -27,9 +30,19 @@ KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
 #: A name that nobody sent for so long is no longer listed as unknown, nor a loss or a sender.
 UNKNOWN_SERIES = timedelta(days=7)
+#: Below this share of free room on the database's disk samples are kept for as long as windows ask for
+#: them, and no longer: they come again, events do not.
+LOW_SHARE = 0.1
+
+log = structlog.get_logger()
 
 
-def tidy(engine: sa.Engine, now: datetime) -> None:
+def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None:
+    """`free` is the free share of the database's disk, as `free_share` tells it."""
+    low = free is not None and free < LOW_SHARE
+    if low and (emptied := samples.forget(engine, now, kept=1)):
+        # First, because all else here writes before it frees anything.
+        log.warning("the database's disk is nearly full: samples are dropped early", free=free, slots=emptied)
     with engine.begin() as conn:
         walked = inbox.c.consumed_at.is_not(None)
         conn.execute(
@@ -50,3 +63,16 @@ def tidy(engine: sa.Engine, now: datetime) -> None:
         conn.execute(sa.delete(senders).where(senders.c.last_seen < now - UNKNOWN_SERIES))
         features.forget(conn, now)
     samples.forget(engine, now)
+
+
+def free_share(engine: sa.Engine) -> float | None:
+    """The free share of the disk that PostgreSQL's data lie on; None where this machine cannot tell: a server
+    elsewhere, or one whose folder our role may not know."""
+    asked = sa.text("SELECT inet_server_addr() IS NULL, current_setting('data_directory')")
+    try:
+        with engine.connect() as conn:
+            here, folder = conn.execute(asked).one()
+        disk = os.statvfs(folder) if here else None
+    except (DBAPIError, OSError):
+        return None
+    return disk.f_bavail / disk.f_blocks if disk and disk.f_blocks else None

@@ -244,15 +244,16 @@ class _Reader:
 # --- forgetting ------------------------------------------------------------------------------------------
 
 
-def forget(engine: sa.Engine, now: datetime) -> list[int]:
+def forget(engine: sa.Engine, now: datetime, *, kept: int = _KEPT) -> list[int]:
     """Truncates the slots that hold only rows that arrived over 60 minutes ago; those slots.
 
+    `kept`: slots behind the current one that are left: 1 still holds all that a window asks for.
     The next slot is left alone: an API whose clock is ahead may write there already. A busy reader or
     writer never waits for this: after 0.2 s it gives up, until the next time.
     """
     here = slot_of(now)
     done: list[int] = []
-    for behind in range(_KEPT + 1, SAMPLE_SLOTS - 1):
+    for behind in range(kept + 1, SAMPLE_SLOTS - 1):
         slot = (here - behind) % SAMPLE_SLOTS
         table = f"samples_{slot}"
         try:

@@ -2,18 +2,20 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tokens import PostgresTokens
+from healer.bootstrap.web import PROVE_AFTER_S
 from healer.embedded import running
 from healer.model import Role
 from healer.sim.slurm import SimClient
@@ -23,6 +25,8 @@ from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
 _TICKS = os.sysconf("SC_CLK_TCK")
+#: At rest: less than this share of a core, looked at so long.
+_RESTING, _REST_S = 0.25, 5.0
 
 
 @dataclass
@@ -32,6 +36,18 @@ class Product:
     stack: Stack
     slurm: SimClient
     token: str
+    started: float = field(default_factory=time.monotonic)
+
+    def at_rest(self) -> float:
+        """Waits until what is done once after a start is over: the API proves its rules after half a
+        minute. Ready; how many CPU-seconds a second all processes take then."""
+        pids = set().union(*self.processes().values())
+        while True:
+            before = cpu_s(pids)
+            time.sleep(_REST_S)
+            share = (cpu_s(pids) - before) / _REST_S
+            if share < _RESTING and time.monotonic() - self.started > PROVE_AFTER_S + 2 * _REST_S:
+                return share
 
     def processes(self) -> dict[str, set[int]]:
         """Name -> its process and all below it. What stands below two names counts for the inner one."""
@@ -47,9 +63,11 @@ def product(folder: Path, nodes: int) -> Iterator[Product]:
     socket = folder / "slurm.sock"
     command = (sys.executable, "-m", "healer.sim.slurm", "--socket", str(socket), "--nodes", str(nodes))
     slurm = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    # Rules of its own: an edit of those in the checkout would be read, and proven, in the middle.
+    rules = shutil.copytree(Path(__file__).parents[1] / "rules", folder / "rules")
     stack = Stack(
         folder, HEALER_MODE="shadow", HEALER_CLUSTER=CLUSTER, HEALER_SLURM_ADAPTERS="sim",
-        HEALER_SIM_SOCKET=str(socket),
+        HEALER_SIM_SOCKET=str(socket), HEALER_RULES_DIR=str(rules),
     )  # fmt: skip
     try:
         wait_until(socket.exists, 20, what="the simulated Slurm")

@@ -148,6 +148,7 @@ def main() -> None:
     try:
         with product(folder, asked.nodes) as running:
             fleet = Fleet(running)
+            print(f"at rest: {running.at_rest() * 100:.1f} % of a core")
             under_load(running, fleet, asked.minutes)
             told(running)
             restarted(running, fleet)

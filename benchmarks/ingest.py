@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,8 @@ from tests.support.processes import descendants, free_port
 from tests.support.stack import make_scratch
 from tests.support.wait import wait_until
 
-SHARDS = 4
+#: Connections. Of text a node sends its own scrape, so many nodes wait for an answer at once.
+SHARDS, TEXT_SHARDS = 4, 32
 #: Rounds are so far apart in event time; all have to fit into the last 15 minutes.
 APART_S = 5
 #: Time in which the detector takes in what came last.
@@ -67,10 +68,12 @@ def rounds_of(nodes: range, rounds: int) -> list[list[dict[str, Any]]]:
     return [sensors.advance(start + timedelta(seconds=APART_S * (one + 1))).metrics for one in range(rounds)]
 
 
-def batches(bodies: Sequence[dict[str, Any]], size: int) -> Iterator[tuple[int, Sequence[dict[str, Any]]]]:
+def batches(
+    bodies: Sequence[dict[str, Any]], size: int, shards: int = SHARDS
+) -> Iterator[tuple[int, Sequence[dict[str, Any]]]]:
     """(shard, bodies): a node always goes by the same connection, so that its samples stay in order."""
     for number, begin in enumerate(range(0, len(bodies), size)):
-        yield number % SHARDS, bodies[begin : begin + size]
+        yield number % shards, bodies[begin : begin + size]
 
 
 def columnar(token: str, rounds: list[list[dict[str, Any]]]) -> Load:
@@ -83,9 +86,9 @@ def columnar(token: str, rounds: list[list[dict[str, Any]]]) -> Load:
 
 
 def text(token: str, rounds: list[list[dict[str, Any]]]) -> Load:
-    shards: list[list[bytes]] = [[] for _ in range(SHARDS)]
+    shards: list[list[bytes]] = [[] for _ in range(TEXT_SHARDS)]
     for bodies in rounds:
-        for shard, batch in batches(bodies, 1):
+        for shard, batch in batches(bodies, 1, TEXT_SHARDS):
             shards[shard].append(exposition(batch[0]).encode())
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "text/plain"}
     return Load(f"/api/v1/signals/openmetrics?cluster={CLUSTER}", headers, shards, counted(rounds))
@@ -109,20 +112,32 @@ def counted(rounds: list[list[dict[str, Any]]]) -> int:
     return sum(sum(1 for _ in series_of(body)) for body in rounds[0]) * len(rounds)
 
 
-def measured(name: str, whole: Load, rounds: int, port: int, pids: set[int]) -> float:
-    """Samples per CPU-second."""
+def measured(
+    name: str,
+    whole: Load,
+    rounds: int,
+    port: int,
+    pids: set[int],
+    parts: Mapping[str, set[int]] | None = None,
+) -> float:
+    """Samples per CPU-second. `parts`: the processes by name, for who spent it."""
+    parts = parts or {}
     warm, load = whole.cut(rounds)
     asyncio.run(send_all(port, warm.path, warm.headers, warm.shards))
     time.sleep(SETTLE_S)
-    before = cpu_s(pids)
+    before, each = cpu_s(pids), {part: cpu_s(some) for part, some in parts.items()}
     took_s = asyncio.run(send_all(port, load.path, load.headers, load.shards))
     time.sleep(SETTLE_S)
     spent = cpu_s(pids) - before
+    shares = {part: cpu_s(some) - each[part] for part, some in parts.items()}
     print(
         f"{name:22} {load.samples / 1e6:6.2f} M samples in {took_s:5.1f} s, {spent:6.2f} CPU-s: "
         f"{load.samples / spent / 1e6:6.2f} M samples per CPU-second, {load.samples / took_s / 1e6:5.2f} M/s",
         flush=True,
     )
+    if shares:
+        named = ", ".join(f"{part} {share:.2f}" for part, share in shares.items() if share >= 0.05)
+        print(f"{'':22} {named} CPU-s", flush=True)
     return load.samples / spent
 
 
@@ -162,17 +177,16 @@ def answers(port: int) -> bool:
 
 def ours(running: Product, nodes: int, rounds: int) -> tuple[Load, float]:
     """What was sent by remote_write, and what came of it."""
-    pids = set().union(*running.processes().values())
-    idle = cpu_s(pids)
-    time.sleep(5)
-    print(f"idle: {(cpu_s(pids) - idle) / 5:.3f} CPU-s a second, not taken off below", flush=True)
+    print(f"idle: {running.at_rest():.3f} CPU-s a second, not taken off below", flush=True)
+    parts = running.processes()
+    pids = set().union(*parts.values())
     port = running.stack.port
     # Each route has nodes of its own: samples older than what is known of a series are cheap to leave out.
     for first, (name, make) in enumerate((("columnar", columnar), ("text exposition", text))):
         mine = range(first * nodes + 1, (first + 1) * nodes + 1)
-        measured(name, make(running.token, rounds_of(mine, rounds)), rounds, port, pids)
+        measured(name, make(running.token, rounds_of(mine, rounds)), rounds, port, pids, parts)
     load = written(running.token, rounds_of(range(2 * nodes + 1, 3 * nodes + 1), rounds))
-    return load, measured("remote_write", load, rounds, port, pids)
+    return load, measured("remote_write", load, rounds, port, pids, parts)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from tests.support.away import Fleet as Senders
@@ -99,3 +100,32 @@ def test_the_spool_has_no_room(stack: Stack, folder: Path) -> None:
     with connect(stack) as database:
         result = compare(senders.accepted, senders.stored(database))
     assert (result.missing, result.twice, result.out_of_order) == (0, 0, 0), result
+
+
+def test_the_database_cannot_write_its_log_and_falls(stack: Stack, folder: Path) -> None:
+    """PostgreSQL ends itself when it cannot write its log, and cannot start again before there is room."""
+    token = stack.token("signals")
+    senders = Senders(stack.url, token, NODES, every_s=0.02, lines=2)
+    with senders.sending():
+        wait_until(lambda: senders.count > 200, 30, what="events are accepted")
+        with filled(folder / "data" / "postgres"):
+            wait_until(lambda: _asked_for_a_new_log(stack), 60, what="PostgreSQL has ended", every_s=0.1)
+            before = senders.count
+            wait_until(lambda: senders.count > before + 200, 60, what="events are accepted meanwhile")
+            assert not ready(stack)["ready"]
+        wait_until(lambda: ready(stack).get("ready"), 120, what="healer is ready again", every_s=0.2)
+    well_again(stack)
+    with connect(stack) as database:
+        result = compare(senders.accepted, senders.stored(database))
+    assert (result.missing, result.twice, result.out_of_order) == (0, 0, 0), result
+
+
+def _asked_for_a_new_log(stack: Stack) -> bool:
+    """Has it begin a new file of its log again and again; True once it has fallen over that."""
+    try:
+        with connect(stack) as database:
+            database.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 1000))")
+            database.execute("SELECT pg_switch_wal()")
+    except psycopg.Error:
+        return "PANIC" in stack.log("postgres")
+    return False

@@ -46,9 +46,26 @@ def step_times(
     files: list[Path] = _JSON_FILES,
     job: str | None = _JOB,
     cluster: str | None = CLUSTER,
+    *,
+    from_log: Path | None = typer.Option(
+        None, "--from-log", help="Read the log of a training instead (- is standard input)."
+    ),
+    form: str = typer.Option(
+        "auto", "--format", help="What wrote the log: auto, megatron, deepspeed or lightning."
+    ),
+    follow: bool = typer.Option(False, "--follow", help="Go on as the log grows, until Ctrl-C."),
     json: bool = AS_JSON,
 ) -> None:
     """Send step times of a job's ranks. Ends with 1 when some were rejected."""
+    if from_log is not None:
+        from healer.commands import send_step_log
+
+        if files:
+            raise Failed("--from-log and files do not go together")
+        send_step_log.send(from_log, form, job, cluster, follow=follow, json=json)
+        return
+    if follow or form != "auto":
+        raise Failed("--follow and --format go with --from-log")
 
     def samples(one: dict[str, Any]) -> int:
         told = one.get("samples")

@@ -1,0 +1,122 @@
+"""`healer send step-times --from-log`: the log of a training, whole or as it grows."""
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from healer.commands import Failed
+from healer.commands.remote import client
+from healer.commands.sending import Total, opened, patiently
+from healer.signals.step_logs import FORMATS, LINE_MAX, LogReader, LogStep
+
+#: Samples of one request.
+_SAMPLES = 5_000
+#: A log that grows is looked at, and what it told is sent, this often.
+_LOOK_S, _SEND_S = 0.5, 2.0
+_CHUNK = 1 << 20
+
+Line = tuple[str, datetime | None]
+
+
+def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow: bool, json: bool) -> None:
+    """Sends what the log tells as steps of rank 0: a log speaks of all ranks together."""
+    if form not in FORMATS:
+        raise Failed(f"--format: {form} is none of {', '.join(FORMATS)}")
+    if follow and str(path) == "-":
+        raise Failed("--follow needs a file")
+    outer = _outer(job, cluster)
+    total = Total("step")
+    with client() as api:
+        try:
+            for samples in _heaps(path, form, follow):
+                body = outer | {"samples": samples}
+                answer = patiently(lambda body=body: api.post("/signals/step-times", body))
+                total.add(answer, len(samples))
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+    total.report(json)
+
+
+def _outer(job: str | None, cluster: str | None) -> dict[str, Any]:
+    job = job or os.environ.get("SLURM_JOB_ID")
+    if not job:
+        raise Failed("--job: name the job whose log this is (there is no SLURM_JOB_ID)")
+    restart = os.environ.get("SLURM_RESTART_COUNT", "")
+    outer: dict[str, Any] = {"job": job, "restart": int(restart) if restart.isdecimal() else 0}
+    return outer | ({"cluster": cluster} if cluster else {})
+
+
+def _heaps(path: Path, form: str, follow: bool) -> Iterator[list[dict[str, Any]]]:
+    reader, heap, sent = LogReader(form), [], time.monotonic()
+    for line in _followed(path) if follow else _whole(path):
+        step = None if line is None else reader.line(*line)
+        if step is not None:
+            heap.append(_sample(step, line[1] if line else None))
+        if len(heap) >= _SAMPLES or (heap and follow and time.monotonic() - sent >= _SEND_S):
+            yield heap
+            heap, sent = [], time.monotonic()
+    if heap:
+        yield heap
+
+
+def _sample(step: LogStep, seen: datetime | None) -> dict[str, Any]:
+    """A line's own time has no zone: that of this machine is taken."""
+    at = step.stamp.astimezone(UTC) if step.stamp is not None else seen
+    told = {
+        "step": step.step,
+        "step_s": step.step_s,
+        "loss": step.loss,
+        "grad_norm": step.grad_norm,
+        "time": None if at is None else at.isoformat(),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _whole(path: Path) -> Iterator[Line]:
+    with opened(path) as file:
+        for text in _texts(iter(lambda: file.read(_CHUNK), b"")):
+            yield text, None
+
+
+def _texts(chunks: Iterator[bytes]) -> Iterator[str]:
+    """Lines, and each redrawing of a progress bar. Of a line without end only its beginning counts."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+        rest = rest[: 4 * LINE_MAX]
+        yield from (line.decode("utf-8", "replace") for line in lines)
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def _followed(path: Path) -> Iterator[Line | None]:
+    """Lines as they are written, for ever; None each time there is nothing new. What stood there at the start
+    was written at an unknown time. A log that is put in its place, or cut, is read from its beginning."""
+    rest, place, inode = b"", 0, 0
+    at: datetime | None = None
+    while True:
+        try:
+            about = path.stat()
+            if place > about.st_size or (inode and inode != about.st_ino):
+                rest, place = b"", 0
+            inode = about.st_ino
+            with path.open("rb") as file:
+                file.seek(place)
+                chunk = file.read(_CHUNK)
+        except OSError as error:
+            if not inode:
+                raise Failed(f"{path} cannot be read: {error.strerror}") from None
+            chunk = b""  # it is being put in its place
+        place += len(chunk)
+        *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+        rest = rest[: 4 * LINE_MAX]
+        for line in lines:
+            yield line.decode("utf-8", "replace"), at
+        if len(chunk) < _CHUNK:
+            yield None
+            time.sleep(_LOOK_S)
+            at = datetime.now(UTC)

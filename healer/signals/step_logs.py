@@ -1,0 +1,178 @@
+"""What training programs print -> how long a step took, for `healer send step-times --from-log`.
+
+Such a line is of all ranks together: it tells `step_s` and never who is slow. Forms:
+
+- Megatron-LM and its kin: `iteration 10/ 100 | … | elapsed time per iteration (ms): 12936.1 | … | lm loss: …`
+  (a mean over the log interval);
+- DeepSpeed: `steps: 10 loss: 2.31 iter time (s): 1.234 …` of its pipeline engine; else lines that name a step
+  and begin with a time, `global_step=10, RunningAvgSamplesPerSec=…` and `[Rank 0] step=10, skipped=0`: the
+  time between two of them, by the number of steps;
+- Lightning: its progress bars (tqdm and rich: a smoothed rate), and `metrics.csv` while it is being written.
+
+Lines that say nothing of a step are passed over; nothing is ever raised.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple
+
+#: Bounds of what is believed: characters of a line, seconds of a step, steps between two lines, columns.
+LINE_MAX, SECONDS_MAX, STEPS_MAX, COLUMNS_MAX = 8_192, 86_400.0, 100_000, 500
+FORMATS = ("auto", "megatron", "deepspeed", "lightning")
+
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
+_STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
+_MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,15})\s{0,20}/\s{0,20}\d{1,15}\s{0,20}\|")
+_PIPELINE = re.compile(rf"\bsteps: (\d{{1,15}}) loss: (\S{{1,40}}) .{{0,200}}?iter time \(s\): ({_NUMBER})")
+_GLOBAL_STEP = re.compile(r"\bglobal_step=(\d{1,15}), RunningAvgSamplesPerSec=")
+_RANK_STEP = re.compile(r"\[Rank 0\] step=(\d{1,15}), skipped=")
+_TQDM = re.compile(
+    rf"Epoch (\d{{1,9}}): {{1,4}}\d{{1,3}}%\|[^|]{{0,400}}\| (\d{{1,12}})/(\d{{1,12}}) "
+    rf"\[[^\],]{{0,60}}, {{1,8}}({_NUMBER}) ?(it/s|s/it)"
+)
+_RICH = re.compile(
+    rf"Epoch (\d{{1,9}})/\d{{1,9}} [^0-9]{{1,400}}(\d{{1,12}})/(\d{{1,12}}) [^i]{{0,80}}?({_NUMBER})it/s"
+)
+_COLUMN = re.compile(r"[A-Za-z0-9_./ -]{1,100}")
+_LOSSES = ("train_loss_step", "train_loss", "loss_step", "loss", "train/loss")
+
+
+class LogStep(NamedTuple):
+    """One line's word. `stamp`: the line's own time, without a zone, as the training's machine wrote it."""
+
+    step: int
+    step_s: float
+    stamp: datetime | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+
+
+class LogReader:
+    """Reads one log, line by line. `form` is one of FORMATS; `auto` tries all."""
+
+    def __init__(self, form: str = "auto") -> None:
+        readers: dict[str, tuple[Callable[[str, datetime | None], LogStep | None], ...]] = {
+            "megatron": (_megatron,),
+            "deepspeed": (_pipeline, self._deepspeed),
+            "lightning": (_lightning, self._csv),
+        }
+        self._readers = (
+            readers[form] if form != "auto" else tuple(r for some in readers.values() for r in some)
+        )
+        self._last_told: int | None = None
+        #: Of a kind of line: the last step and when.
+        self._before: dict[str, tuple[int, datetime]] = {}
+        self._columns: list[str] = []
+
+    def line(self, text: str, at: datetime | None = None) -> LogStep | None:
+        """What the line says of a step, once for each step. `at`: when it was seen to be written, if so."""
+        if len(text) > LINE_MAX:
+            return None
+        for read in self._readers:
+            found = read(text, at)
+            if found is None:
+                continue
+            if not 0 < found.step_s <= SECONDS_MAX or found.step == self._last_told:
+                return None  # each rank, or each redraw of a bar, tells the same step
+            self._last_told = found.step
+            return found
+        return None
+
+    def _deepspeed(self, text: str, at: datetime | None) -> LogStep | None:
+        for kind, pattern in (("global", _GLOBAL_STEP), ("rank", _RANK_STEP)):
+            match = pattern.search(text)
+            if match:
+                stamp = _stamp(text)
+                took = self._since(kind, int(match[1]), stamp or at)
+                return None if took is None else LogStep(int(match[1]), took, stamp)
+        return None
+
+    def _csv(self, text: str, at: datetime | None) -> LogStep | None:
+        """Rows of Lightning's CSVLogger have no time: they count by when they were written."""
+        cells = text.strip().split(",")
+        if "step" in cells and len(cells) <= COLUMNS_MAX and all(_COLUMN.fullmatch(one) for one in cells):
+            self._columns = cells
+            self._before.pop("csv", None)
+            return None
+        if not self._columns or len(cells) != len(self._columns) or at is None:
+            return None
+        row = dict(zip(self._columns, cells, strict=True))
+        if not (row["step"].isascii() and row["step"].isdigit() and len(row["step"]) <= 15):
+            return None
+        took = self._since("csv", int(row["step"]), at)
+        loss = next((_float(row[name]) for name in _LOSSES if row.get(name)), None)
+        return None if took is None else LogStep(int(row["step"]), took, loss=loss)
+
+    def _since(self, kind: str, step: int, when: datetime | None) -> float | None:
+        """Seconds a step since the last line of this kind."""
+        before = self._before.get(kind)
+        if when is None:
+            return None
+        self._before[kind] = (step, when)
+        if before is None or not 0 < step - before[0] <= STEPS_MAX:
+            return None
+        if (when.tzinfo is None) is not (before[1].tzinfo is None):
+            return None
+        return (when - before[1]).total_seconds() / (step - before[0])
+
+
+def _megatron(text: str, _: datetime | None) -> LogStep | None:
+    match = _MEGATRON.search(text)
+    if match is None:
+        return None
+    fields: dict[str, float] = {}
+    for part in text[match.end() :].split("|"):
+        name, colon, value = part.partition(": ")
+        number = _float(value.strip()) if colon else None
+        if number is not None:
+            fields.setdefault(name.strip(), number)
+    took = fields.get("elapsed time per iteration (ms)")
+    if took is None:
+        return None
+    loss = next((fields[name] for name in fields if name == "loss" or name.endswith(" loss")), None)
+    return LogStep(int(match[1]), took / 1000, _stamp(text), loss, fields.get("grad norm"))
+
+
+def _pipeline(text: str, _: datetime | None) -> LogStep | None:
+    match = _PIPELINE.search(text)
+    if match is None:
+        return None
+    return LogStep(int(match[1]), float(match[3]), _stamp(text), _float(match[2]))
+
+
+def _lightning(text: str, _: datetime | None) -> LogStep | None:
+    match, per_s = _TQDM.search(text), False
+    if match is not None:
+        epoch, done, total, rate, unit = match.groups()
+        per_s = unit == "it/s"
+    else:
+        match, per_s = _RICH.search(text), True
+        if match is None:
+            return None
+        epoch, done, total, rate = match.groups()
+    speed = float(rate)
+    if speed == 0 or int(done) == 0:
+        return None
+    # The loss beside it may still be that of the step before.
+    return LogStep(int(epoch) * int(total) + int(done), 1 / speed if per_s else speed)
+
+
+def _stamp(text: str) -> datetime | None:
+    """The first time in the line's beginning: `[2024-03-07 15:27:02,646]`."""
+    match = _STAMP.search(text[:200])
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat(match[1].replace(",", "."))
+    except ValueError:
+        return None
+
+
+def _float(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

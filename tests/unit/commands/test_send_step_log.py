@@ -1,0 +1,174 @@
+"""`healer send step-times --from-log`: whole logs, a log that grows, and what real Lightning prints."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import frameworks
+from tests.support.processes import clean_environ
+from tests.support.sink import Sink, serve_sink
+from tests.support.up import ROOT
+from tests.support.wait import wait_until
+
+TAKEN = {"accepted": 0, "duplicates": 0, "unrecognised": 0, "rejected": []}
+
+
+class Command:
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        sink.answers.extend([(202, {}, json.dumps(TAKEN).encode())] * 100)
+        self.environ = clean_environ(
+            HEALER_URL=sink.url.partition("/hooks")[0],
+            HEALER_TOKEN="heal_0_x",
+            SLURM_JOB_ID="4711",
+        )
+        self.command = [sys.executable, "-m", "healer", "send", "step-times"]
+
+    def run(self, *options: str, given: str | None = None, status: int = 0) -> str:
+        done = subprocess.run(
+            [*self.command, *options], env=self.environ, cwd=ROOT, input=given, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    @contextmanager
+    def following(self, path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+        told = [*self.command, "--from-log", str(path), "--follow", *options]
+        process = subprocess.Popen(
+            told, env=self.environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for _, body in self.sink.asked]
+
+    def steps(self) -> list[dict[str, Any]]:
+        return [sample for body in self.bodies() for sample in body["samples"]]
+
+
+@pytest.fixture
+def command() -> Iterator[Command]:
+    with serve_sink() as sink:
+        yield Command(sink)
+
+
+def megatron(step: int, at: datetime) -> str:
+    stamp = at.strftime("%Y-%m-%d %H:%M:%S")
+    return (
+        f" [{stamp}] iteration {step:8d}/ 500 | elapsed time per iteration (ms): 605.5 | lm loss: 9.0E+00 |\n"
+    )
+
+
+def test_a_whole_log(command: Command, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    log = tmp_path / "train.log"
+    log.write_text("".join(["start\n", *(megatron(step, now) for step in (10, 20, 30)), "end"]))
+    assert command.run("--from-log", str(log)).startswith("0 accepted")
+    (body,) = command.bodies()
+    assert (body["job"], body["restart"]) == ("4711", 0)
+    assert [(one["step"], one["step_s"], one["loss"]) for one in body["samples"]] == [
+        (step, 0.6055, 9.0) for step in (10, 20, 30)
+    ]
+    told = datetime.fromisoformat(body["samples"][0]["time"])
+    assert abs(told - now) < timedelta(seconds=1)
+    assert not {"rank", "node", "compute_s"} & set(body["samples"][0])
+
+
+def test_standard_input_with_a_bar_that_is_redrawn(command: Command) -> None:
+    bar = "".join(f"\rEpoch 0:  10%|#   | {done}/100 [00:05<00:45,  2.00it/s, v_num=1]" for done in (1, 1, 2))
+    command.run("--from-log", "-", "--format", "lightning", "--job", "99", given=bar + "\n")
+    (body,) = command.bodies()
+    assert body["job"] == "99" and [one["step"] for one in body["samples"]] == [1, 2]
+
+
+def test_a_log_that_grows_is_cut_and_put_away(command: Command, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    now = datetime.now(UTC)
+    log.write_text(megatron(10, now))
+    with command.following(log) as process:
+        wait_until(lambda: len(command.steps()) == 1, 60, what="what stood there")
+        with log.open("a") as file:
+            file.write(megatron(20, now)[:40])
+            file.flush()
+            file.write(megatron(20, now)[40:])
+        wait_until(lambda: len(command.steps()) == 2, 60, what="a line in two pieces")
+        new = tmp_path / "new.log"
+        new.write_text(megatron(30, now))
+        os.replace(new, log)
+        wait_until(lambda: len(command.steps()) == 3, 60, what="another log in its place")
+        log.write_text(" iteration 4/ 500 | elapsed time per iteration (ms): 605.5 |\n")
+        wait_until(lambda: len(command.steps()) == 4, 60, what="a log that was cut")
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "0 accepted" in said
+    assert [one["step"] for one in command.steps()] == [10, 20, 30, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--from-log", "gone.log"], "gone.log cannot be read"),
+        (["--from-log", "-", "--format", "jax"], "--format: jax is none of auto, megatron"),
+        (["--from-log", "-", "--follow"], "--follow needs a file"),
+        (["--from-log", "a", "b"], "do not go together"),
+        (["--follow"], "go with --from-log"),
+    ],
+    ids=["gone", "format", "stdin", "files", "alone"],
+)
+def test_what_cannot_be_done_is_said(command: Command, options: list[str], why: str) -> None:
+    assert why in " ".join(command.run(*options, given="", status=1).split())
+    assert command.bodies() == []
+
+
+def test_without_a_job_nothing_is_sent(command: Command) -> None:
+    command.environ.pop("SLURM_JOB_ID")
+    assert "--job" in command.run("--from-log", "-", given="", status=1)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("bar", ["tqdm", "rich"])
+def test_what_real_lightning_prints(command: Command, tmp_path: Path, bar: str) -> None:
+    program = Path(frameworks.__file__).parent / "lightning_printing.py"
+    done = frameworks.run(program, tmp_path, {"BAR": bar, "FOLDER": str(tmp_path)})
+    command.run("--from-log", "-", given=done.stdout)
+    steps = command.steps()
+    assert steps and steps[-1]["step"] == 20
+    # Its steps sleep for 0.05 s; how much longer they took is this machine's business.
+    assert all(0.05 <= one["step_s"] < 60 for one in steps)
+
+
+@pytest.mark.timeout(200)
+def test_what_real_lightning_writes_as_csv(command: Command, tmp_path: Path) -> None:
+    program = Path(frameworks.__file__).parent / "lightning_printing.py"
+    frameworks.run(program, tmp_path, {"BAR": "none", "FOLDER": str(tmp_path)})
+    (written,) = tmp_path.rglob("metrics.csv")
+    header, *rows = written.read_text().splitlines(keepends=True)
+    growing = tmp_path / "growing.csv"
+    now = datetime.now(UTC)
+    growing.write_text(megatron(1, now) + header)
+    with command.following(growing):
+        wait_until(lambda: len(command.steps()) == 1, 60, what="the log is followed")
+        with growing.open("a") as file:  # the first row tells no step: another line tells that it was seen
+            file.write(rows[0] + megatron(2, now))
+        for count, row in enumerate(rows[1:4]):
+            wait_until(lambda count=count: len(command.steps()) == 2 + count, 60, what=f"{count} rows")
+            with growing.open("a") as file:
+                file.write(row)
+        wait_until(lambda: len(command.steps()) == 5, 60, what="all rows")
+    told = command.steps()[2:]
+    assert [one["step"] for one in told] == [int(row.split(",")[1]) for row in rows[1:4]]
+    assert all(one["step_s"] > 0 and one["loss"] > 0 for one in told)

@@ -1,0 +1,139 @@
+"""Lines of training logs: what counts, what is passed over, and that no line is too much."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healer.signals.step_logs import FORMATS, LINE_MAX, LogReader, LogStep
+
+MEGATRON = (
+    " [2025-08-01 07:19:50] iteration        2/    5000 | consumed samples:          256 | elapsed time per "
+    "iteration (ms): 12936.1 | throughput per GPU (TFLOP/s/GPU): 118.7 | learning rate: 1.39E-07 | global "
+    "batch size:   128 | lm loss: 1.044022E+01 | loss scale: 1.0 | grad norm: 26.305 | number of skipped "
+    "iterations:   0 | number of nan iterations:   0 |"
+)
+OLD_MEGATRON = (
+    " iteration       10/  500000 | consumed samples: 160 | elapsed time per iteration (ms): 605.5 | "
+    "learning rate: 1.500E-06 | global batch size:    16 | loss scale: 4096.0 | grad norm: nan |"
+)
+PIPELINE = "steps: 200 loss: 5.5508 lm loss: 5.5103 iter time (s): 0.936 samples/sec: 136.706"
+TIMER = (
+    "[2024-03-07 15:27:02,646] [INFO] [timer.py:260:stop] epoch=0/micro_step=199/global_step={step}, "
+    "RunningAvgSamplesPerSec=58.73, CurrSamplesPerSec=61.35, MemAllocated=6.01GB, MaxMemAllocated=19.52GB"
+)
+RANK = "[2024-03-07 15:27:{second:02},646] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0"
+TQDM = (
+    "Epoch 3:  50%|█████     | 50/100 [00:25<00:25,  2.00it/s, v_num=0, train_loss_step=2.310, val_loss=9.0]"
+)
+RICH = "Epoch 1/9  ━━━━━━━━━╸━━━━━ 10/40 0:00:05 • 0:00:15 18.18it/s v_num: 0.000 train_loss: 0.385"
+AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+
+
+def read(*lines: str, form: str = "auto", every_s: float | None = None) -> list[LogStep]:
+    """With `every_s` the lines were seen to be written, one each so many seconds."""
+    reader = LogReader(form)
+    told = []
+    for number, line in enumerate(lines):
+        at = None if every_s is None else AT + timedelta(seconds=number * every_s)
+        one = reader.line(line, at)
+        if one is not None:
+            told.append(one)
+    return told
+
+
+def test_megatron() -> None:
+    stamp = datetime.fromisoformat("2025-08-01 07:19:50")
+    assert read(MEGATRON) == [LogStep(2, pytest.approx(12.9361), stamp, 10.44022, 26.305)]
+    assert read("[default0]: " + OLD_MEGATRON) == [LogStep(10, pytest.approx(0.6055))]
+
+
+def test_deepspeeds_pipeline_engine() -> None:
+    assert read(PIPELINE) == [LogStep(200, 0.936, None, 5.5508)]
+    assert read("steps: 251 loss: nan iter time (s): 2.8")[0].loss is None
+
+
+def test_deepspeeds_other_lines_count_from_one_to_the_next() -> None:
+    lines = [RANK.format(second=2, step=10), "garbage", RANK.format(second=22, step=20)]
+    assert [(one.step, one.step_s) for one in read(*lines)] == [(20, 2.0)]
+    later = TIMER.replace("15:27:02", "15:27:12")
+    assert [(one.step, one.step_s) for one in read(TIMER.format(step=199), later.format(step=209))] == [
+        (209, 1.0)
+    ]
+    # A restart goes back; what lies between is no step.
+    assert read(RANK.format(second=2, step=100), RANK.format(second=30, step=10)) == []
+
+
+def test_megatron_over_deepspeed_tells_each_step_once() -> None:
+    lines = [
+        line
+        for step, second in ((10, 10), (20, 40))
+        for line in (RANK.format(second=second, step=step), OLD_MEGATRON.replace(" 10/", f" {step}/"))
+    ]
+    assert [one.step for one in read(*lines)] == [10, 20]
+    assert [one.step for one in read(*lines, form="megatron")] == [10, 20]
+    assert [one.step for one in read(*lines, form="deepspeed")] == [20]
+
+
+def test_lightnings_bars() -> None:
+    assert read(TQDM) == [LogStep(350, 0.5)]
+    assert read(TQDM.replace("2.00it/s", "4.00s/it"))[0].step_s == 4.0
+    (rich,) = read(RICH)
+    assert (rich.step, rich.step_s, rich.loss) == (50, pytest.approx(1 / 18.18), None)
+    assert read(TQDM.replace("2.00it/s", "0.00it/s"), TQDM.replace(" 50/", " 0/")) == []
+
+
+def test_lightnings_csv_counts_by_when_it_is_written() -> None:
+    rows = ["epoch,step,train_loss", "0,1,0.42", "0,3,0.23", "0,5,", "1,7,nan"]
+    told = read(*rows, every_s=3.0)
+    assert [(one.step, one.step_s, one.loss) for one in told] == [
+        (3, 1.5, 0.23),
+        (5, 1.5, None),
+        (7, 1.5, None),
+    ]
+    assert read(*rows) == []
+
+
+def test_a_step_told_by_each_rank_counts_once() -> None:
+    assert len(read(*[f"{rank}: {MEGATRON}" for rank in range(8)])) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "iteration 3/10 |", "iteration 3/10 | elapsed time per iteration (ms): x |",
+     "iteration 3/10 | elapsed time per iteration (ms): -4.0 |", MEGATRON.replace("12936.1", "9e99"),
+     "loss: 3", "steps: 3 loss: 2.0",
+     "Epoch 3: 100%", "step,step", "1,2", "x" * (LINE_MAX + 1), MEGATRON + " " * LINE_MAX],
+    ids=range(12),
+)  # fmt: skip
+def test_what_says_nothing_is_passed_over(line: str) -> None:
+    assert read(line, every_s=1.0) == []
+
+
+_PIECES = st.sampled_from(
+    [MEGATRON, PIPELINE, TIMER, RANK, TQDM, RICH, "epoch,step,loss", "0,1,2", "|", ":", " ", "Epoch 1: 1%|",
+     "9" * 30, "iteration 1/ 2 |", " elapsed time per iteration (ms): ", "steps: 1 loss: ",
+     "[2024-13-01 99:00:00,1]", "²"]
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.text(max_size=60) | st.lists(_PIECES, max_size=8).map("".join), max_size=12), st.booleans()
+)
+def test_no_line_is_too_much_for_any_form(lines: list[str], seen: bool) -> None:
+    for form in FORMATS:
+        told = read(*lines, form=form, every_s=1.0 if seen else None)
+        assert all(0 < one.step_s <= 86_400 and one.step >= 0 for one in told)
+        assert all(a.step != b.step for a, b in pairwise(told))
+
+
+@pytest.mark.parametrize(
+    "piece", ["iteration  1/ 2 |", "Epoch 1:  1%|", "Epoch 1/9 ━", "steps: 1 loss: 2 ", "[2024-"]
+)
+def test_a_long_line_takes_no_long_time(piece: str) -> None:
+    """Quadratic would be some 10^8 operations for each of these; the suite's own time limit would end it."""
+    line = (piece * LINE_MAX)[:LINE_MAX]
+    for _ in range(200):
+        LogReader().line(line)

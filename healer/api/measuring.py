@@ -20,6 +20,7 @@ from healer.api.entry import (
     foreign,
     known_query,
     media_type,
+    query_of,
     raw_body,
     read_body,
     shed,
@@ -29,7 +30,7 @@ from healer.api.group_commit import Busy, GroupCommit
 from healer.api.intake import Body, Intake, Refused, Tally, Translators
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import Problem, field_error
-from healer.api.services import Arrival, Caller, DiskFull, Services, Unavailable
+from healer.api.services import Arrival, Caller, DiskFull, NoRoom, Services, Unavailable
 from healer.api.views import Accepted, Rejected
 from healer.model import Observation, Role
 from healer.model.samples import StepBatch
@@ -45,7 +46,7 @@ R = TypeVar("R", Measured, Steps)
 #: Bytes of bodies that may wait, and that are written in one commit.
 METRICS_QUEUE, METRICS_BATCH = 64 * 1024 * 1024, 2 * 1024 * 1024
 #: Metrics wait for no disk, so nothing makes them gather while another commit is under way.
-GATHER_S = 0.002
+GATHER_S = 0.005
 #: OTLP says each point at length; a collector's batch of 8,192 points is some 2 MB.
 OTLP_UNPACKED_LIMIT = 16 * 1024 * 1024
 STEPS_QUEUE, STEPS_BATCH = 16 * 1024 * 1024, 2 * 1024 * 1024
@@ -207,7 +208,7 @@ class MeasuringRoutes:
     async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:
         """The cluster and the node that the address names."""
         cluster = await self._cluster(request, caller, "node")
-        node = request.query_params.get("node") or None
+        node = query_of(request).get("node") or None
         if caller.node and node and caller.node != node:
             await refuse(request, caller, f"this token is bound to the node {caller.node}")
         return cluster, node
@@ -217,7 +218,7 @@ class MeasuringRoutes:
 
         `also` may stand in the address too. Empty where it is open and may be."""
         known_query(request, {"cluster", *also})
-        wanted, served = request.query_params.get("cluster") or None, self._entry.served
+        wanted, served = query_of(request).get("cluster") or None, self._entry.served
         if caller.cluster and (caller.cluster not in served or wanted not in (None, caller.cluster)):
             await refuse(request, caller, f"this token is bound to the cluster {caller.cluster}")
         if open_ok and not (wanted or self._entry.default(caller)):
@@ -306,7 +307,7 @@ class MeasuringRoutes:
             return
         try:
             await self._events.add([Arrival(one) for one in new], shed_first=True)
-        except (Busy, Unavailable):
+        except (Busy, NoRoom, Unavailable):
             return
         for one in new:
             self._inventories[one.digest] = None

@@ -206,8 +206,9 @@ def names_of(signal: Signal) -> list[str]:
 
 
 def selector(names: Iterable[str], matchers: str = "") -> str:
-    """A selector of series by name: `{__name__=~"a|b"}`. Names hold letters, digits, `_` and `:` alone."""
-    return f'{{__name__=~"{"|".join(names)}"{"," + matchers if matchers else ""}}}'
+    """A selector of series by name: `{__name__=~"a|b"}`."""
+    forms = "|".join(re.escape(name).replace("\\", "\\\\") for name in names)
+    return f'{{__name__=~"{forms}"{"," + matchers if matchers else ""}}}'
 
 
 def of_node(names: Iterable[str], node: str) -> str:

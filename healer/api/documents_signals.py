@@ -103,7 +103,7 @@ def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str
         ("heartbeat", "A sender lives", beat, (), stored),
         ("metrics", "Metrics, columnar by node", metrics, (), stored),
         ("prometheus/write", "Prometheus remote_write 1.0, snappy", protobuf, (), nothing),
-        ("openmetrics", "Metrics as exporters print them", text, ("cluster", "node"), stored),
+        ("openmetrics", "Metrics as exporters print them", text, ("cluster", "node", "device"), stored),
         ("nvidia-smi", "The XML of nvidia-smi -q -x", xml, ("cluster", "node"), stored),
         ("step-times", "Step times of a job's ranks", steps, (), stored),
         ("checkpoints", "What a job can go back to", checkpoint, (), stored),

@@ -32,7 +32,7 @@ from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import Problem, field_error
 from healer.api.services import Arrival, Caller, DiskFull, NoRoom, Services, Unavailable
 from healer.api.views import Accepted, Rejected
-from healer.model import Observation, Role
+from healer.model import DEVICE_MARK, Observation, Role, device_named
 from healer.model.samples import StepBatch
 from healer.signals import wire
 from healer.signals.devices import with_devices
@@ -149,7 +149,11 @@ class MeasuringRoutes:
     async def openmetrics(self, request: Request) -> Response:
         caller, known = await self._enter(request)
         media_type(request, _TEXT, "text/plain")
-        cluster, node = await self._query(request, caller)
+        cluster, node = await self._query(request, caller, "device")
+        if device := query_of(request).get("device"):
+            if node is not None:
+                raise field_error("device", "the body is of a node or of a device, not of both")
+            node = DEVICE_MARK + device
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
         return await self._measured(
@@ -205,10 +209,12 @@ class MeasuringRoutes:
         caller, known = await self._entry.enter(request)
         return caller, with_devices(_confined(caller, known), bound=caller.node is not None)
 
-    async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:
-        """The cluster and the node that the address names."""
-        cluster = await self._cluster(request, caller, "node")
+    async def _query(self, request: Request, caller: Caller, *also: str) -> tuple[str, str | None]:
+        """The cluster and the node that the address names; `also` may stand in it too."""
+        cluster = await self._cluster(request, caller, "node", *also)
         node = query_of(request).get("node") or None
+        if node is not None and device_named(node) is not None:
+            raise field_error("node", "not a node name")
         if caller.node and node and caller.node != node:
             await refuse(request, caller, f"this token is bound to the node {caller.node}")
         return cluster, node

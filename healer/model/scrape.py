@@ -10,7 +10,8 @@ class ScrapeJob(msgspec.Struct, frozen=True, kw_only=True):
 
     `targets` are `host:port`, also as hostlists; `file_sd` are paths or globs of files in Prometheus' form.
     `node` says whose the samples are: `host`, the host of the target; `series`, the labels of each series;
-    any other word is the name of a target's label. `cluster`: only that cluster's scraper fetches them.
+    `device`, the device that the target's label `device` names, or else its host; any other word is the name
+    of a target's label. `cluster`: only that cluster's scraper fetches them.
     """
 
     name: str

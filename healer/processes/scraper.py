@@ -32,6 +32,7 @@ from healer.model import (
     ScrapeState,
     SlurmSnapshot,
     TargetState,
+    device_named,
 )
 from healer.ports import Clock, ColumnBook, Samples
 from healer.ports.pull import HistoryAway, ScrapeBook
@@ -273,7 +274,7 @@ class Scraper:
 
     def _known(self, cluster: str, node: str) -> bool:
         snapshot = self._snapshots.get(cluster)
-        return snapshot is not None and node in snapshot.nodes
+        return snapshot is not None and (node in snapshot.nodes or device_named(node) is not None)
 
     def _state(self, job: str, target: str, node: str, size: int, measured: Measured) -> TargetState:
         why = "nothing in the answer is known to the catalogue, or of a node" if not measured.samples else ""

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
-from healer.model import ScrapeJob
+from healer.model import DEVICE_MARK, ScrapeJob
+from healer.signals.devices import device_name
 from healer.signals.wire import Known
 
 #: A target that stalls is asked less often, up to so many intervals apart: it holds a connection each time.
 STALLED_MOST = 4
-HOST, SERIES = "host", "series"
+HOST, SERIES, DEVICE = "host", "series", "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,16 @@ class NoNode(ValueError):
 
 
 def node_of(target: Target, cluster: str, known: Known) -> str | None:
-    """Whose the target's samples are; None where their own labels say it. Raises NoNode.
+    """Whose the target's samples are, a device with its mark; None where their own labels say it. Raises
+    NoNode.
 
     A full host name that is no node counts up to its first dot; a label may end with a port.
     """
     rule = target.job.node
     if rule == SERIES:
         return None
+    if rule == DEVICE:
+        return _device_of(target)
     name = target.host if rule == HOST else target.labels.get(rule, "")
     if not name:
         raise NoNode(f"the target has no label {rule} that names its node")
@@ -53,6 +57,14 @@ def node_of(target: Target, cluster: str, known: Known) -> str | None:
         if one and known(cluster, one):
             return one
     raise NoNode(f"{cluster} has no node {name[:100]}: name it by a label, and that label by `node`")
+
+
+def _device_of(target: Target) -> str:
+    """The target is a device, or stands for one: its label `device` says which, else its own host."""
+    name = device_name("instance", target.labels.get("device") or target.host)
+    if name is None:
+        raise NoNode(f"{target.host[:100]} is no name of a device: give the target a label `device`")
+    return DEVICE_MARK + name
 
 
 def first_due(target: Target, now_s: float) -> float:

@@ -7,7 +7,7 @@ named stays known until the process starts anew, so every number here has a boun
 import re
 from collections.abc import Mapping
 
-from healer.model import device_named
+from healer.model import DEVICE_MARK, device_named
 from healer.signals.wire import Known
 
 #: Labels that may name the device, the surest first: healer's own; infiniband_exporter; UFM and its agents;
@@ -108,6 +108,13 @@ def with_devices(known: Known, *, bound: bool) -> Known:
         return known(cluster, name) if device_named(name) is None else not bound
 
     return also
+
+
+def wrong_device(device: str, cluster: str, known: Known) -> str | None:
+    """Why a request may not be of this device as a whole."""
+    if not _DEVICE.fullmatch(device):
+        return "device: not a name of a device: letters, digits and . _ : -, at most 64"
+    return None if known(cluster, DEVICE_MARK + device) else f"device: {NOT_YOURS}"
 
 
 class Devices:

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from healer.model import device_named
+from healer.signals.devices import wrong_device
 from healer.signals.gpu_names import Where
 from healer.signals.measured import Measured
 from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
@@ -46,16 +48,20 @@ class Exposition:
 
     def __init__(self, placer: Placer, cluster: str) -> None:
         self._cluster = cluster
-        self._of_node, self._of_labels = _Memory(placer), _Memory(placer)
+        self._of_node, self._of_labels, self._of_device = (_Memory(placer) for _ in range(3))
 
     def take(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
-        """Raises BadBody when it is not text. An index is a line's number, from 0."""
+        """Raises BadBody when it is not text. An index is a line's number, from 0. `node`: or a device, with
+        its mark."""
         check_marks(raw, lines=(b"\n", LINES_MAX))
         where = (self._cluster, node) if node else None
-        if where is not None and (wrong := wrong_node(*where, known)):
+        memory = self._of_labels if where is None else self._of_node
+        wrong = wrong_node(*where, known) if where is not None else None
+        if where is not None and (device := device_named(where[1])) is not None:
+            wrong, memory = wrong_device(device, self._cluster, known), self._of_device
+        if wrong:
             _text(raw)
             return Measured(rejected=(Rejected(0, wrong),))
-        memory = self._of_labels if where is None else self._of_node
         memory.slots.forget(now)
         return _Reading(memory, known, now, where).read(raw)
 

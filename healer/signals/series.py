@@ -7,7 +7,7 @@ and Prometheus itself (`instance`).
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from healer.model import DEVICE_MARK, OF_DEVICES, Column, Combine, Part, Scope
+from healer.model import DEVICE_MARK, OF_DEVICES, Column, Combine, Part, Scope, device_named
 from healer.signals.devices import NO_DEVICE, NO_PART, NOT_YOURS, Devices, device_of, part_of
 from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
@@ -32,6 +32,7 @@ NO_NODE = "no node of this cluster"
 OTHER_CLUSTER = "of another cluster"
 NO_GPU = "no GPU is known by these labels"
 OF_A_DEVICE = "is of a device: send it without ?node="
+OF_A_NODE = "is of a node, and the request of a device"
 
 
 class Series(NamedTuple):
@@ -57,7 +58,7 @@ class Placer:
     def place(
         self, name: str, labels: dict[str, str], known: Known, where: Where | None = None
     ) -> Series | str:
-        """The series, or why it has no place. `where`: the node that the request itself names."""
+        """The series, or why it has no place. `where`: the node or device that the request itself names."""
         ways = self.names.ways(name)
         if not ways:
             return NOT_KNOWN
@@ -66,14 +67,19 @@ class Placer:
         ways = [way for way in ways if way.takes(labels)]
         if not ways:
             return "no signal has these labels"
+        of_device = where is not None and device_named(where[1]) is not None
         home, why = where, ""
         for way in ways:
             if way.signal.scope in OF_DEVICES:
-                found = self._device(way, labels, known) if where is None else OF_A_DEVICE
+                fits = where is None or of_device
+                found = self._device(way, labels, known, where) if fits else OF_A_DEVICE
                 if isinstance(found, str):
                     why = why or found
                     continue
                 place, part, portable = *found, True
+            elif of_device:
+                why = why or OF_A_NODE
+                continue
             else:
                 found = home or home_of(labels, known, self._cluster)
                 if isinstance(found, str):
@@ -90,11 +96,13 @@ class Placer:
             return Series(place, column, way.scale, way.signal.combine, portable, own=name == way.signal.name)
         return why
 
-    def _device(self, way: Way, labels: dict[str, str], known: Known) -> tuple[Where, Part] | str:
-        """The device that the labels name and its part, or why there is none."""
-        if is_foreign(labels, self._cluster):
+    def _device(
+        self, way: Way, labels: dict[str, str], known: Known, where: Where | None
+    ) -> tuple[Where, Part] | str:
+        """The device that the request or the labels name, and its part, or why there is none."""
+        if where is None and is_foreign(labels, self._cluster):
             return OTHER_CLUSTER
-        device = device_of(labels)
+        device = device_of(labels) if where is None else device_named(where[1])
         if device is None:
             return NO_DEVICE
         where = self._cluster, DEVICE_MARK + device

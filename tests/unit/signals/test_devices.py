@@ -102,8 +102,27 @@ def test_the_address_names_a_node_and_no_device() -> None:
     measured = take(Bench(), 'coolant_leak{device="cdu1"} 1\n', node="gpu0001")
     assert measured.samples == 0
     assert measured.unknown["coolant_leak"].why == "is of a device: send it without ?node="
-    wrong = take(Bench(), "load1 1\n", node="@cdu1")
-    assert [one.reason for one in wrong.rejected] == ["node: not a node name"]
+
+
+def test_a_request_may_be_of_one_device() -> None:
+    bench = Bench()
+    text = 'ifInErrors{ifName="Ethernet1/1",instance="exporter:9116"} 3\nnode_load1 2\n'
+    measured = take(bench, text, node="@leaf7")
+    assert told(bench, measured) == {"@leaf7": {("switch_port_rx_error_total", "Ethernet1/1"): 3}}
+    assert measured.unknown["node_load1"].why == "is of a node, and the request of a device"
+    # The same lines are another device's, and no node's.
+    assert [one.node for one in take(bench, text, node="@leaf8").reports] == ["@leaf8"]
+    assert [one.node for one in take(bench, text, node="gpu0001").reports] == ["gpu0001"]
+    assert told(bench, take(bench, text)) == {"@exporter": {("switch_port_rx_error_total", "Ethernet1/1"): 3}}
+
+
+@pytest.mark.parametrize(
+    ("device", "bound", "why"), [("a b", False, "not a name"), ("a", True, "bound to a node")]
+)
+def test_a_request_of_what_may_be_no_device(device: str, bound: bool, why: str) -> None:
+    measured = take(Bench(), "coolant_leak 1\n", node=f"@{device}", bound=bound)
+    assert measured.samples == 0
+    assert why in measured.rejected[0].reason
 
 
 def test_no_more_devices_and_parts_than_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

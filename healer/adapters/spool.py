@@ -12,6 +12,7 @@ written when a process or the machine died has no whole record, and nobody was t
 import fcntl
 import itertools
 import os
+import re
 import struct
 import threading
 import time
@@ -35,6 +36,9 @@ LIMIT_BYTES = 256 * 1024 * 1024
 SEGMENT_BYTES = 8 * 1024 * 1024
 #: Records of a segment that is not our own are at most this long; a larger length is no length.
 _RECORD_MAX = 64 * 1024 * 1024
+
+#: What is ours: a folder by the time of its making and its process, a segment by its number and time.
+_FOLDER, _NAME = re.compile(r"\d{20}-\d{1,10}"), re.compile(r"\d{8}-\d{1,12}")
 
 _HEAD = struct.Struct("<IIc")
 
@@ -199,7 +203,7 @@ class FileSpool:
         """Takes over what dead processes left; the number of records."""
         found = 0
         with self._lock, self._door():
-            for path in sorted(one for one in self._root.iterdir() if one.is_dir()):
+            for path in sorted(one for one in self._root.iterdir() if _FOLDER.fullmatch(one.name)):
                 folder = _locked(path)
                 if folder is None:
                     continue
@@ -288,14 +292,14 @@ def _records(path: Path, place: int, end: int) -> Iterator[tuple[Spooled, int]]:
 def _segments_of(folder: _Folder) -> list[_Segment]:
     """The segments of a dead process, up to the last whole record of each; empty ones are deleted."""
     segments: list[_Segment] = []
-    for path in sorted(one for one in folder.path.iterdir() if one.name != "lock"):
+    for path in sorted(one for one in folder.path.iterdir() if _NAME.fullmatch(one.name)):
         whole, entries, size = 0, 0, path.stat().st_size
         for _, behind in _records(path, 0, size):
             whole, entries = behind, entries + 1
         if whole < size:
             log.warning("a spool ends in a torn record", file=str(path), bytes=size - whole)
         if entries:
-            begun_at = float(path.name.partition("-")[2] or path.stat().st_mtime)
+            begun_at = float(path.name.partition("-")[2])
             segments.append(_Segment(path, folder, whole, entries, begun_at))
         else:
             path.unlink()

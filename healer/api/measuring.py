@@ -32,11 +32,12 @@ from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import Problem, field_error
 from healer.api.services import Arrival, Caller, DiskFull, NoRoom, Services, Unavailable
 from healer.api.views import Accepted, Rejected
-from healer.model import DEVICE_MARK, Observation, Role, device_named
+from healer.model import LossReason, Observation, Role
 from healer.model.samples import StepBatch
 from healer.signals import wire
 from healer.signals.devices import with_devices
 from healer.signals.measured import Measured
+from healer.signals.series import LIMITS
 from healer.signals.step_times import Steps, step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import BadBody, Known
@@ -89,7 +90,7 @@ class MeasuringRoutes:
         self._events = events
         self._store_steps = store_steps
         self._tally = tally
-        self._translators = Translators(services.rules, services.columns)
+        self._translators = Translators(services.rules, services.columns, entry.gpus_shown)
         self.steps = GroupCommit(
             Intake(self._put_steps).store, name="steps", queue=STEPS_QUEUE, batch=STEPS_BATCH, weigh=_size,
             before=(events,),
@@ -149,11 +150,7 @@ class MeasuringRoutes:
     async def openmetrics(self, request: Request) -> Response:
         caller, known = await self._enter(request)
         media_type(request, _TEXT, "text/plain")
-        cluster, node = await self._query(request, caller, "device")
-        if device := query_of(request).get("device"):
-            if node is not None:
-                raise field_error("device", "the body is of a node or of a device, not of both")
-            node = DEVICE_MARK + device
+        cluster, node = await self._query(request, caller)
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
         return await self._measured(
@@ -209,12 +206,10 @@ class MeasuringRoutes:
         caller, known = await self._entry.enter(request)
         return caller, with_devices(_confined(caller, known), bound=caller.node is not None)
 
-    async def _query(self, request: Request, caller: Caller, *also: str) -> tuple[str, str | None]:
-        """The cluster and the node that the address names; `also` may stand in it too."""
-        cluster = await self._cluster(request, caller, "node", *also)
+    async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:
+        """The cluster and the node that the address names."""
+        cluster = await self._cluster(request, caller, "node")
         node = query_of(request).get("node") or None
-        if node is not None and device_named(node) is not None:
-            raise field_error("node", "not a node name")
         if caller.node and node and caller.node != node:
             await refuse(request, caller, f"this token is bound to the node {caller.node}")
         return cluster, node
@@ -280,6 +275,10 @@ class MeasuringRoutes:
             await self._remember(measured.inventory)
         entries = measured.samples + measured.unrecognised
         self._entry.taken(request, entries, measured.rejected, measured.rejected_more)
+        self._entry.charge(request, series=measured.placed)
+        for name, one in measured.unknown.items():
+            if one.why in LIMITS:
+                self._entry.lost(request, LossReason.series_limit, one.count, f"{name}: {one.why}")
         return measured
 
     async def _stored(

@@ -1,6 +1,7 @@
 """The spool on a real disk: order, bounds, torn ends, and what a dead process left."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -194,6 +195,41 @@ def test_an_end_that_cannot_be_read_any_more_stops_nothing(spool: FileSpool, tmp
     found = drained(spool)
     assert found == records(0, 2) + records(100, 10)
     assert not spool.pending
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_bytes_may_stand_in_a_segment(tmp_path: Path, seed: int) -> None:
+    """Whole records, some bytes of them changed: nothing raises, and only whole records come out."""
+    left_by_a_dead_process_here(tmp_path, 30)
+    (file,) = segments(tmp_path)
+    raw, chance = bytearray(file.read_bytes()), random.Random(seed)
+    for _ in range(chance.randint(1, 4)):
+        raw[chance.randrange(len(raw))] = chance.randrange(256)
+    raw += chance.randbytes(chance.randrange(40))
+    file.write_bytes(raw)
+    spool = FileSpool(tmp_path / "spool")
+    found = drained(spool)
+    assert found == records(0, len(found)) and len(found) < 31
+    spool.append(records(90, 2))
+    assert drained(spool) == records(90, 2)
+    spool.close()
+
+
+def left_by_a_dead_process_here(folder: Path, count: int) -> None:
+    spool = FileSpool(folder / "spool")
+    spool.append(records(0, count))
+    spool.close()
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "spool" / "lost+found").mkdir(parents=True)
+    (tmp_path / "spool" / "note").write_text("of a person")
+    left_by_a_dead_process_here(tmp_path, 3)
+    (segments(tmp_path)[0].parent / "note").write_text("of a person")
+    spool = FileSpool(tmp_path / "spool")
+    assert drained(spool) == records(0, 3)
+    spool.close()
+    assert (tmp_path / "spool" / "lost+found").is_dir() and len(list(tmp_path.glob("spool/**/note"))) == 2
 
 
 def test_a_closed_spool_is_there_for_the_next(tmp_path: Path) -> None:

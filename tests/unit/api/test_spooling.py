@@ -198,6 +198,19 @@ def test_events_come_back_as_they_went(api: Api, bench: Bench) -> None:
     assert lane.decode(msgspec_of(told[0])) == told[0]
 
 
+def test_what_was_stored_by_a_process_that_died_then_is_stored_once(api: Api, bench: Bench) -> None:
+    """It is in the inbox, and still in the spool: that is how a kill between the two leaves it."""
+    lane = events_lane(bench.spooling, api.services)
+    told = [Arrival(observation(number, datetime.now(UTC))) for number in range(5)]
+    assert lane.stored(told[:3]).result(60) == [True] * 3
+    bench.reach.failed("away")
+    lane.put(told)
+    bench.bring_all_in()
+    with api.engine.connect() as conn:
+        rows = conn.execute(sa.text("SELECT encode(digest, 'hex') FROM inbox ORDER BY id")).scalars().all()
+    assert rows == [one.observation.digest for one in told]
+
+
 def msgspec_of(arrival: Arrival) -> bytes:
 
     return msgspec.json.encode(arrival)

@@ -12,11 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message
 
+from healer.api.access import refuse
 from healer.api.entry import JSON, Entry, aside, confine, decoded, known_query, media_type, read_body, shed
 from healer.api.fleet import Fleet
 from healer.api.group_commit import Busy, GroupCommit
 from healer.api.metrics import COMMIT_S, SIGNALS
-from healer.api.problems import Problem, problem_of
+from healer.api.problems import problem_of
 from healer.api.services import Arrival, Caller, Services
 from healer.api.views import Accepted, Rejected
 from healer.model import LossReason, Role
@@ -157,9 +158,9 @@ class CloudEventRoutes:
         events = await self._read(request, rejects)
         inner = [event for event in events if event.type in ROUTES]
         others = [event for event in events if event.type not in ROUTES]
+        if caller.job and (others or not inner):
+            await refuse(request, caller, f"this token is bound to the job {caller.job}")
         items, unrecognised = self._alerts_in(others, rejects)
-        if items and caller.job:
-            raise Problem(403, f"this token is bound to the job {caller.job}")
         now = self._services.clock.now()
         told = enveloped_observations(items, await self._alerts.site(caller, known), now)
         await confine(request, caller, told.nodes())

@@ -12,6 +12,7 @@ from healer.model import Column, Observation, ObservationKind, Part, SlurmNode, 
 from healer.model.component import Component
 from healer.model.samples import Report, StepBatch
 from healer.recorder import Recorder
+from healer.signals.alerts import Site, alertmanager_observations
 from healer.sim.columns import MemoryColumns
 from healer.sim.recording import read
 
@@ -167,3 +168,22 @@ def test_a_restart_appends_and_counts_what_stands_there(tmp_path: Path) -> None:
         file.close()
     assert len(path.read_bytes().splitlines()) == 1
     assert len((tmp_path / "recording.jsonl.1").read_bytes().splitlines()) == 2
+
+
+def test_alerts_come_back_as_a_group_that_says_the_same() -> None:
+    site = Site("pod1", ("pod1",), lambda _c, _n: True, lambda _c, _n: False)
+    alert = {
+        "status": "firing",
+        "labels": {"alertname": "A", "instance": "gpu0001:9100"},
+        "annotations": {"summary": "it fires"},
+        "startsAt": "2026-11-20T02:00:00+00:00",
+        "fingerprint": "5e9ed1c0b2d4a001",
+    }
+    body = {"version": "4", "externalURL": "http://am.example", "alerts": [alert]}
+    seen = alertmanager_observations(body, site, NOW).observations
+    lines = Lines()
+    made, _ = recorder(lines)
+    made.note(seen, None, NOW)
+    ((route, told),) = lines.told()
+    assert route == "signals/alertmanager"
+    assert alertmanager_observations(told, site, NOW).observations == seen

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.console.sign_in import _local
-from healer.model import Component, Role
+from healer.model import Role
 from tests.support.console_site import CSRF, Site, make_sample
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
@@ -170,26 +170,9 @@ def test_what_others_wrote_is_unchanged() -> None:
     assert "MIT License" in (vendor / "uplot-LICENSE.txt").read_text()
 
 
-def test_an_incident_of_a_device_has_a_page_and_harms_no_other() -> None:
-    sample = make_sample(8)
-    switch = Component(cluster="pod1", device="leaf1")
-    port = Component(cluster="pod1", device="leaf1", part="Ethernet1/7")
-    behind = Component(cluster="pod1", node="gpu0002")
-    name, detail = next(iter(sample.details.items()))
-    incident = msgspec.structs.replace(
-        detail.incident, root=switch, nodes={}, affected=(port, behind), title="A switch port goes down"
-    )
-    sample.details[name] = msgspec.structs.replace(detail, incident=incident)
-    shown = tuple(
-        msgspec.structs.replace(one, root=switch, nodes={}) if one.id == incident.id else one
-        for one in sample.standing.open_incidents
-    )
-    sample.standing = msgspec.structs.replace(sample.standing, open_incidents=shown)
-    client = TestClient(Site(sample).app, base_url="http://healer.test")
-    page = client.get(f"/incidents/{name}", headers=COOKIE)
-    assert page.status_code == 200
-    assert "leaf1" in page.text
-    assert "leaf1 Ethernet1/7" in page.text
-    assert "gpu0002" in page.text
-    for path in ("/", "/incidents", "/fleet.json", f"/incidents/{name}/report.md"):
-        assert client.get(path, headers=COOKIE).status_code == 200, path
+def test_a_node_shows_the_alerts_that_fire_and_what_they_are_to_healer(client: TestClient) -> None:
+    text = client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
+    assert "Alerts that fire" in text
+    assert "opens alert-clock" in text and "evidence only" in text
+    assert "Home is &lt;nearly&gt; full." in text
+    assert "Alerts that fire" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text

@@ -1,0 +1,62 @@
+"""Alerts in a real PostgreSQL: what a detector that starts anew knows, and how long repeats are kept."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.history import PostgresSignalReads
+from healer.adapters.postgres.inbox import PostgresInbox, consume
+from healer.adapters.postgres.retention import AGAIN, tidy
+from healer.detection.alerts import firing
+from healer.model import Observation
+from healer.signals.alerts import Site, alertmanager_observations, told_again
+from tests.support.loop import CLUSTER, name, rules_in
+
+NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
+BEGUN = NOW - timedelta(hours=30)
+
+
+def alert(at: datetime, node: int = 1, status: str = "firing", **more: Any) -> Observation:
+    item = {
+        "status": status,
+        "labels": {"alertname": "NodeClockNotSynchronising", "instance": f"{name(node)}:9100"},
+        "startsAt": BEGUN.isoformat(),
+    }
+    where = Site(CLUSTER, (CLUSTER,), lambda _c, _n: True, lambda _c, _n: False)
+    return alertmanager_observations({"version": "4", "alerts": [item | more]}, where, at).observations[0]
+
+
+@pytest.fixture
+def inbox(fresh_database: sa.Engine) -> PostgresInbox:
+    return PostgresInbox(fresh_database, CLUSTER)
+
+
+def test_what_fires_for_long_is_read_back(inbox: PostgresInbox, fresh_database: sa.Engine) -> None:
+    first = alert(BEGUN)
+    again = told_again(alert(NOW - timedelta(hours=2)))
+    inbox.add([first, again, alert(BEGUN, node=2), alert(NOW, node=2, status="resolved")])
+    known = list(inbox.alerts(NOW - timedelta(hours=72)))
+    assert [one.digest for one in known][:1] == [first.digest]
+    shown = firing(rules_in(), known, NOW)
+    assert [(one.component.node, one.heard_at) for one in shown] == [(name(1), NOW - timedelta(hours=2))]
+    # The first telling is out of reach: its repeat alone says the same.
+    assert [one.since for one in firing(rules_in(), inbox.alerts(NOW - timedelta(hours=9)), NOW)] == [BEGUN]
+    reads = PostgresSignalReads(fresh_database, PostgresColumns(fresh_database))
+    assert [one.digest for one in reads.alerts(CLUSTER, name(1), BEGUN)] == [first.digest, again.digest]
+    assert reads.alerts("pod9", name(1), BEGUN) == []
+
+
+def test_repeats_go_after_three_days_and_the_alert_stays_known(
+    inbox: PostgresInbox, fresh_database: sa.Engine
+) -> None:
+    first = alert(BEGUN)
+    inbox.add([first, told_again(alert(BEGUN + timedelta(hours=2))), told_again(alert(NOW))])
+    with fresh_database.begin() as conn:
+        consume(conn, inbox.unconsumed(10), NOW)
+    tidy(fresh_database, BEGUN + timedelta(hours=3) + AGAIN)
+    left = [one.digest for one in inbox.alerts(BEGUN)]
+    assert left == [first.digest, told_again(alert(NOW)).digest]
+    assert inbox.add([alert(NOW + timedelta(days=30))]) == 0

@@ -1,6 +1,6 @@
 """A real torch job of four processes under the real Slurm tells its steps, and healer names the slow node.
 
-Nobody gives the job a token: it gets its own by munge.
+Nobody gives the job a token: it gets its own by munge. The TaskProlog of the page tells it healer's address.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from tests.support import frameworks
 from tests.support import slurm as slurm_support
 from tests.support.processes import free_port
 from tests.support.site import CLUSTER, Site, site_on
+from tests.support.snippets import placed, snippet
 from tests.support.stack import make_scratch
 from tests.support.wait import wait_until
 
@@ -44,7 +45,6 @@ def submit(site: Site, folder: Path) -> str:
     """The job: one rank on each of four nodes."""
     socket = site.slurm.directory / "run" / "munge.sock"
     environ = frameworks.QUIET | {
-        "HEALER_URL": site.stack.url,
         "HEALER_MUNGE_SOCKET": str(socket),
         "TMPDIR": str(folder),
         "MASTER_ADDR": "127.0.0.1",
@@ -53,8 +53,15 @@ def submit(site: Site, folder: Path) -> str:
         "SLOW_FROM": "50",
         "CHECKPOINT": str(folder / "last.pt"),
     }
+    prolog = folder / "task-prolog"
+    prolog.write_text(
+        placed(snippet("step-times.md", "TaskProlog"), {"https://healer.example": site.stack.url})
+    )
+    prolog.chmod(0o755)
     told = " ".join(f"{name}={value}" for name, value in environ.items())
-    script = f"env {told} srun --output={folder}/%t.txt {frameworks.python()} {PROGRAM}"
+    script = (
+        f"env {told} srun --task-prolog={prolog} --output={folder}/%t.txt {frameworks.python()} {PROGRAM}"
+    )
     job = slurm_support.sbatch(
         site.slurm, f"--nodes={RANKS}", f"--ntasks={RANKS}", "--ntasks-per-node=1", script=script, name="ddp"
     )

@@ -188,7 +188,8 @@ class Steps:
             return
         until = time.monotonic() + timeout_s
         try:
-            self._sender.dropped += self._marks.finish()
+            lost = self._marks.finish()
+            self._sender.dropped += lost
             if self._checkpoints is not None:
                 self._checkpoints.close(timeout_s)
             self._sender.close(max(0.0, until - time.monotonic()))
@@ -230,7 +231,8 @@ class Steps:
             if kept:
                 timed.end = self._last_end = self._marks.mark()
                 timed.about = (time.time(), step)
-                self._sender.dropped += self._marks.ended(timed)
+                lost = self._marks.ended(timed)  # may itself find the queue full, and count that
+                self._sender.dropped += lost
             else:
                 self._last_end = None
             if self._at_end:

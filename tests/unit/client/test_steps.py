@@ -185,9 +185,14 @@ def test_a_full_queue_drops_the_oldest_and_counts() -> None:
     for number in range(12):
         sender.put((time.time(), number, 1.0))
     assert [one[1] for one in sender._samples] == [7, 8, 9, 10, 11] and sender.dropped == 7
+    steps = healer_steps.Steps(environ=RANK | {"HEALER_URL": "http://127.0.0.1:1"})
+    steps._sender = sender
+    with steps.step():
+        pass
+    assert steps.dropped == 8
     for number in range(CHECKPOINTS + 3):
         sender.put_checkpoint({"step": number})
-    assert len(sender._checkpoints) == CHECKPOINTS and sender.dropped == 10
+    assert len(sender._checkpoints) == CHECKPOINTS and sender.dropped == 11
 
 
 def test_what_healer_will_never_take_is_not_sent_again(told: Told, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,11 +38,17 @@ def is_alert(fault: str) -> bool:
 
 def entry_for(rules: Ruleset, seen: Observation) -> AlertRule | None:
     """The first entry that fits the alert's name and labels."""
+    return _labelled(_named(rules, seen.text), seen)
+
+
+def _named(rules: Ruleset, name: str) -> list[AlertRule]:
+    return [entry for entry in rules.alerts if any(fnmatchcase(name, glob) for glob in entry.alert)]
+
+
+def _labelled(entries: Iterable[AlertRule], seen: Observation) -> AlertRule | None:
     labels = seen.data.get("labels") or {}
-    for entry in rules.alerts:
-        if any(fnmatchcase(seen.text, glob) for glob in entry.alert) and all(
-            fnmatchcase(str(labels.get(name, "")), glob) for name, glob in entry.labels.items()
-        ):
+    for entry in entries:
+        if all(fnmatchcase(str(labels.get(name, "")), glob) for name, glob in entry.labels.items()):
             return entry
     return None
 
@@ -51,11 +57,12 @@ def findings(rules: Ruleset, picture: Picture, now: datetime) -> list[Finding]:
     """What fires and was not told lately. Ends what nobody repeats, and notes what stands."""
     alerts = picture.alerts
     by_name = {entry.name: entry for entry in rules.alerts}
+    named: dict[str, list[AlertRule]] = {}
     silent: list[HeardAlert] = []
     standing: set[tuple[str, Component]] = set()
     found: list[Finding] = []
     for one in alerts.firing():
-        _understood(one, rules)
+        _understood(one, rules, named)
         if _is_silent(one, now):
             silent.append(one)
             continue
@@ -101,12 +108,12 @@ def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: 
 
 def firing(rules: Ruleset, told: Iterable[Observation], now: datetime) -> list[FiringAlert]:
     """Of what was told of a place, oldest first: what fires now, the newest first."""
-    alerts = Alerts()
+    alerts, named = Alerts(), {}
     for seen in told:
         alerts.take(seen)
     found: list[FiringAlert] = []
     for one in alerts.firing():
-        _understood(one, rules)
+        _understood(one, rules, named)
         if not _is_silent(one, now):
             found.append(_shown(one))
     return sorted(found, key=lambda one: (one.since, one.name), reverse=True)
@@ -127,11 +134,14 @@ def _shown(one: HeardAlert) -> FiringAlert:
     )
 
 
-def _understood(one: HeardAlert, rules: Ruleset) -> None:
-    """Which entry takes it, asked once for each set of rules."""
+def _understood(one: HeardAlert, rules: Ruleset, named: dict[str, list[AlertRule]]) -> None:
+    """Which entry takes it, asked once for each set of rules; `named` are entries by the alert's name."""
     if one.rules_version == rules.version:
         return
-    entry = entry_for(rules, one.seen)
+    name = one.seen.text
+    if name not in named:
+        named[name] = _named(rules, name)
+    entry = _labelled(named[name], one.seen)
     one.rule, one.stays_h = (entry.name, entry.stays_h) if entry else (None, ALERT_STAYS_H)
     one.rules_version = rules.version
 

@@ -342,11 +342,11 @@ class Api:
 
 @contextmanager
 def serving(
-    database: sa.Engine, *, nodes: int = 4, munge_socket: Path | None = None
+    database: sa.Engine, *, nodes: int = 4, munge_socket: Path | None = None, port: int = 0
 ) -> Iterator[tuple[Api, httpx.Client]]:
-    """An Api behind a real uvicorn on a free port of 127.0.0.1, and a client for it."""
+    """An Api behind a real uvicorn on a port of 127.0.0.1 (0: a free one), and a client for it."""
     api = Api(database, nodes=nodes, munge_socket=munge_socket)
-    config = uvicorn.Config(api.app, host="127.0.0.1", port=0, log_level="warning", access_log=False)
+    config = uvicorn.Config(api.app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

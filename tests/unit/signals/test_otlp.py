@@ -395,3 +395,33 @@ def test_no_json_breaks_the_readers(told: Any) -> None:
 
 def test_a_value_of_no_kind_is_none() -> None:
     assert any_value(AnyValue().SerializeToString(), 0, 0) is None
+
+
+def test_names_of_the_semantic_conventions_are_known(bench: Bench) -> None:
+    """As the hostmetrics receiver and the conventions of hardware write them; from their documents."""
+    card = {"hw.id": "3", "hw.type": "gpu"}
+    request = metrics(
+        {"host.name": "gpu0001"},
+        gauge("system.cpu.load_average.1m", point(3.5), unit="{thread}"),
+        gauge("system.linux.memory.available", point(5.0), unit="By"),
+        total("system.network.errors", point(7, {"device": "eth0", "direction": "receive"}), unit="{errors}"),
+        gauge("hw.gpu.utilization", point(0.5, card | {"hw.gpu.task": "general"}), unit="1"),
+        gauge(
+            "hw.power",
+            point(500.0, card),
+            point(900.0, {"hw.id": "psu0", "hw.type": "power_supply"}),
+            unit="W",
+        ),
+        total("hw.energy", point(12.0, card), unit="J"),
+    )
+    (report,) = bench.translator.otlp(request.SerializeToString(), known, NOW, json=False).reports
+    told = {(signal, part.gpu, part.port): one for (signal, part), one in bench.values(report).items()}
+    assert {signal: one for (signal, *_), one in told.items()} == {
+        "load1": 3.5,
+        "host_memory_available_bytes": 5,
+        "net_rx_error_total": 7,
+        "gpu_util_percent": 50,
+        "power_w": 500,
+        "energy_j_total": 12,
+    }
+    assert {("gpu_util_percent", 3, None), ("net_rx_error_total", None, "eth0")} <= set(told)

@@ -4,7 +4,7 @@
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healer.model import ObservationKind, Part
@@ -310,6 +310,7 @@ _PIECES = 'node_load1|DCGM_FI_DEV_GPU_TEMP|{|}|"|\\|,|=| |\n|#|gpu|gpu="1"|node=
 _pieces = st.sampled_from(_PIECES.split("|"))
 
 
+@settings(deadline=None)
 @given(st.lists(_pieces, max_size=40).map("".join))
 def test_any_text_gets_an_answer_and_the_same_one_twice(text: str) -> None:
     bench = Bench()

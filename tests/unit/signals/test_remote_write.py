@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healer.model import Part
-from healer.signals import remote_write, slots
+from healer.signals import order as orders
+from healer.signals import slots
 from healer.signals.measured import Measured
-from healer.signals.remote_write import Order, read, unpacked, walk
+from healer.signals.order import Order
+from healer.signals.remote_write import read, unpacked, walk
 from healer.signals.wire import BadBody
 from tests.unit.signals.measuring import NOW, Bench, gpu, known
 from tests.unit.signals.pushing import field, label, message, one, sample, snappy, varint
@@ -198,6 +200,7 @@ def test_a_body_that_unpacks_to_too_much(bench: Bench) -> None:
         unpacked(varint(65 * 2**20) + b"\0")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_garbage_is_a_bad_body_or_nothing(raw: bytes) -> None:
     bench = Bench()
@@ -237,6 +240,7 @@ def _told(samples: object) -> list[tuple[int, bytes, int]]:
     return sorted((slot, struct.pack("<d", value), time) for slot, value, time in rows)
 
 
+@settings(deadline=None)
 @given(_messages)
 def test_the_fast_way_gives_what_the_walker_gives(parts: list[bytes]) -> None:
     raw = b"".join(parts)
@@ -287,6 +291,7 @@ def _stretch(begin: int, count: int, value: float, odd: int) -> bytes:
     return b"".join(parts)
 
 
+@settings(deadline=None)
 @given(_stretches, st.sets(st.integers(0, 39)))
 def test_whatever_came_before_a_request_gives_the_same(requests: list[tuple], unknown: set[int]) -> None:
     slots = {block: number for number, block in enumerate(_FEW) if number not in unknown}
@@ -316,8 +321,8 @@ def test_a_block_gets_the_slot_that_it_has_now() -> None:
 
 
 def test_what_is_known_of_the_order_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_write, "_ORDER_MAX", 100)
-    monkeypatch.setattr(remote_write, "_ORDER_BYTES_MAX", 400)
+    monkeypatch.setattr(orders, "_ORDER_MAX", 100)
+    monkeypatch.setattr(orders, "_ORDER_BYTES_MAX", 400)
     known = {b"%4d" % number: number for number in range(1000)}
     blocks, order = list(known), Order()
     for begin in (0, 500, 40, 900, 3):

@@ -5,7 +5,7 @@ import math
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healer.signals import templates
@@ -65,6 +65,7 @@ def written(lines: list[tuple[str, str]]) -> str:
 _lines = st.lists(st.tuples(st.sampled_from(TEXTS), st.sampled_from(VALUES)), min_size=1, max_size=12)
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     _lines, st.lists(st.sampled_from(VALUES), min_size=12, max_size=12), st.sampled_from([None, "gpu0001"])
 )

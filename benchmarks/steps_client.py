@@ -34,7 +34,7 @@ server.serve_forever()
 
 
 def measure(url: str) -> dict[str, float]:
-    """Microseconds of a step: clock and this thread's processor time, the median round, and the 99.9th step."""
+    """Microseconds of a step: by the clock and of this thread's processor; the 99.9th by the clock."""
     environ = {
         "HEALER_URL": url,
         "HEALER_TOKEN": "heal_0_x",

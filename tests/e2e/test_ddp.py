@@ -50,7 +50,7 @@ def submit(site: Site, folder: Path) -> str:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "SLOW_RANK": str(SLOW),
-        "SLOW_FROM": "50",
+        "SLOW_FROM": "20",
         "CHECKPOINT": str(folder / "last.pt"),
     }
     prolog = folder / "task-prolog"

@@ -12,8 +12,8 @@ from healer_steps.pytorch import watch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-#: Each step's work on each rank, and how much longer the slow one takes.
-WORK_S, SLOWER_S = 0.1, 0.1
+#: Each step's work on each rank, and how much longer the slow one takes: far above what a busy machine adds.
+WORK_S, SLOWER_S = 0.2, 0.3
 
 
 def main() -> None:

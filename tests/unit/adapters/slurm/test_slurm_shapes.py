@@ -186,6 +186,19 @@ def test_text_and_json_of_22_05_agree_on_every_kind_of_job() -> None:
     assert by_text["4"].dependency == "afterok:3(unfulfilled)"
 
 
+def test_whose_a_job_is_is_known_by_number() -> None:
+    """A token is given by it: who is not told owns nothing, and root's 0 is a number like others."""
+    text = (CAPTURED / "job_two_nodes_22.05.txt").read_text()
+    for shown, uid in (("root(0)", 0), ("alice(1001)", 1001), ("nobody", None)):
+        assert parse_text.job(text.replace("UserId=root(0)", f"UserId={shown}"))[0].uid == uid
+    raw = (CAPTURED / "jobs_24.11.json").read_bytes()
+    assert {one.uid for one in parse_json.jobs(raw).values()} == {0}
+    other = raw.replace(b'"user_id":0', b'"user_id":1001')
+    assert {one.uid for one in parse_json.jobs(other).values()} == {1001}
+    untold = raw.replace(b'"user_id":0,', b"")
+    assert {one.uid for one in parse_json.jobs(untold).values()} == {None}
+
+
 def test_what_24_11_shows_of_the_same_kinds() -> None:
     jobs = parse_json.jobs((CAPTURED / "jobs_24.11.json").read_bytes())
     assert (jobs["3"].held_by, jobs["3"].admin_comment) == ("user", "healer: said this")

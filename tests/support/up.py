@@ -81,7 +81,11 @@ class Stack:
         self.process.wait()
 
     def __enter__(self) -> "Stack":
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.__exit__(None, None, None)  # nobody else would end what was started
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

@@ -8,13 +8,16 @@ from typing import Any
 
 from healer.adapters.pull.promql import PromqlClient, PromqlHistory
 from healer.api.views import Readiness
-from healer.model import Catalogue
+from healer.model import Catalogue, Ruleset
 from healer.ports import ColumnBook
-from healer.ports.pull import HistoryAway, MetricHistory, NoHistory
+from healer.ports.pull import HistoryAway, MetricHistory, NoHistory, Points
 from healer.settings import Settings
+from healer.signals.promql import step_for
 
 #: /readyz asks the server no more often than this, and never waits for it.
 ASK_EVERY_S = 15.0
+#: Points of one line of a chart, and how long a page waits for its turn.
+POINTS, WAIT_S = 300, 10.0
 
 
 def prometheus_client(settings: Settings) -> PromqlClient | None:
@@ -29,6 +32,39 @@ def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[
     if client is None:
         return lambda _: NoHistory()
     return lambda catalogue: PromqlHistory(client, catalogue, book, cluster)
+
+
+class RememberedCharts:
+    """`healer.ports.pull.Charts`. One question at a time: what is learned of series is shared."""
+
+    def __init__(self, settings: Settings, rules: Callable[[], Ruleset], book: ColumnBook) -> None:
+        self._rules, self._book = rules, book
+        found = {one.cluster or "": prometheus_client(one) for one in settings.each()}
+        self._clients = {name: client for name, client in found.items() if client is not None}
+        self._made: dict[str, tuple[Catalogue, PromqlHistory]] = {}
+        self._lock = threading.Lock()
+
+    def remembers(self, cluster: str) -> bool:
+        return cluster in self._clients or "" in self._clients
+
+    def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
+        client = self._clients.get(cluster) or self._clients.get("")
+        if client is None:
+            return {}
+        step_s = step_for((until - since).total_seconds(), POINTS)
+        if not self._lock.acquire(timeout=WAIT_S):
+            raise HistoryAway("too many charts are asked for at once")
+        try:
+            catalogue = self._rules().catalogue
+            made = self._made.get(cluster)
+            if made is None or made[0] is not catalogue:
+                made = self._made[cluster] = (
+                    catalogue,
+                    PromqlHistory(client, catalogue, self._book, cluster),
+                )
+            return made[1].node(node, signal, since, until, step_s, lambda _, one: one == node)
+        finally:
+            self._lock.release()
 
 
 class Watched:

@@ -37,7 +37,7 @@ from healer.adapters.spool import FileSpool
 from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
 from healer.api.services import Services
-from healer.bootstrap.prometheus import Watched
+from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.casebook import CaseBook
 from healer.console.reads import NewSession, Session
 from healer.console.routes import router as console
@@ -154,6 +154,7 @@ def web_app(settings: Settings) -> FastAPI:
         signals=wired.history,
         unknown=wired.unknown,
         modes={name: one.mode for name, one in settings.clusters.items()},
+        charts=RememberedCharts(settings, wired.rules, wired.columns),
         cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
     )

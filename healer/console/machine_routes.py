@@ -3,6 +3,7 @@
 import json
 from datetime import datetime, timedelta
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from healer.console import words
@@ -16,9 +17,12 @@ from healer.model import FiringAlert, Mode, Reservation, SlurmJob, SlurmSnapshot
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations.gpus import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
+from healer.ports.pull import HistoryAway
 
 #: Names that arrive and that no rule can use: the most frequent ones.
 UNKNOWN_SHOWN = 200
+#: What a node's chart may show of a Prometheus-compatible server.
+HOURS = {"6": "6 h", "24": "24 h", "168": "7 days"}
 
 
 def machine_routes(routes: APIRouter, pages: Pages) -> None:
@@ -29,7 +33,7 @@ def machine_routes(routes: APIRouter, pages: Pages) -> None:
 
 def _node_routes(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/nodes/{cluster}/{name}")
-    def node_page(request: Request, cluster: str, name: str, signal: str = "") -> Response:
+    def node_page(request: Request, cluster: str, name: str, signal: str = "", hours: str = "") -> Response:
         def show() -> Response:
             context = pages.context(request, "node", cluster)
             row = next((row for row in context["rows"] if row.name == name), None)
@@ -70,6 +74,7 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                     now=now,
                 ),
             }
+            context |= _remembered(pages, cluster, name, context, hours)
             return pages.show("node.html", context)
 
         return guarded(show)
@@ -84,6 +89,28 @@ def _alerts(pages: Pages, cluster: str, name: str, now: datetime) -> list[tuple[
         (one, words.alert_taken(one.rule if one.rule in opening else None))
         for one in firing(rules, told, now)
     ]
+
+
+def _remembered(pages: Pages, cluster: str, name: str, context: dict, wanted: str) -> dict:
+    """The chart over more hours than healer keeps, where a Prometheus-compatible server is set."""
+    hours = int(wanted) if wanted in HOURS else 0
+    measured, now = context["measured"], context["now"]
+    told = {
+        "hours": hours,
+        "hours_known": HOURS if pages.reads.remembers(cluster) else {},
+        "history_away": "",
+    }
+    signal = pages.reads.catalogue().signals.get(measured.signal)
+    if not hours or not told["hours_known"] or signal is None:
+        return told | {"hours": 0}
+    try:
+        since = now - timedelta(hours=hours)
+        points = pages.reads.remembered(cluster, name, signal.name, since, now)
+    except HistoryAway as error:
+        return told | {"history_away": str(error)}
+    incidents = context["row"].incidents
+    chart = node.remembered_chart(points, signal, name, incidents, now, hours=hours)
+    return told | {"measured": msgspec.structs.replace(measured, chart=chart)}
 
 
 def reservations_of(snapshot: SlurmSnapshot, node: str) -> list[Reservation]:

@@ -44,6 +44,7 @@ from healer.model import (
 
 if TYPE_CHECKING:
     from healer.model.samples import Report, StepBatch
+    from healer.ports.pull import Points
 
     #: Reports of a node, and what the numbers of their columns stand for.
     Reported = tuple[list[Report], dict[int, Column]]
@@ -308,6 +309,14 @@ class ConsoleReads(Protocol):
 
     def node_signals(self, cluster: str, node: str, since: datetime) -> "Reported":
         """What arrived after `since`, oldest first; kept for about an hour."""
+        ...
+
+    def remembers(self, cluster: str) -> bool:
+        """Whether a Prometheus-compatible server is set: only then `remembered` gives anything."""
+        ...
+
+    def remembered(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> "Points":
+        """What that server remembers of one signal of a node. Raises HistoryAway."""
         ...
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:

@@ -49,6 +49,16 @@ class MetricHistory(Protocol):
         ...
 
 
+class Charts(Protocol):
+    """What the servers of all clusters remember, for pages; from any thread. `points` raises HistoryAway."""
+
+    def remembers(self, cluster: str) -> bool:
+        """Whether a server is set for it."""
+        ...
+
+    def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points: ...
+
+
 class NoHistory:
     """`MetricHistory` where no server is set."""
 

@@ -53,6 +53,7 @@ from healer.model import (
     UnknownSeries,
 )
 from healer.model.samples import Report, StepBatch
+from healer.ports.pull import Points
 from healer.ruleset import load
 from tests.support import console_blocks, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
@@ -218,6 +219,12 @@ class SampleReads:
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         return console_telemetry.reports_of(node, since)
+
+    def remembers(self, cluster: str) -> bool:
+        return False
+
+    def remembered(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
+        return {}
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         return LastHeard(heartbeat_at=NOW, lines_lost=3) if node == "gpu0001" else LastHeard()

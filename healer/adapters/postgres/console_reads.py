@@ -59,6 +59,7 @@ from healer.model import (
 )
 from healer.model.samples import Report, StepBatch
 from healer.ports import Clock, SignalReads
+from healer.ports.pull import Charts, Points
 
 #: Runs that want a person, and how many of them a page shows.
 _ASKING = ("waiting_approval", "proposed", "stuck", "held")
@@ -82,6 +83,7 @@ class PostgresConsoleReads:
         rules_error: Callable[[], str] = lambda: "",
         cases: Callable[[], dict[str, int]] = dict,
         modes: Mapping[str, Mode] | None = None,
+        charts: Charts | None = None,
     ) -> None:
         """`modes`: of several clusters each, with the mode of rules without their own."""
         self._engine = engine
@@ -93,6 +95,7 @@ class PostgresConsoleReads:
         self._rules_error = rules_error
         self._cases = cases
         self._modes = modes or {}
+        self._charts = charts
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -268,6 +271,12 @@ class PostgresConsoleReads:
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         return self._signals.node_signals(cluster, node, since)
+
+    def remembers(self, cluster: str) -> bool:
+        return self._charts is not None and self._charts.remembers(cluster)
+
+    def remembered(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
+        return self._charts.points(cluster, node, signal, since, until) if self._charts is not None else {}
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         return self._signals.heard(cluster, node, since)

@@ -224,14 +224,16 @@ def series(
     return sorted(found)
 
 
-def chart_view(name: str, chart: Chart, moments: Sequence[ChartMark] = ()) -> ChartView:
+def chart_view(
+    name: str, chart: Chart, moments: Sequence[ChartMark] = (), *, gap_s: float = GAP_S
+) -> ChartView:
     """The figure of one chart with the moments of its incident drawn in."""
     timed = chart.x == "time"
     marks = _marks([*chart.marks, *moments]) if timed else _marks(chart.marks)
     first, last = (chart.times[0], chart.times[-1]) if chart.times else (0.0, 0.0)
     drawn = [mark for mark in marks if timed and _near(mark.at.timestamp(), first, last)]
     listed = tuple(Moment(at=mark.at, label=mark.label, drawn=mark in drawn) for mark in marks)
-    times, values = with_gaps(chart.times, [line.values for line in chart.lines], timed=timed)
+    times, values = with_gaps(chart.times, [line.values for line in chart.lines], timed=timed, gap_s=gap_s)
     return ChartView(
         id=name,
         title=chart.title,
@@ -269,13 +271,17 @@ def _marks(marks: Iterable[ChartMark]) -> list[ChartMark]:
 
 
 def with_gaps(
-    times: Sequence[float], lines: Sequence[Sequence[float | None]], *, timed: bool
+    times: Sequence[float],
+    lines: Sequence[Sequence[float | None]],
+    *,
+    timed: bool,
+    gap_s: float = GAP_S,
 ) -> tuple[list[float], list[list[float | None]]]:
-    """An empty value wherever nothing came for `GAP_S`: silence must not look like a straight line."""
+    """An empty value wherever nothing came for `gap_s`: silence must not look like a straight line."""
     at: list[float] = []
     columns: list[list[float | None]] = [[] for _ in lines]
     for index, moment in enumerate(times):
-        if timed and at and moment - at[-1] > GAP_S:
+        if timed and at and moment - at[-1] > gap_s:
             at.append(round(at[-1] + 1, 1))
             for column in columns:
                 column.append(None)

@@ -4,17 +4,18 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from healer.console import words
 from healer.console.reads import OpenIncident
-from healer.console.views.charts import ChartView, chart_view
+from healer.console.views.charts import GAP_S, ChartView, chart_view
 from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.model.signals import Catalogue
+from healer.ports.pull import Points
 
 if TYPE_CHECKING:
     from healer.model.samples import Report
@@ -265,6 +266,9 @@ def _chart(
     node: str,
     incidents: Sequence[OpenIncident],
     now: datetime,
+    *,
+    span: timedelta = WINDOW,
+    gap_s: float = GAP_S,
 ) -> ChartView:
     """One line per part that tells the signal, and the node's own median where there are three or more."""
     parts = sorted((column for column in found if column.signal == signal.name), key=_order)[:_LINES_DRAWN]
@@ -284,7 +288,7 @@ def _chart(
     if len(lines) >= 3:
         middle = tuple(statistics.median(values) if values else None for values in by_time)
         lines.append(ChartLine(label="median here", role="peers", values=middle))
-    since = now - WINDOW
+    since = now - span
     chart = Chart(
         title=f"{words.sentence(signal.text or signal.name)}{', per minute' if counter else ''}",
         unit=signal.unit,
@@ -294,11 +298,32 @@ def _chart(
         signal=signal.name,
         node=node,
     )
-    view = chart_view("chart-signal", chart)
+    view = chart_view("chart-signal", chart, gap_s=gap_s)
     bad = {one.root.gpu for one in incidents if one.root.node == node and one.root.gpu is not None}
     for line, part in zip(view.data["s"], drawn, strict=False):
         line["b"] = part.gpu in bad
     return view
+
+
+def remembered_chart(
+    points: Points,
+    signal: Signal,
+    node: str,
+    incidents: Sequence[OpenIncident],
+    now: datetime,
+    *,
+    hours: int,
+) -> ChartView:
+    """The same of what a Prometheus-compatible server remembers; lines break where some points miss."""
+    found = {
+        column: [_Newest(datetime.fromtimestamp(at, UTC), value) for at, value in line]
+        for column, line in points.items()
+    }
+    steps = [
+        after - before for line in points.values() for (before, _), (after, _) in itertools.pairwise(line)
+    ]
+    gap_s = max(GAP_S, 4 * min(steps, default=0.0))
+    return _chart(found, signal, node, incidents, now, span=timedelta(hours=hours), gap_s=gap_s)
 
 
 #: More lines than that are a carpet; the table of links names those that matter.

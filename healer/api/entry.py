@@ -121,23 +121,28 @@ class Entry:
             return
         late = [one for one in rejected if one.reason.startswith(TOO_OLD)]
         wrong = [one for one in rejected if not one.reason.startswith(TOO_OLD)]
-        self._lost(request, LossReason.late, len(late), late)
-        self._lost(request, LossReason.rejected, len(wrong) + more, wrong or rejected)
+        self.lost(request, LossReason.late, len(late), TOO_OLD)
+        self.lost(request, LossReason.rejected, len(wrong) + more, (wrong or rejected)[0].reason)
 
-    def _lost(self, request: Request, reason: LossReason, count: int, some: Sequence[wire.Rejected]) -> None:
-        if count:
-            caller: Caller = request.scope[SENDER]
-            route, cluster = route_of(request.scope["path"]), self.home(caller)
-            example = some[0].reason
-            self.losses.add(route, reason, count, cluster=cluster, who=caller.name, example=example)
+    def lost(self, request: Request, reason: LossReason, count: int, example: str) -> None:
+        """Counts entries of this request that are not stored."""
+        caller: Caller = request.scope[SENDER]
+        route, cluster = route_of(request.scope["path"]), self.home(caller)
+        self.losses.add(route, reason, count, cluster=cluster, who=caller.name, example=example)
+
+    def gpus_shown(self, cluster: str, node: str) -> int | None:
+        """How many GPUs Slurm shows of a node; None where it tells none. From any thread."""
+        snapshot = self._fleet.latest.get(cluster)
+        shown = snapshot.nodes.get(node) if snapshot is not None else None
+        return shown.gpus or None if shown is not None else None
 
     def home(self, caller: Caller) -> str:
         """The cluster at which what this caller sends is counted."""
         return caller.cluster or self._services.cluster
 
-    def charge(self, request: Request, *, size: int = 0, entries: int = 0) -> None:
-        """Counts bytes and entries (lines, samples, events) against the quota of who sent them."""
-        self.quotas.spend(request.scope[SENDER], time.monotonic(), size=size, entries=entries)
+    def charge(self, request: Request, *, size: int = 0, entries: int = 0, series: int = 0) -> None:
+        """Counts bytes, entries (lines, samples, events) and new series against their sender's quota."""
+        self.quotas.spend(request.scope[SENDER], time.monotonic(), size=size, entries=entries, series=series)
 
     def default(self, caller: Caller) -> str:
         """The cluster of what names none; empty where there are several and the token is bound to none."""

@@ -24,6 +24,11 @@ class Fleet:
         self._lock = threading.Lock()
         self._reading: asyncio.Future[dict[str, SlurmSnapshot]] | None = None
 
+    @property
+    def latest(self) -> dict[str, SlurmSnapshot]:
+        """By cluster, as they were last read; asks nobody."""
+        return self._snapshots
+
     def snapshots(self) -> dict[str, SlurmSnapshot]:
         """By cluster; from a thread."""
         with self._lock:

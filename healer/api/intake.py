@@ -16,6 +16,7 @@ from healer.api.services import UnknownBook
 from healer.model import Catalogue, Ruleset, UnknownSeries
 from healer.ports import ColumnBook
 from healer.signals.measured import Unknown
+from healer.signals.parts import Shown, unknown_shape
 from healer.signals.translate import Translator
 from healer.signals.wire import BadBody
 
@@ -66,8 +67,8 @@ class Translators:
     """The translators of the catalogue in force, one for each cluster: what is learned of a node's series is
     of that cluster alone. For one thread."""
 
-    def __init__(self, rules: Callable[[], Ruleset], book: ColumnBook) -> None:
-        self._rules, self._book = rules, book
+    def __init__(self, rules: Callable[[], Ruleset], book: ColumnBook, shown: Shown = unknown_shape) -> None:
+        self._rules, self._book, self._shown = rules, book, shown
         self._catalogue: Catalogue | None = None
         self._made: dict[str, Translator] = {}
 
@@ -76,7 +77,7 @@ class Translators:
         if catalogue is not self._catalogue:
             self._made, self._catalogue = {}, catalogue
         if cluster not in self._made:
-            self._made[cluster] = Translator(catalogue, self._book, cluster)
+            self._made[cluster] = Translator(catalogue, self._book, cluster, self._shown)
         return self._made[cluster]
 
 

@@ -32,17 +32,20 @@ class Rates(NamedTuple):
 
     bytes: float
     entries: float
+    #: Series that were not known before: reading one costs a hundred times what a sample of a known one does.
+    series: float
 
 
 BURST_S = 60.0
 #: 10,000 GPUs are 1,250 nodes of 240 samples every 5 s: 60,000 samples/s, and 21 MB/s of remote_write
-#: unpacked, the widest form. One token for all of it fits ten times.
-OF_CLUSTER = Rates(200e6, 600_000)
+#: unpacked, the widest form. One token for all of it fits ten times. Their 300,000 series are new to a
+#: process that just began: a quarter of the burst.
+OF_CLUSTER = Rates(200e6, 600_000, 20_000)
 #: node_exporter and dcgm-exporter of one node print 3,000 lines of 100 bytes: every 5 s, six times over; and
 #: a storm of 10,000 kernel lines at once is a thirtieth of the burst.
-OF_NODE = Rates(2e6, 5_000)
+OF_NODE = Rates(2e6, 5_000, 500)
 #: Steps of 10,000 ranks each second, at 200 bytes, twice.
-OF_JOB = Rates(4e6, 20_000)
+OF_JOB = Rates(4e6, 20_000, 500)
 
 #: The routes that bring no events, by what follows /signals/; all others do.
 KINDS = {
@@ -75,6 +78,7 @@ class _Account:
 
     bytes: float
     entries: float
+    series: float
     at: float
 
 
@@ -94,17 +98,18 @@ class Quotas:
         for what, left, rate in (
             ("bytes", account.bytes, rates.bytes),
             ("entries", account.entries, rates.entries),
+            ("new series", account.series, rates.series),
         ):
             owed = -left - kind * BURST_S * rate
             if owed > 0:
                 raise OverQuota(what, rate, max(1, math.ceil(owed / rate)))
 
-    def spend(self, caller: Caller, now: float, *, size: int = 0, entries: int = 0) -> None:
-        """Charges what a request was: bytes unpacked, and entries (lines, samples, events)."""
+    def spend(self, caller: Caller, now: float, *, size: int = 0, entries: int = 0, series: int = 0) -> None:
+        """Charges what a request was: bytes unpacked, entries (lines, samples, events), new series."""
         rates = rates_of(caller)
         account = self._accounts.get(caller.id)
         if account is None:
-            account = _Account(rates.bytes * BURST_S, rates.entries * BURST_S, now)
+            account = _Account(rates.bytes * BURST_S, rates.entries * BURST_S, rates.series * BURST_S, now)
             self._accounts[caller.id] = account
             if len(self._accounts) > TOKENS:
                 self._accounts.popitem(last=False)
@@ -113,6 +118,7 @@ class Quotas:
             self._accounts.move_to_end(caller.id)
         account.bytes -= size
         account.entries -= entries
+        account.series -= series
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -120,7 +126,7 @@ class Quotas:
 
 def rates_of(caller: Caller) -> Rates:
     base = OF_NODE if caller.node else OF_JOB if caller.job else OF_CLUSTER
-    return Rates(base.bytes * caller.quota, base.entries * caller.quota)
+    return Rates(base.bytes * caller.quota, base.entries * caller.quota, base.series * caller.quota)
 
 
 def _earn(account: _Account, rates: Rates, now: float) -> None:
@@ -128,4 +134,5 @@ def _earn(account: _Account, rates: Rates, now: float) -> None:
     passed = max(0.0, now - account.at)
     account.bytes = min(rates.bytes * BURST_S, account.bytes + passed * rates.bytes)
     account.entries = min(rates.entries * BURST_S, account.entries + passed * rates.entries)
+    account.series = min(rates.series * BURST_S, account.series + passed * rates.series)
     account.at = now

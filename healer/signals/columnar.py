@@ -21,8 +21,10 @@ from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.measured import REPORTS_MAX, SAMPLES_MAX, TOO_MANY_MOMENTS, Measured
 from healer.signals.names import Names, Numbers, Way
+from healer.signals.parts import GPU_BEYOND, GPUS_LEAST, LINK_BEYOND, NVLINKS_MAX, Parts
 from healer.signals.ports import Ports
 from healer.signals.rejects import BadEntry, Rejects, utc_time
+from healer.signals.series import NO_ROOM
 from healer.signals.values import TOO_OLD, clean, doubles, moment, number
 from healer.signals.wire import Gpu, Known, wrong_node
 
@@ -46,9 +48,11 @@ class _Layout(msgspec.Struct, frozen=True):
 class Columnar:
     """Bodies of this form -> reports. Remembers layouts, bounded."""
 
-    def __init__(self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, cluster: str) -> None:
+    def __init__(
+        self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, parts: Parts, cluster: str
+    ) -> None:
         self._names, self._numbers, self._gpus, self._ports = names, numbers, gpus, ports
-        self._cluster = cluster
+        self._parts, self._cluster = parts, cluster
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
         self._layout_bytes = 0
 
@@ -82,6 +86,7 @@ class Columnar:
         where = (cluster, body.node)
         if body.ports:
             self._without_strange_ports(body, where, out)
+        self._without_parts_beyond(body, where, out)
         layout = self._layout(body)
         if body.gpus:
             self._learn(where, body.gpus)
@@ -126,6 +131,22 @@ class Columnar:
             for name in body.ports.pop(port):
                 out.unplaced(name, why, 1, {"port": port[:100]})
 
+    def _without_parts_beyond(self, body: Body | Wordy, where: Where, out: Measured) -> None:
+        """Cuts lists that tell of more GPUs than the node has, or of more links than a GPU can have."""
+        longest = max(map(len, chain(body.gpu.values(), body.links.values())), default=0)
+        if longest > GPUS_LEAST or any(len(links) > NVLINKS_MAX for links in chain(*body.links.values())):
+            check_sizes(body)
+        if longest > GPUS_LEAST and longest > (most := self._parts.gpus(where)):
+            for name, values in body.gpu.items():
+                _cut(name, values, most, GPU_BEYOND, out)
+            for name, gpus in body.links.items():
+                for links in gpus[most:]:
+                    out.unplaced(name, GPU_BEYOND, len(links))
+                del gpus[most:]
+        for name, gpus in body.links.items():
+            for links in gpus:
+                _cut(name, links, NVLINKS_MAX, LINK_BEYOND, out)
+
     def _layout(self, body: Body | Wordy) -> _Layout:
         key = (
             tuple(body.gpu),
@@ -166,7 +187,7 @@ class Columnar:
             given = numbers[column] if column is not None else -1
             why = why_not
             if column is not None:
-                why = "no room for more series" if given < 0 else "told twice" if given in seen else ""
+                why = NO_ROOM if given < 0 else "told twice" if given in seen else ""
             if why or way is None:
                 unknown[name, why] = unknown.get((name, why), 0) + 1
                 continue
@@ -210,6 +231,12 @@ class Columnar:
             return name, way, Column(way.signal.name, part), ""
         why = f"does not belong in `{field}`" if name in self._names else "not in the catalogue"
         return name, None, None, why
+
+
+def _cut(name: str, values: list[Any], most: int, why: str, out: Measured) -> None:
+    if len(values) > most:
+        out.unplaced(name, why, len(values) - most)
+        del values[most:]
 
 
 def _drop_moments(out: Measured, entries: list[int], rejects: Rejects) -> None:

@@ -12,6 +12,9 @@ NAMES_TOLD = 200
 #: fall silent for an hour, or any machine has.
 REPORTS_MAX = 64
 SAMPLES_MAX = 20_000
+#: Series that one process knows of one node; 8 GPUs with 18 links each and 30 ports are below 5,000.
+SERIES_OF_NODE_MAX = 20_000
+TOO_MANY_SERIES = f"more than {SERIES_OF_NODE_MAX} series of this node"
 TOO_MANY_MOMENTS = f"too many moments: of one node the newest {REPORTS_MAX} of a request are taken"
 
 
@@ -26,7 +29,8 @@ class Unknown(msgspec.Struct, kw_only=True):
 class Measured(msgspec.Struct, kw_only=True):
     """`samples` were accepted and stand in `reports`; `unrecognised` have no place in the catalogue or on a
     node of ours, and `unknown` lists them by name. `rejected_more` were rejected beyond those in `rejected`.
-    `inventory` are observations of kind `gpu_inventory`. `cluster` is that of what names none, if known."""
+    `placed` series were not known before. `inventory` are observations of kind `gpu_inventory`. `cluster` is
+    that of what names none, if known."""
 
     cluster: str = ""
     reports: list[Report] = []
@@ -35,6 +39,7 @@ class Measured(msgspec.Struct, kw_only=True):
     rejected: tuple[Rejected, ...] = ()
     rejected_more: int = 0
     unknown: dict[str, Unknown] = {}
+    placed: int = 0
     inventory: list[Observation] = []
 
     def nodes(self) -> set[tuple[str, str]]:

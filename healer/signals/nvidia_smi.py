@@ -20,6 +20,7 @@ from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.measured import Measured
 from healer.signals.names import Numbers
+from healer.signals.parts import Parts
 from healer.signals.rejects import BadBody, Rejected
 from healer.signals.series import NO_GPU
 from healer.signals.values import clean, number
@@ -65,8 +66,10 @@ class _Gpu:
 class NvidiaSmi:
     """Output -> reports, by the aliases of one catalogue."""
 
-    def __init__(self, catalogue: Catalogue, numbers: Numbers, gpus: GpuNames, cluster: str) -> None:
-        self._numbers, self._gpus, self._cluster = numbers, gpus, cluster
+    def __init__(
+        self, catalogue: Catalogue, numbers: Numbers, gpus: GpuNames, parts: Parts, cluster: str
+    ) -> None:
+        self._numbers, self._gpus, self._parts, self._cluster = numbers, gpus, parts, cluster
         self._count = catalogue.signals.get("gpu_count")
         self._paths: list[tuple[str, Signal, float]] = []
         for signal in catalogue.signals.values():
@@ -90,9 +93,10 @@ class NvidiaSmi:
         seen: set[int] = set()
         for gpu, index in zip(answering, self._indexes(where, gpus, answering, whole), strict=True):
             told = self._values(gpu)
-            if index is None or index in seen:
+            beyond = self._parts.wrong(where, index, None)
+            if index is None or index in seen or beyond:
                 for signal, _ in told:
-                    out.unplaced(signal.name, NO_GPU, 1, {"pci_bus_id": gpu.address[:64]})
+                    out.unplaced(signal.name, beyond or NO_GPU, 1, {"pci_bus_id": gpu.address[:64]})
                 continue
             seen.add(index)
             for signal, value in told:

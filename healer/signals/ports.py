@@ -18,6 +18,9 @@ _NODES_MAX = 50_000
 VIRTUAL = "virtual interface"
 NO_PORT = "not the name of a hardware port, such as mlx5_0/1 or eth0"
 TOO_MANY = f"more than {PORTS_MAX} ports of this node"
+#: Different names of ports in one cluster: machines of one kind have the same ones.
+NAMES_MAX = 512
+TOO_MANY_NAMES = f"more than {NAMES_MAX} different names of ports in this cluster"
 
 #: Drivers' names of RDMA devices and of NICs, and systemd's (not `eni`: clouds' pod interfaces).
 _HARDWARE = re.compile(
@@ -44,6 +47,7 @@ class Ports:
 
     def __init__(self) -> None:
         self._nodes: dict[Where, dict[str, None]] = {}
+        self._names: set[str] = set()
 
     def wrong(self, where: Where, names: Iterable[str]) -> dict[str, str]:
         """Why some of these ports of the node are not taken, by name; learns the others."""
@@ -60,6 +64,9 @@ class Ports:
                 wrong[name] = why
             elif len(node) >= PORTS_MAX:
                 wrong[name] = TOO_MANY
+            elif name not in self._names and len(self._names) >= NAMES_MAX:
+                wrong[name] = TOO_MANY_NAMES
             else:
+                self._names.add(name)
                 node[name] = None
         return wrong

@@ -8,11 +8,22 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from healer.model import DEVICE_MARK, OF_DEVICES, Column, Combine, Part, Scope, device_named
-from healer.signals.devices import NO_DEVICE, NO_PART, NOT_YOURS, Devices, device_of, part_of
+from healer.signals.devices import (
+    NO_DEVICE,
+    NO_PART,
+    NOT_YOURS,
+    TOO_MANY_DEVICES,
+    TOO_MANY_PARTS,
+    Devices,
+    device_of,
+    part_of,
+)
 from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
+from healer.signals.measured import TOO_MANY_SERIES
 from healer.signals.names import Names, Numbers, Way
-from healer.signals.ports import Ports
+from healer.signals.parts import GPU_BEYOND, GPUS_LEAST, LINK_BEYOND, Parts
+from healer.signals.ports import TOO_MANY, TOO_MANY_NAMES, Ports
 from healer.signals.wire import Known
 
 #: Labels that may name the node, the surest first; the first one that names a node we know counts.
@@ -31,6 +42,20 @@ NOT_KNOWN = "not in the catalogue"
 NO_NODE = "no node of this cluster"
 OTHER_CLUSTER = "of another cluster"
 NO_GPU = "no GPU is known by these labels"
+NO_ROOM = "no room for more series"
+#: What lies beyond a bound, and is counted as a loss too.
+LIMITS = frozenset(
+    {
+        NO_ROOM,
+        GPU_BEYOND,
+        LINK_BEYOND,
+        TOO_MANY,
+        TOO_MANY_NAMES,
+        TOO_MANY_DEVICES,
+        TOO_MANY_PARTS,
+        TOO_MANY_SERIES,
+    }
+)
 OF_A_DEVICE = "is of a device: send it without ?node="
 OF_A_NODE = "is of a node, and the request of a device"
 
@@ -50,10 +75,14 @@ class Series(NamedTuple):
 class Placer:
     """Places series; learns GPU names from those that tell them, and which ports a node has."""
 
-    def __init__(self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, cluster: str) -> None:
+    def __init__(
+        self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, parts: Parts, cluster: str
+    ) -> None:
         self.names, self.gpus, self.ports = names, gpus, ports
-        self._numbers, self._cluster = numbers, cluster
+        self._numbers, self._parts, self._cluster = numbers, parts, cluster
         self._devices = Devices()
+        #: Series that became known since the process began: the work that new ones make.
+        self.placed = 0
 
     def place(
         self, name: str, labels: dict[str, str], known: Known, where: Where | None = None
@@ -92,7 +121,7 @@ class Placer:
                 continue
             (column,) = self._numbers.of([Column(way.signal.name, part)])
             if column < 0:
-                return "no room for more series"
+                return NO_ROOM
             return Series(place, column, way.scale, way.signal.combine, portable, own=name == way.signal.name)
         return why
 
@@ -124,19 +153,21 @@ class Placer:
             return "no label `nvlink`", True
         if not way.nvlink and labels.get("nvlink"):
             return "speaks of one link, and the signal does not", True
-        gpu, portable = self._gpu(labels, where)
+        index = gpu_index(labels.get("gpu"))
+        if beyond := self._parts.wrong(where, index, link):
+            return beyond, True
+        gpu, portable = self._gpu(index, labels, where)
         if gpu is None:
             return NO_GPU, True
         return Part(gpu=gpu, link=link if way.nvlink else None), portable
 
-    def _gpu(self, labels: dict[str, str], where: Where) -> tuple[int | None, bool]:
-        index = gpu_index(labels.get("gpu"))
+    def _gpu(self, index: int | None, labels: dict[str, str], where: Where) -> tuple[int | None, bool]:
         uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid")
         pci = normal_pci(labels.get("pci_bus_id") or "")
         if index is not None:
             if uuid or pci:
                 self.gpus.learn(where, index, uuid, pci)
-            return index, True
+            return index, index < GPUS_LEAST
         return self.gpus.index(where, uuid or labels.get("gpu"), pci), False
 
     def _port(self, labels: dict[str, str], where: Where) -> Part | str:

@@ -12,7 +12,15 @@ from healer.model import Combine
 from healer.model.samples import Report
 from healer.signals.devices import NOT_YOURS
 from healer.signals.gpu_names import Where
-from healer.signals.measured import REPORTS_MAX, SAMPLES_MAX, TOO_MANY_MOMENTS, Measured
+from healer.signals.measured import (
+    REPORTS_MAX,
+    SAMPLES_MAX,
+    SERIES_OF_NODE_MAX,
+    TOO_MANY_MOMENTS,
+    TOO_MANY_SERIES,
+    Measured,
+)
+from healer.signals.parts import GPU_BEYOND
 from healer.signals.ports import TOO_MANY
 from healer.signals.prepared import Prepared, Refusal
 from healer.signals.rejects import Rejects
@@ -39,7 +47,7 @@ _EXAMPLES_MAX = 5_000
 _SEVERAL = "several series make one number: send this exporter's text to /signals/openmetrics"
 _TOO_MANY_SAMPLES = f"more than {SAMPLES_MAX} samples of one moment"
 #: Reasons that may be gone with the next request of the node, or of another sender.
-_PASSING = frozenset({NO_GPU, TOO_MANY, NOT_YOURS})
+_PASSING = frozenset({NO_GPU, TOO_MANY, NOT_YOURS, GPU_BEYOND})
 _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
 
@@ -102,6 +110,8 @@ class Slots(Generic[K]):
         self._scale = np.empty(1024, np.float64)
         self._how = np.empty(1024, np.int8)
         self._nodes: dict[Where, int] = {}
+        #: By place in `_nodes`: series that were placed there.
+        self._of_node: Counter[int] = Counter()
         #: Labels of one series of each name that nobody wants.
         self._examples: dict[str, dict[str, str]] = {}
         #: (name, why) of what is not kept -> its one slot; and name, why and example by `_home`.
@@ -143,6 +153,11 @@ class Slots(Generic[K]):
         found = self.placer.place(name, labels, known, where)
         if not isinstance(found, str) and not self._whole:
             found = found if found.own or found.combine is Combine.last else _SEVERAL
+        if (
+            not isinstance(found, str)
+            and self._of_node[self._nodes.get(found.where, -1)] >= SERIES_OF_NODE_MAX
+        ):
+            found = TOO_MANY_SERIES
         if isinstance(found, str):
             slot = self._refuse(name, found, labels)
             full = len(self.refused) >= REFUSED_MAX or self._refused_bytes >= REFUSED_BYTES_MAX
@@ -151,6 +166,8 @@ class Slots(Generic[K]):
                 self._refused_bytes += len(key)
             return slot
         home = self._nodes.setdefault(found.where, len(self._nodes))
+        self._of_node[home] += 1
+        self.placer.placed += 1
         slot = self._new(found.column, home, found.scale, _HOW[found.combine])
         if own is not None and not found.portable:
             key = own

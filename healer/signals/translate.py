@@ -11,6 +11,7 @@ from healer.signals.measured import Measured
 from healer.signals.names import Names, Numbers
 from healer.signals.nvidia_smi import NvidiaSmi
 from healer.signals.otlp import Otlp
+from healer.signals.parts import Parts, Shown, unknown_shape
 from healer.signals.ports import Ports
 from healer.signals.promql import Line, Queried
 from healer.signals.remote_write import RemoteWrite
@@ -25,17 +26,21 @@ class Translator:
     raises passes through. `known` is asked of each node before anything is learned or numbered for it.
     """
 
-    def __init__(self, catalogue: Catalogue, book: ColumnBook, cluster: str) -> None:
+    def __init__(
+        self, catalogue: Catalogue, book: ColumnBook, cluster: str, shown: Shown = unknown_shape
+    ) -> None:
+        """`shown`: how many GPUs Slurm shows of a node; others are not taken."""
         self.catalogue, self._cluster = catalogue, cluster
         names, numbers, gpus = Names(catalogue), Numbers(book), GpuNames()
-        ports = Ports()
-        placer = Placer(names, numbers, gpus, ports, cluster)
-        self._columnar = Columnar(names, numbers, gpus, ports, cluster)
+        ports, parts = Ports(), Parts(shown)
+        placer = self._placer = Placer(names, numbers, gpus, ports, parts, cluster)
+        self._placed = 0
+        self._columnar = Columnar(names, numbers, gpus, ports, parts, cluster)
         self._exposition = Exposition(placer, cluster)
         self._remote_write = RemoteWrite(placer)
         self._queried = Queried(placer)
         self._otlp = Otlp(placer)
-        self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, cluster)
+        self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, parts, cluster)
 
     def columnar(self, raw: bytes, known: Known, now: datetime) -> Measured:
         """`POST /signals/metrics`."""
@@ -67,4 +72,5 @@ class Translator:
 
     def _told(self, measured: Measured) -> Measured:
         measured.cluster = self._cluster
+        measured.placed, self._placed = self._placer.placed - self._placed, self._placer.placed
         return measured

@@ -120,7 +120,7 @@ def test_rates_by_what_a_token_is_bound_to_and_its_own_factor() -> None:
     assert rates_of(caller()) == OF_CLUSTER
     assert rates_of(caller(node="n")) == OF_NODE
     assert rates_of(caller(job="1")) == OF_JOB
-    assert rates_of(caller(node="n", quota=2.5)) == (OF_NODE.bytes * 2.5, OF_NODE.entries * 2.5)
+    assert rates_of(caller(node="n", quota=2.5)) == tuple(rate * 2.5 for rate in OF_NODE)
     assert OF_NODE < OF_JOB < OF_CLUSTER
 
 

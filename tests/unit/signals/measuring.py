@@ -10,6 +10,7 @@ from healer.catalogue import read_catalogue
 from healer.model import Catalogue, Column, Part
 from healer.model.samples import Report
 from healer.rulefiles import Problem, Source
+from healer.signals.parts import Shown, unknown_shape
 from healer.signals.translate import Translator
 from healer.sim.columns import MemoryColumns
 
@@ -33,9 +34,9 @@ def known(cluster: str, node: str) -> bool:
 class Bench:
     """A translator of the shipped catalogue, with its book."""
 
-    def __init__(self, limit: int = 100_000) -> None:
+    def __init__(self, limit: int = 100_000, *, shown: Shown = unknown_shape) -> None:
         self.book = MemoryColumns(limit)
-        self.translator = Translator(shipped(), self.book, "pod1")
+        self.translator = Translator(shipped(), self.book, "pod1", shown)
 
     def values(self, report: Report) -> dict[tuple[str, Part], float]:
         """Known values of a report by signal and part."""

@@ -253,15 +253,16 @@ def test_what_would_fill_the_memory_is_refused_before_it_is_read(
 
 
 def test_an_entry_of_far_too_many_values_is_refused_and_numbers_nothing(bench: Bench) -> None:
-    grid = [[0] * 64] * 64
+    grid, full = [[0] * 64] * 64, [[0] * 36] * 64
+    bench = Bench(shown=lambda *_: 64)
     wide = {"node": "gpu0001", "links": {f"n{name}": grid for name in range(13)}}
     known_names = [name for name in bench.translator.catalogue.signals if name.startswith("nvlink_link_")]
-    long = {"node": "gpu0001", "links": {name: grid for name in known_names[:5]}}
+    long = {"node": "gpu0001", "links": {name: full for name in known_names[:9]}}
     good = {"node": "gpu0001", "host": {"load1": 1}}
     taken = take(bench, wide, long, good)
     assert [one.reason for one in taken.rejected] == [
         "53248 values, at most 50000 are taken in one entry",
-        "20480 samples, at most 20000 of a node and moment are taken",
+        "20736 samples, at most 20000 of a node and moment are taken",
     ]
     assert bench.book.columns([1, 2]).keys() == {1}  # that of load1
 

@@ -80,12 +80,14 @@ def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str
     told = {"202": {"description": "stored", "content": {"application/json": {"schema": answer_of_hooks}}}}
     text = {kind: _TEXT for kind in ("text/plain", "application/openmetrics-text")}
     xml = {kind: _TEXT for kind in ("text/xml", "application/xml", "text/plain")}
+    protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
+    otlp = protobuf | {"application/json": {"schema": {"type": "object"}}}
+    partly = {"200": {"description": "stored, but for what `partialSuccess` tells", "content": otlp}}
     shipped = {
         "application/json": _one_or_many({"type": "object"}),
         "application/x-ndjson": _TEXT,
         "application/vnd.fdo.journal": _TEXT,
     }
-    protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
     alerts = {"application/json": {"schema": group}}
     events = {
         "application/cloudevents+json": {"schema": event},
@@ -104,6 +106,8 @@ def signal_paths(prefix: str, schemas: Sequence[Any], accepted: Any) -> dict[str
         ("metrics", "Metrics, columnar by node", metrics, (), stored),
         ("prometheus/write", "Prometheus remote_write 1.0, snappy", protobuf, (), nothing),
         ("openmetrics", "Metrics as exporters print them", text, ("cluster", "node", "device"), stored),
+        ("otlp/v1/logs", "OTLP logs: the kernel lines among them", otlp, ("cluster", "node"), partly),
+        ("otlp/v1/metrics", "OTLP metrics: gauges and cumulative sums", otlp, ("cluster",), partly),
         ("nvidia-smi", "The XML of nvidia-smi -q -x", xml, ("cluster", "node"), stored),
         ("step-times", "Step times of a job's ranks", steps, (), stored),
         ("checkpoints", "What a job can go back to", checkpoint, (), stored),

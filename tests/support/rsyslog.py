@@ -39,7 +39,7 @@ class Rsyslog:
             "/etc/healer/hook.conf": str(folder / "hook.conf"),
             "/var/log/healer-ship.log": str(self.said),
             'action.resumeInterval="5" action.resumeIntervalMax="30"': 'action.resumeInterval="1"',
-        } | ({ONLY_KERNEL: "if true then {"} if everything else {})  # fmt: skip
+        } | ({ONLY_KERNEL: 'if $msg != "" then {'} if everything else {})  # fmt: skip
         inputs = f'module(load="imuxsock" sysSock.use="off")\ninput(type="imuxsock" socket="{self.log}")\n'
         self.conf = folder / "rsyslog.conf"
         self.conf.write_text(inputs + placed(snippet("signals.md", "rsyslog"), places))

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import shutil
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -86,12 +87,16 @@ def main() -> None:
             write_rules(rules, port, names, chosen.interval)
             viewer = made.stack.headers("viewer")
 
-            def seen() -> dict[str, int]:
-                answer = httpx.get(f"{made.stack.url}/api/v1/scrape?limit=1", headers=viewer, timeout=60)
-                told = answer.raise_for_status().json()["scrapers"]
-                return told[0] if told else {"up": 0}
+            errors: Counter[str] = Counter()
 
-            wait_until(lambda: seen()["up"] == chosen.nodes, 180, what="all targets are up", every_s=1.0)
+            def seen() -> dict[str, int]:
+                answer = httpx.get(f"{made.stack.url}/api/v1/scrape?limit=100", headers=viewer, timeout=60)
+                told = answer.raise_for_status().json()
+                errors.update(one["error"] for one in told["items"] if one["up"] is False)
+                return told["scrapers"][0] if told["scrapers"] else {"up": 0}
+
+            most = 0.99 * chosen.nodes
+            wait_until(lambda: seen()["up"] >= most, 300, what="nearly all targets are up", every_s=1.0)
             pids = made.processes()
             before, all_before = cpu_s(pids["scraper"]), cpu_s(set().union(*pids.values()))
             first, begun = seen(), time.monotonic()

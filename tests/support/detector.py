@@ -17,10 +17,10 @@ from tests.support.loop import CLUSTER, START, rules_in
 class Place:
     """Time moves only when a test says so."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, *, nodes: int = 10) -> None:
         self.engine = engine
         self.clock = SimClock(START)
-        self.slurm = SimScheduler(CLUSTER, self.clock, 10)
+        self.slurm = SimScheduler(CLUSTER, self.clock, nodes)
         self.inbox = PostgresInbox(engine, CLUSTER)
         self.snapshots = PostgresSnapshots(engine)
         self.ledger = PostgresLedger(

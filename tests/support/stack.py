@@ -7,6 +7,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,9 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """The session's embedded server. Its database `healer` is migrated, and the template: leave it empty."""
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """An embedded server of its own, gone afterwards. Its database `healer` is migrated."""
     folder = make_scratch()
     # A test run that is killed leaves no server behind either.
     guardian = Guardian(folder / "guardian.log")
@@ -54,6 +55,13 @@ def postgres() -> Iterator[Postgres]:
         server.stop()
         guardian.release()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The session's embedded server. Its database `healer` is the template: leave it empty."""
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ COMMANDS = (
     "db",
     "token",
     "send",
+    "signals",
     "nodes",
     "node_package",
     "incidents",

@@ -85,6 +85,11 @@ class GroupCommit(Generic[T, R]):
         return self._depth
 
     @property
+    def limit(self) -> int:
+        """What `depth` may come to before senders are told to wait."""
+        return self._queue
+
+    @property
     def pressed(self) -> bool:
         """Over half full: what matters less has to stand back."""
         return self._depth > self._queue * SHED_SHARE

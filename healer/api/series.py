@@ -8,7 +8,7 @@ from healer.api.answers import answer
 from healer.api.documents import answers
 from healer.api.reading import Limit, Name, Viewer, services_of
 from healer.api.views import Page
-from healer.model import Loss, Signal, UnknownSeries
+from healer.model import Loss, Sender, Signal, UnknownSeries
 
 router = APIRouter(tags=["reading"])
 
@@ -24,6 +24,13 @@ def catalogue(request: Request, caller: Viewer) -> Response:
 def unknown(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
     """What is sent and not stored: not in the catalogue, or of no node of the cluster."""
     found = services_of(request).unknown.series(own_clusters(request, caller, cluster), limit)
+    return answer(request, Page(items=found))
+
+
+@router.get("/signals/senders", responses=answers(Page[Sender], "the latest first"))
+def senders(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
+    """Who sends what, by token and route, and when each was heard last."""
+    found = services_of(request).senders.senders(own_clusters(request, caller, cluster), limit)
     return answer(request, Page(items=found))
 
 

@@ -39,7 +39,7 @@ from healer.api.app import create_app
 from healer.api.services import Services
 from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.casebook import CaseBook
-from healer.console.reads import NewSession, Session
+from healer.console.reads import Arriving, NewSession, Queue, Session
 from healer.console.routes import router as console
 from healer.model import Role
 from healer.processes.rulebook import Rulebook
@@ -138,6 +138,14 @@ def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
     return lambda name: own.get(name) or NoMunge(name)
 
 
+def _queues(app: FastAPI) -> list[Queue]:
+    units = {"events": "entries"}
+    return [
+        Queue(name, queue.depth, queue.limit, units.get(name, "bytes"))
+        for name, queue in app.state.queues.items()
+    ]
+
+
 def web_app(settings: Settings) -> FastAPI:
     """The whole application. The console asks the API's own Access who looks, so there is one truth."""
     db = bootstrap.engine(settings, name="healer api", pool_size=12)
@@ -157,6 +165,9 @@ def web_app(settings: Settings) -> FastAPI:
         charts=RememberedCharts(settings, wired.rules, wired.columns),
         cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
+        arriving=lambda cluster, limit: Arriving(
+            wired.losses.losses([cluster], limit), wired.senders.senders([cluster], limit), _queues(app)
+        ),
     )
 
     def session_of(cookie: str) -> Session | None:

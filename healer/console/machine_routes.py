@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from healer.console import words
 from healer.console.pages import PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
 from healer.console.reads import IncidentQuery, JobHistory, RunQuery, Standing
-from healer.console.views import heat, incident, node, rules, runs
+from healer.console.views import heat, incident, node, rules, runs, signals
 from healer.console.views.buttons import node_buttons
 from healer.console.views.job import WINDOW, checkpoint_steps, facts, job_view
 from healer.detection.alerts import firing
@@ -21,6 +21,8 @@ from healer.ports.pull import HistoryAway
 
 #: Names that arrive and that no rule can use: the most frequent ones.
 UNKNOWN_SHOWN = 200
+#: Senders and kinds of losses on the page of signals, and nodes of which the clock is asked for.
+ARRIVING_SHOWN, CLOCKS_SHOWN = 200, 20
 #: What a node's chart may show of a Prometheus-compatible server.
 HOURS = {"6": "6 h", "24": "24 h", "168": "7 days"}
 
@@ -29,6 +31,7 @@ def machine_routes(routes: APIRouter, pages: Pages) -> None:
     _node_routes(routes, pages)
     _job_routes(routes, pages)
     _rule_routes(routes, pages)
+    _signal_routes(routes, pages)
 
 
 def _node_routes(routes: APIRouter, pages: Pages) -> None:
@@ -189,5 +192,28 @@ def _rule_routes(routes: APIRouter, pages: Pages) -> None:
                 "link": link,
             }
             return pages.show("rules.html", context)
+
+        return guarded(body)
+
+
+def _signal_routes(routes: APIRouter, pages: Pages) -> None:
+    @routes.get("/signals")
+    def signals_page(request: Request) -> Response:
+        def body() -> Response:
+            context = pages.context(request, "signals")
+            cluster, now = context["cluster"], context["now"]
+            told = pages.reads.arriving(cluster, limit=ARRIVING_SHOWN)
+            named = list(dict.fromkeys(one.node for one in told.senders if one.node))[:CLOCKS_SHOWN]
+            context |= {
+                "losses": signals.loss_rows(told.losses, now),
+                "senders": signals.sender_rows(told.senders, now),
+                "senders_full": len(told.senders) == ARRIVING_SHOWN,
+                "queues": signals.queue_rows(told.queues),
+                "skews": {
+                    name: pages.reads.heard(cluster, name, now - node.WINDOW).clock_skew_s for name in named
+                },
+                "link": link,
+            }
+            return pages.show("signals.html", context)
 
         return guarded(body)

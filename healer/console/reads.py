@@ -7,7 +7,7 @@ an opaque text that came out of `next_cursor`; a cursor that cannot be read rais
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from healer.model import (
     IncidentState,
     LastHeard,
     LogEntry,
+    Loss,
     Message,
     Mode,
     Observation,
@@ -34,6 +35,7 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Sender,
     Severity,
     Slot,
     SlurmSnapshot,
@@ -181,6 +183,23 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     subject: str = ""
 
 
+class Queue(NamedTuple):
+    """What waits to be written in this process, and for how much there is room."""
+
+    name: str
+    waiting: int
+    limit: int
+    unit: str
+
+
+class Arriving(NamedTuple):
+    """How signals arrive at one cluster: each list the latest first."""
+
+    losses: list[Loss]
+    senders: list[Sender]
+    queues: list[Queue]
+
+
 class ChainState(msgspec.Struct, frozen=True, kw_only=True):
     """Where the audit chain ends: last sealed record, how many wait for the seal, last signed checkpoint."""
 
@@ -303,6 +322,10 @@ class ConsoleReads(Protocol):
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         """Names that arrive and that no rule can use, most frequent first."""
+        ...
+
+    def arriving(self, cluster: str, *, limit: int) -> Arriving:
+        """Who sends, and what was not stored: at most so many of each."""
         ...
 
     def job(self, cluster: str, job: str) -> JobHistory: ...

@@ -78,6 +78,7 @@ MATRIX = [
     ("GET", "/api/v1/signals/catalogue", None, Role.viewer),
     ("GET", "/api/v1/signals/unknown", None, Role.viewer),
     ("GET", "/api/v1/signals/losses", None, Role.viewer),
+    ("GET", "/api/v1/signals/senders", None, Role.viewer),
 ]
 
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from healer.console.reads import (
+    Arriving,
     AuditQuery,
     BadCursor,
     ChainState,
@@ -211,6 +212,9 @@ class SampleReads:
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         return console_telemetry.unknown_series()[:limit]
+
+    def arriving(self, cluster: str, *, limit: int) -> Arriving:
+        return console_telemetry.arriving()
 
     def job(self, cluster: str, job: str) -> JobHistory:
         return console_telemetry.job_history(job, list(self.sample.details.values()))

@@ -8,9 +8,11 @@ import msgspec
 import numpy as np
 
 from healer.console.reads import (
+    Arriving,
     CheckpointSeen,
     IncidentDetail,
     JobHistory,
+    Queue,
     Requeue,
     RuleBook,
     RuleRecord,
@@ -21,6 +23,8 @@ from healer.model import (
     Component,
     FaultClass,
     IncidentState,
+    Loss,
+    LossReason,
     Mode,
     Observation,
     Outcome,
@@ -28,6 +32,7 @@ from healer.model import (
     Remedy,
     Ruleset,
     RunState,
+    Sender,
     Sense,
     Severity,
     UnknownSeries,
@@ -359,3 +364,35 @@ def unknown_series() -> list[UnknownSeries]:
             ("DCGM_FI_DEV_GPU_TEMP", "no node of this cluster", 60, {"Hostname": "elsewhere-01"}),
         )
     ]  # fmt: skip
+
+
+def arriving() -> Arriving:
+    """A whole-cluster sender, nodes, one that fell silent; each reason of a loss."""
+
+    def sender(who: str, source: str, ago_s: float, *, node: str = "") -> Sender:
+        return Sender(
+            cluster=CLUSTER, who=who, source=source, node=node, requests=17_280, bytes=412_000_000,
+            first_seen=NOW - timedelta(days=3), last_seen=NOW - timedelta(seconds=ago_s),
+        )  # fmt: skip
+
+    losses = [
+        Loss(
+            cluster=CLUSTER, source="metrics" if number % 2 else "prometheus/write", reason=reason,
+            who="prometheus" if number % 3 else "", count=7 ** (number % 6), example="time: older",
+            first_seen=NOW - timedelta(days=2), last_seen=NOW - timedelta(minutes=97 * number),
+        )
+        for number, reason in enumerate(LossReason)
+    ]  # fmt: skip
+    senders = [
+        sender("prometheus", "prometheus/write", 3),
+        sender("node pod1/gpu0007", "kernel-log", 8, node="gpu0007"),
+        sender("node pod1/gpu0007", "heartbeat", 9, node="gpu0007"),
+        sender("<script>alert(1)</script>", "logs", 60),
+        sender("alertmanager", "alertmanager", 5_400),
+    ]
+    queues = [
+        Queue("events", 0, 50_000, "entries"),
+        Queue("steps", 9_000_000, 16 * 2**20, "bytes"),
+        Queue("metrics", 63 * 2**20, 64 * 2**20, "bytes"),
+    ]
+    return Arriving(losses, senders, queues)

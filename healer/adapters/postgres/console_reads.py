@@ -28,6 +28,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.api.services import Invalid, UnknownBook
 from healer.console.reads import (
+    Arriving,
     AuditQuery,
     BadCursor,
     ChainState,
@@ -84,6 +85,7 @@ class PostgresConsoleReads:
         cases: Callable[[], dict[str, int]] = dict,
         modes: Mapping[str, Mode] | None = None,
         charts: Charts | None = None,
+        arriving: Callable[[str, int], Arriving] = lambda *_: Arriving([], [], []),
     ) -> None:
         """`modes`: of several clusters each, with the mode of rules without their own."""
         self._engine = engine
@@ -96,6 +98,7 @@ class PostgresConsoleReads:
         self._cases = cases
         self._modes = modes or {}
         self._charts = charts
+        self._arriving = arriving
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -262,6 +265,9 @@ class PostgresConsoleReads:
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         return self._unknown.series([cluster], limit)
+
+    def arriving(self, cluster: str, *, limit: int) -> Arriving:
+        return self._arriving(cluster, limit)
 
     def job(self, cluster: str, job: str) -> JobHistory:
         with self._reading() as conn:

@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.console.sign_in import _local
-from healer.model import Role
+from healer.console.views.signals import LOSS_WORDS
+from healer.model import LossReason, Role
 from tests.support.console_site import CSRF, Site, make_sample
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
@@ -28,7 +29,7 @@ def client(site: Site) -> TestClient:
 def test_every_page_needs_a_session(client: TestClient) -> None:
     for path in ("/", "/incidents", "/incidents/12345678", "/runs", "/runs/x", "/audit", "/fleet.json",
                  "/nodes/pod1/gpu0001", "/incidents/12345678/report.md", "/jobs/pod1/4711", "/rules",
-                 "/jobs/pod1/4711/steps.json"):  # fmt: skip
+                 "/signals", "/jobs/pod1/4711/steps.json"):  # fmt: skip
         answer = client.get(path)
         assert answer.status_code == 303, path
         assert answer.headers["location"].startswith("/sign-in")
@@ -40,7 +41,7 @@ def test_a_signals_token_sees_no_page() -> None:
 
 
 def test_pages_carry_the_policy_and_no_inline_script_or_style(client: TestClient, site: Site) -> None:
-    paths = ["/", "/incidents", "/runs", "/audit", "/sign-in", "/rules", "/rules?show=unknown"]
+    paths = ["/", "/incidents", "/runs", "/audit", "/sign-in", "/rules", "/rules?show=unknown", "/signals"]
     paths += [f"/incidents/{incident}" for incident in site.sample.details]
     paths += ["/jobs/pod1/4711", "/nodes/pod1/gpu0007", "/nodes/pod1/gpu0003"]
     for path in paths:
@@ -176,3 +177,13 @@ def test_a_node_shows_the_alerts_that_fire_and_what_they_are_to_healer(client: T
     assert "opens alert-clock" in text and "evidence only" in text
     assert "Home is &lt;nearly&gt; full." in text
     assert "Alerts that fire" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
+
+
+def test_the_page_of_signals_tells_what_to_do_about_each_loss(client: TestClient) -> None:
+    page = client.get("/signals", headers=COOKIE).text
+    for reason, (title, _) in LOSS_WORDS.items():
+        assert f'data-row="{reason.value}"' in page and title.split("'")[0] in page, reason
+    assert set(LOSS_WORDS) == set(LossReason), "a reason without words"
+    assert "<script>alert(1)</script>" not in page
+    assert page.count(">quiet<") == 1, "one sender has said nothing for 90 min"
+    assert "98 %" in page and "/nodes/pod1/gpu0007" in page

@@ -48,6 +48,8 @@ LOOK_S, TELL_S = 2.0, 5.0
 #: Bodies that wait to be written, and that are written in one commit; and one body unpacked.
 QUEUE, BATCH, UNPACKED_MAX = 64 * 2**20, 4 * 2**20, 32 * 2**20
 GATHER_S = 0.02
+#: Nobody waits for an answer. After a start every series is new: reading 1,250 pages then takes ten seconds.
+WAIT_S = 30.0
 #: Targets whose state is told.
 TOLD_MAX = 20_000
 #: Of which it is remembered that they are stored, as in the API.
@@ -122,7 +124,13 @@ class Scraper:
         self._cluster = parts.cluster
         self._translators = Translators(parts.rules, parts.columns)
         self._commit: GroupCommit[Body[Measured], Measured | BadBody | Refused] = GroupCommit(
-            Intake(self._put).store, name="scrapes", queue=QUEUE, batch=BATCH, weigh=_size, gather_s=GATHER_S
+            Intake(self._put).store,
+            name="scrapes",
+            wait_s=WAIT_S,
+            queue=QUEUE,
+            batch=BATCH,
+            weigh=_size,
+            gather_s=GATHER_S,
         )
         self._kept: dict[tuple[str, str], _Kept] = {}
         self._snapshots: dict[str, SlurmSnapshot] = {}

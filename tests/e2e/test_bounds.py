@@ -230,3 +230,94 @@ def _closed(links: list[socket.socket]) -> int:
         except ConnectionError:
             count += 1
     return count
+
+
+def lines(first: int, count: int, node: str = "gpu0001") -> dict[str, object]:
+    entries = [{"seq": number, "line": XID} for number in range(first, first + count)]
+    return {"node": node, "boot_id": "b", "entries": entries}
+
+
+def queued(api: ApiProcess, queue: str) -> float:
+    with api.client("viewer") as client:
+        text = client.get(f"{api.url}/metrics").text
+    (line,) = (
+        one for one in text.splitlines() if one.startswith(f'healer_signals_queued{{queue="{queue}"}}')
+    )
+    return float(line.split()[-1])
+
+
+def test_under_pressure_metrics_go_first_and_no_fault_event_is_lost(api: ApiProcess) -> None:
+    """The inbox takes nothing for a moment, and 30,000 fault events wait: more than half of their queue."""
+    answers: list[tuple[int, int]] = []
+
+    def send(first: int, count: int, node: str) -> None:
+        with api.client() as client:
+            told = client.post("/signals/kernel-log", json=lines(first, count, node))
+            answers.append((told.status_code, told.json().get("accepted", 0)))
+
+    storms = [threading.Thread(target=send, args=(1_000_000 * n, 10_000, f"gpu000{n}")) for n in (1, 2, 3)]
+    late = [threading.Thread(target=send, args=(5_000_000 + n, 1, "gpu0004")) for n in range(5)]
+    steps = {"job": "1", "samples": [{"step": 1, "step_s": 1.0}]}
+    refused: dict[str, int] = {}
+    with api.engine.connect() as holder:
+        holder.execute(sa.text("LOCK TABLE inbox IN SHARE ROW EXCLUSIVE MODE"))
+        for one in storms:
+            one.start()
+        wait_until(lambda: queued(api, "events") > 25_000, timeout_s=30, what="events wait")
+        with api.client() as client:
+            for route, body in (
+                ("metrics", {"node": "gpu0001", "host": {"load1": 1.0}}),
+                ("step-times", steps),
+                ("heartbeat", {"node": "gpu0005", "boot_id": "b"}),
+            ):
+                refused[route] = client.post(f"/signals/{route}", json=body).status_code
+        for one in late:
+            one.start()
+        wait_until(
+            lambda: queued(api, "events") >= 30_005 or answers, timeout_s=30, what="late events wait too"
+        )
+        holder.rollback()
+    for one in (*storms, *late):
+        one.join()
+    assert refused == {"metrics": 429, "step-times": 429, "heartbeat": 429}
+    assert {status for status, _ in answers} == {202}
+    assert sum(accepted for _, accepted in answers) == 30_005
+    wait_until(lambda: _stored(api) == 30_005 + 20, timeout_s=60, what="every event is in the inbox")
+    told = wait_until(lambda: len(found := api.losses()) >= 3 and found, timeout_s=60, what="losses are told")
+    print(f"30,005 events stored; refused meanwhile: {told}")
+    assert {key: count for key, count in told.items() if key[1] == "shed"} == {
+        (route, "shed"): 1 for route in refused
+    }
+
+
+def _stored(api: ApiProcess) -> int:
+    with api.engine.connect() as conn:
+        return conn.execute(sa.text("SELECT count(*) FROM inbox WHERE kind = 'xid'")).scalar_one()
+
+
+def test_a_million_label_sets_take_bounded_memory_and_harm_no_honest_series(api: ApiProcess) -> None:
+    """Each label set is a series of its own, by the text of exporters, spread over all nodes."""
+    before = api.rss()
+    refused = accepted = 0
+    text = {"Content-Type": "text/plain"}
+    with api.client() as client:
+        for start in range(0, 1_000_000, 50_000):
+            body = "\n".join(
+                f'node_load1{{node="gpu{number % 16 + 1:04d}",x="{number}"}} 1'
+                for number in range(start, start + 50_000)
+            )
+            told = client.post("/signals/openmetrics", content=body, headers=text)
+            assert told.status_code == 202, told.text
+            accepted += told.json()["accepted"]
+            refused += told.json()["unrecognised"]
+        honest = client.post("/signals/metrics", json={"node": "gpu0016", "host": {"load1": 2.0}})
+        assert honest.json()["accepted"] == 1
+    grown = api.peak() - before
+    print(f"a million label sets: memory grew by {grown / MB:.0f} MB, {refused} were beyond the limit")
+    assert refused == 1_000_000 - 16 * 20_000
+    assert grown < 400 * MB
+    wait_until(
+        lambda: api.losses().get(("openmetrics", "series_limit")) == refused,
+        timeout_s=60,
+        what="they are counted",
+    )

@@ -39,17 +39,27 @@ def incidents(
             one["severity"],
             one["state"],
             one["opened"][:19],
-            one["root"].get("node"),
+            _where(one["root"]),
             one["title"],
         )
         for one in listed
     ]
-    print_table(*with_cluster(("ID", "SEV", "STATE", "OPENED (UTC)", "NODE", "WHAT"), rows, listed))
+    print_table(*with_cluster(("ID", "SEV", "STATE", "OPENED (UTC)", "WHERE", "WHAT"), rows, listed))
+
+
+def _where(root: dict) -> str:
+    """The node, or what else it is about: a switch, a device with its part, a job, the cluster."""
+    name = root.get("node") or root.get("switch") or " ".join(
+        root[word] for word in ("device", "part") if root.get(word)
+    )  # fmt: skip
+    return name or (f"job {root['job']}" if root.get("job") else f"cluster {root['cluster']}")
 
 
 def _show(found: dict) -> None:
     typer.echo(f"{found['severity']} {found['state']}: {found['title']}")
-    typer.echo(f"id {found['id']}, rule {found['rule']}, opened {found['opened']}")
+    typer.echo(
+        f"on {_where(found['root'])}, id {found['id']}, rule {found['rule']}, opened {found['opened']}"
+    )
     if found["jobs"]:
         jobs = ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in found["jobs"])
         typer.echo(f"jobs hit: {jobs}")

@@ -1,7 +1,9 @@
 """The pages of what healer watches: nodes, jobs, and the rules it watches them by."""
 
 import json
+from collections import Counter
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -21,6 +23,8 @@ from healer.ports.pull import HistoryAway
 
 #: Names that arrive and that no rule can use: the most frequent ones.
 UNKNOWN_SHOWN = 200
+#: Alerts of a node, those of one name together.
+ALERTS_SHOWN = 20
 #: Senders and kinds of losses on the page of signals, and nodes of which the clock is asked for.
 ARRIVING_SHOWN, CLOCKS_SHOWN = 200, 20
 #: What a node's chart may show of a Prometheus-compatible server.
@@ -64,7 +68,6 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                 ),
                 "veto": next((veto for veto in stands.vetoes if veto.node == name), None),
                 "heard": pages.reads.heard(cluster, name, now - node.WINDOW),
-                "alerts": _alerts(pages, cluster, name, now),
                 "slot": next((slot for slot in stands.slots if slot.node == name), None),
                 "measured": node.measured(
                     reports,
@@ -77,21 +80,29 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                     now=now,
                 ),
             }
+            context |= _alerts(pages, cluster, name, now)
             context |= _remembered(pages, cluster, name, context, hours)
             return pages.show("node.html", context)
 
         return guarded(show)
 
 
-def _alerts(pages: Pages, cluster: str, name: str, now: datetime) -> list[tuple[FiringAlert, str]]:
-    """What fires, and what it is to healer."""
+def _alerts(pages: Pages, cluster: str, name: str, now: datetime) -> dict[str, Any]:
+    """What fires, what it is to healer, and how many more are like it: the newest of each name and place,
+    those that open an incident first."""
     rules = pages.reads.rule_book(cluster).rules
     told = pages.reads.alerts(cluster, name, now - timedelta(hours=ALERT_STAYS_MAX_H))
     opening = {entry.name for entry in rules.alerts if entry.opens}
-    return [
-        (one, words.alert_taken(one.rule if one.rule in opening else None))
-        for one in firing(rules, told, now)
+    fires = firing(rules, told, now)
+    alike = Counter((one.name, str(one.component)) for one in fires)
+    newest: dict[tuple[str, str], FiringAlert] = {}
+    for one in fires:
+        newest.setdefault((one.name, str(one.component)), one)
+    shown = [
+        (one, words.alert_taken(one.rule if one.rule in opening else None), alike[key] - 1)
+        for key, one in sorted(newest.items(), key=lambda pair: pair[1].rule not in opening)[:ALERTS_SHOWN]
     ]
+    return {"alerts": shown, "alerts_more": len(fires) - sum(1 + more for *_, more in shown)}
 
 
 def _remembered(pages: Pages, cluster: str, name: str, context: dict, wanted: str) -> dict:

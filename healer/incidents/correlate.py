@@ -51,6 +51,8 @@ _EXPLAINED_BY = {
 _WHOLE_FLEET = frozenset({"fleet-silent", FLEET_OFFLINE})
 #: A job that is slow as a whole: told of no node, and explained by any node of its that is known to be bad.
 _JOB_SLOW = "job-slow"
+#: So many pieces of one sense stand beside an incident that they did not open.
+BESIDE_KEPT = 10
 #: What a model thinks unusual is evidence beside a fault, and no fault of its own.
 _UNUSUAL = "unusual-node"
 _HARDWARE = frozenset({FaultClass.fatal, FaultClass.degraded})
@@ -187,8 +189,13 @@ class Correlator:
         incident = next((one for one in there if one.fault_class in _HARDWARE), there[0] if there else None)
         if incident is None or len(incident.evidence) >= EVIDENCE_KEPT:
             return
-        known = {one.digest for one in incident.evidence}
-        fresh = tuple(one for one in finding.evidence if one.digest not in known)
+        # A flood of alerts must not push out what the incident is about.
+        sense = finding.evidence[0].sense
+        alike = [one for one in incident.evidence if one.sense is sense]
+        if len(alike) >= BESIDE_KEPT:
+            return
+        known = {one.digest for one in incident.evidence} | {one.text for one in alike}
+        fresh = tuple(one for one in finding.evidence if not {one.digest, one.text} & known)
         if fresh:
             count = incident.evidence_count + len(fresh)
             evidence = (*incident.evidence, *fresh)

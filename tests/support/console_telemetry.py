@@ -53,10 +53,12 @@ _SLOT_S = 5
 
 
 def alerts() -> list[Observation]:
-    """Two that fire on a node: one that a rule takes, and one that nobody named."""
+    """What fires on a node: one that a rule takes, others that nobody named, floods of them too."""
     told = [
         ("NodeClockNotSynchronising", "Clock not synchronised."),
         ("TeamDiskQuota", "Home is <nearly> full."),
+        *(("TeamFlood", f"flood {number}") for number in range(30)),
+        *((f"Team{number}", "one of many") for number in range(30)),
     ]
     group = {
         "version": "4",

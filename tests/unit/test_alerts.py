@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from healer.detection.alerts import firing
+from healer.incidents.correlate import BESIDE_KEPT
 from healer.incidents.senses import senses_of
 from healer.model import (
+    EVIDENCE_KEPT,
     AlertRule,
     Cause,
     CommandKind,
@@ -34,7 +36,12 @@ from tests.support.loop import CLUSTER, DEGRADED, LOST, SHIPPED, Site, later, na
 
 
 def group(
-    *names: str, node: int = 1, status: str = "firing", since: float = 0, **labels: str
+    *names: str,
+    node: int = 1,
+    status: str = "firing",
+    since: float = 0,
+    until: float | None = None,
+    **labels: str,
 ) -> dict[str, Any]:
     return {
         "version": "4",
@@ -45,7 +52,7 @@ def group(
                 "labels": {"alertname": one, "instance": f"{name(node)}:9100", **labels},
                 "annotations": {"summary": f"{one} fires"},
                 "startsAt": later(since).isoformat(),
-                "endsAt": "0001-01-01T00:00:00Z",
+                "endsAt": "0001-01-01T00:00:00Z" if until is None else later(until).isoformat(),
             }
             for one in names
         ],
@@ -100,6 +107,37 @@ def test_a_late_word_of_what_is_over_opens_nothing_again() -> None:
     assert opened(site) == []
 
 
+# Alertmanager keeps the earliest beginning when it merges two tellings of one alert.
+
+
+def test_an_alert_that_is_resolved_with_an_earlier_beginning_is_over() -> None:
+    site = Site(10)
+    site.run_for(60, *say(site, "NodeClockNotSynchronising"))
+    site.run_for(5, *say(site, "NodeClockNotSynchronising", status="resolved", since=-1800, until=50))
+    assert opened(site) == []
+    # And a retelling of what is over opens nothing.
+    site.run_for(5, *say(site, "NodeClockNotSynchronising", since=-1800))
+    assert opened(site) == []
+
+
+@pytest.mark.parametrize("until", [-60, None])
+def test_the_end_of_an_earlier_one_does_not_end_what_fires_since(until: float | None) -> None:
+    site = Site(10)
+    site.run_for(60, *say(site, "NodeClockNotSynchronising"))
+    site.run_for(5, *say(site, "NodeClockNotSynchronising", status="resolved", since=-1800, until=until))
+    assert len(opened(site)) == 1
+
+
+def test_an_alert_that_is_repeated_with_an_earlier_beginning_stays() -> None:
+    site = Site(10)
+    site.walk(*say(site, "NodeClockNotSynchronising"))
+    for _ in range(4):
+        site.clock.advance(4 * 3600)
+        site.walk(*[told_again(one) for one in say(site, "NodeClockNotSynchronising", since=-1800)])
+    (incident,) = site.incidents
+    assert incident.is_open and incident.evidence_count == 1
+
+
 def test_an_alert_that_nobody_repeats_does_not_stay_for_ever() -> None:
     site = Site(10)
     site.run_for(5, *say(site, "NodeClockNotSynchronising"))
@@ -133,6 +171,17 @@ def test_beside_a_fault_an_alert_is_evidence_and_no_second_sense() -> None:
     assert [one.sense for one in incident.evidence] == [Sense.kernel, Sense.alert, Sense.alert]
     assert senses_of(incident, site.now) == (Sense.kernel,)
     assert (incident.severity, incident.remedy) == (before.severity, before.remedy)
+
+
+def test_a_flood_of_alerts_takes_no_more_than_its_share_of_an_incident() -> None:
+    site = Site(10, mode=Mode.shadow)
+    site.walk(*site.say(1, DEGRADED))
+    for number in range(EVIDENCE_KEPT + 10):
+        site.run_for(1, *say(site, f"Flood{number}"))
+    (incident,) = site.incidents
+    senses = [one.sense for one in incident.evidence]
+    assert senses.count(Sense.alert) == BESIDE_KEPT < EVIDENCE_KEPT
+    assert incident.evidence[0].sense is Sense.kernel
 
 
 def test_it_stands_beside_a_fault_that_comes_later_too() -> None:

@@ -55,6 +55,8 @@
     if (line.r === "threshold") return { stroke: colour("bad"), width: 1.5, dash: [8, 4] };
     return { stroke: colour("h-edge"), width: 1 };
   }
+  // Lines of one chart have moments of their own: only a longer silence breaks one (GAP_S of views/charts.py).
+  const GAP_S = 120;
   function draw(box) {
     const data = JSON.parse(box.dataset.chart), timed = data.x === "time";
     const many = data.s.filter((line) => line.r === "own").length > 1;
@@ -77,7 +79,7 @@
       ],
       series: [
         { label: timed ? "UTC" : "step", value: (plot, at) => at == null ? "–" : timed ? clock(at, true) : number(at) },
-        ...data.s.map((line, index) => ({ label: line.l, ...look(line, index, many), points: { show: data.t.length < 3 }, spanGaps: false, value: (plot, value) => figure(value, data.unit) })),
+        ...data.s.map((line, index) => ({ label: line.l, ...look(line, index, many), points: { show: data.t.length < 3 }, spanGaps: false, gaps: (plot, number, from, to, gaps) => timed ? gaps.filter(([a, b]) => plot.posToVal(b, "x", true) - plot.posToVal(a, "x", true) > GAP_S) : gaps, value: (plot, value) => figure(value, data.unit) })),
       ],
       bands: low >= 0 && high >= 0 ? [{ series: [high + 1, low + 1], fill: colour("h-band") }] : [],
       hooks: { draw: [(plot) => moments(plot, data.m)], setCursor: [(plot) => { if (plot.cursor.idx == null) plot.setLegend({ idx: last }, false); }] },
@@ -90,6 +92,7 @@
   // Room around the values; shares and counts keep their zero in sight when they are near it.
   function spread(from, to, unit) {
     if (from == null || to == null) return [0, 1];
+    if (from === to && from >= 0 && from <= 1) return [0, 1.08];
     const room = (to - from || Math.abs(to) * .1 || 1) * .08;
     const least = from >= 0 && (from <= (to - from) * .5) ? 0 : from - room;
     return [least, unit === "%" && to <= 100 ? Math.min(to + room, 101) : to + room];

@@ -124,7 +124,8 @@ def incident_charts(
             shown.append(
                 FindingCharts(
                     fault=finding.fault,
-                    text=finding.text,
+                    # A device's text begins with its name, which is written as it is.
+                    text=finding.text if finding.component.device else words.sentence(finding.text),
                     at=finding.at,
                     charts=tuple(charts),
                     why=tuple(

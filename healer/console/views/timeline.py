@@ -7,7 +7,7 @@ import msgspec
 from healer.console import words
 from healer.console.reads import IncidentDetail
 from healer.console.views.runs import EVENT_WORDS, GuardRow, guard_rows, guards_summary, target
-from healer.model import AuditRecord, Decision, LogEntry, Outcome, StepEvent
+from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
 
 #: Audit verbs that the timeline already shows from better sources (decisions, run logs, notes, messages).
 _SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "incident.note", "message.", "finding.", "evidence.")
@@ -74,7 +74,7 @@ def _seen(detail: IncidentDetail) -> list[TimelineRow]:
                 at=evidence.at,
                 kind="evidence",
                 tone="plain",
-                text=f"{evidence.component}: {evidence.text}",
+                text=_of(evidence.component, evidence.text),
                 line=evidence.line,
                 detail=late,
             )
@@ -87,11 +87,16 @@ def _seen(detail: IncidentDetail) -> list[TimelineRow]:
                 at=finding.arrived_at,
                 kind="finding",
                 tone="plain",
-                text=f"{finding.fault} on {finding.component}: {finding.text}",
+                text=f"{finding.fault} on {_of(finding.component, finding.text)}",
                 detail=f"rule {finding.rule}, {finding.fault_class.value}, {sure}, {lines}",
             )
         )
     return rows
+
+
+def _of(component: Component, text: str) -> str:
+    """With the place before it, unless the text begins with it, as that of a device does."""
+    return text if component.device and text.startswith(component.device) else f"{component}: {text}"
 
 
 def _decided(detail: IncidentDetail) -> list[TimelineRow]:

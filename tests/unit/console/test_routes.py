@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
+from healer.console.machine_routes import ALERTS_SHOWN
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.console.sign_in import _local
 from healer.console.views.signals import LOSS_WORDS
@@ -176,6 +177,8 @@ def test_a_node_shows_the_alerts_that_fire_and_what_they_are_to_healer(client: T
     assert "Alerts that fire" in text
     assert "opens alert-clock" in text and "evidence only" in text
     assert "Home is &lt;nearly&gt; full." in text
+    assert "and 29 more of this name" in text and text.count("one of many") < ALERTS_SHOWN
+    assert "alerts of other names" in text
     assert "Alerts that fire" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
 
 

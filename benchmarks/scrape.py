@@ -110,6 +110,7 @@ def main() -> None:
             print(
                 f"{scrapes / spent:.0f} scrapes/s, {samples / spent:.0f} samples/s, {last['failed']} failed"
             )
+            print(f"errors seen: {errors.most_common(3)}")
             print(
                 f"healer scraper: {own:.3f} CPU-seconds a second, {own * spent / scrapes * 1e6:.0f} µs each"
             )

@@ -122,7 +122,9 @@ class Scraper:
         self._parts = parts
         self._look_s, self._tell_s = look_s, tell_s
         self._cluster = parts.cluster
-        self._translators = Translators(parts.rules, parts.columns)
+        self._ruleset = parts.rules()
+        # The rules of the last look: reading and proving changed ones must not hold up what is being stored.
+        self._translators = Translators(lambda: self._ruleset, parts.columns)
         self._commit: GroupCommit[Body[Measured], Measured | BadBody | Refused] = GroupCommit(
             Intake(self._put).store,
             name="scrapes",
@@ -172,7 +174,8 @@ class Scraper:
         parts = self._parts
         with contextlib.suppress(Unavailable):  # the nodes of before are still the best that is known
             self._snapshots = await self._aside(parts.snapshots)
-        rules = (await self._aside(parts.rules)).scrape
+        self._ruleset = await self._aside(parts.rules)
+        rules = self._ruleset.scrape
         listed = await self._aside(lambda: parts.targets(rules))
         if listed is self._listed and all(not one.task.done() for one in self._kept.values()):
             return
@@ -271,7 +274,7 @@ class Scraper:
         except Busy:
             raise FetchFailed("too much waits to be written", LossReason.shed) from None
         except Unavailable:
-            raise FetchFailed("healer's database does not answer", LossReason.database_away) from None
+            raise FetchFailed(f"not stored within {WAIT_S:g} s", LossReason.database_away) from None
         if isinstance(outcome, BadBody | Refused):
             raise FetchFailed(str(outcome), LossReason.bad_body)
         lost = len(outcome.rejected) + outcome.rejected_more
@@ -313,13 +316,6 @@ class Scraper:
 
     def _put(self, told: Sequence[Measured]) -> None:
         parts = self._parts
-        reports = [report for measured in told for report in measured.reports]
-        if reports:
-            parts.samples.put(reports)
-        now = parts.clock.now()
-        for measured in told:
-            if measured.unknown:
-                parts.tally.add(self._cluster, measured.unknown.items(), now)
         new = {
             one.digest: one
             for measured in told
@@ -327,11 +323,19 @@ class Scraper:
             if one.digest not in self._inventories
         }
         if new:
-            # Which GPU has which address: told with the samples, stored with the events.
+            # Which GPU has which address: told with the samples, stored with the events. Before them: a batch
+            # that comes again stores these once, and samples twice.
             parts.signals.store([Arrival(one) for one in new.values()])
             self._inventories |= dict.fromkeys(new)
             while len(self._inventories) > INVENTORIES:
                 del self._inventories[next(iter(self._inventories))]
+        reports = [report for measured in told for report in measured.reports]
+        if reports:
+            parts.samples.put(reports)
+        now = parts.clock.now()
+        for measured in told:
+            if measured.unknown:
+                parts.tally.add(self._cluster, measured.unknown.items(), now)
 
     # --- what people see ---
 

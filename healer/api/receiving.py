@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from starlette.types import Receive
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from healer.api.problems import Problem
 from healer.api.services import Caller
@@ -23,6 +24,8 @@ GRACE_S, LEAST_RATE = 10.0, 1024
 OPEN_OF_NODE, OPEN = 64, 4096
 #: Bytes of bodies that are not whole yet: of one token, and of all together.
 HELD_OF_NODE, HELD_OF_TOKEN, HELD = 16 * 2**20, 64 * 2**20, 256 * 2**20
+#: A body up to this is taken from uvicorn as a whole; of longer ones it has stopped to read.
+_SHORT = 32 * 1024
 
 
 class Stalled(Problem):
@@ -50,6 +53,19 @@ class Crowded(Problem):
 
     def __init__(self, why: str) -> None:
         super().__init__(429, why, headers={"Retry-After": "2", "Connection": "close"})
+
+
+def arrived(receive: Receive) -> bytes | None:
+    """A short body that is all here before anybody asks for it, as most are: then nothing is waited for, and
+    neither a time nor a place has to be kept for it. None: ask `receive`."""
+    cycle = getattr(receive, "__self__", None)
+    if type(cycle) is not RequestResponseCycle or cycle.more_body or cycle.waiting_for_100_continue:
+        return None
+    if cycle.disconnected or len(cycle.body) > _SHORT:
+        return None
+    body, cycle.body = bytes(cycle.body), bytearray()
+    cycle.message_event.clear()  # as `receive` leaves it: the next one waits for the end of the connection
+    return body
 
 
 class Receiver:
@@ -88,7 +104,7 @@ class Receiver:
                 size += len(piece)
                 self._held[token] += len(piece)
                 self.held += len(piece)
-                if self._held[token] > max(most, limit) or self.held > HELD:
+                if self._held[token] > most or self.held > HELD:
                     raise Crowded("too many bytes of bodies that are not whole yet wait here")
             return b"".join(pieces)
         finally:

@@ -148,20 +148,12 @@ def test_a_node_holds_so_many_unfinished_bodies_and_no_more(api: ApiProcess) -> 
     """What one token holds open is its own matter alone."""
     mine = bearer(api, node="gpu0001") + "Content-Length: 1000\r\n"
     with ExitStack() as stack:
-        for _ in range(64):
-            stack.enter_context(closing(begun(api, "kernel-log", mine, b"{")))
-
-        def refused() -> bool:
-            with closing(begun(api, "kernel-log", mine, b"{")) as one:
-                one.settimeout(1)
-                try:
-                    return one.recv(100).startswith(b"HTTP/1.1 429 ")
-                except TimeoutError:
-                    return False
-
-        wait_until(refused, what="the 65th is refused")
+        links = [stack.enter_context(closing(begun(api, "kernel-log", mine, b"{"))) for _ in range(100)]
         with api.client(node="gpu0002") as other:
             assert other.post("/signals/kernel-log", json=event(1, "gpu0002")).status_code == 202
+        answers = [answered(one).partition("\r\n")[0] for one in links]
+    told = {status: answers.count(status) for status in sorted(set(answers))}
+    assert told == {"HTTP/1.1 408 Request Timeout": 64, "HTTP/1.1 429 Too Many Requests": 36}
 
 
 def test_a_head_that_never_ends_and_a_silent_connection_are_ended(api: ApiProcess) -> None:
@@ -301,12 +293,14 @@ def test_a_million_label_sets_take_bounded_memory_and_harm_no_honest_series(api:
     refused = accepted = 0
     text = {"Content-Type": "text/plain"}
     with api.client() as client:
-        for start in range(0, 1_000_000, 50_000):
+        for start in range(0, 1_000_000, 20_000):
             body = "\n".join(
                 f'node_load1{{node="gpu{number % 16 + 1:04d}",x="{number}"}} 1'
-                for number in range(start, start + 50_000)
+                for number in range(start, start + 20_000)
             )
             told = client.post("/signals/openmetrics", content=body, headers=text)
+            while told.status_code in {429, 503}:  # a busy machine: as every sender does
+                told = client.post("/signals/openmetrics", content=body, headers=text)
             assert told.status_code == 202, told.text
             accepted += told.json()["accepted"]
             refused += told.json()["unrecognised"]

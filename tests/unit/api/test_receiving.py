@@ -1,0 +1,122 @@
+"""Bodies on their way: whole in time, bounded for one token and for all."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from starlette.types import Message
+
+from healer.api import receiving
+from healer.api.problems import Problem
+from healer.api.receiving import HELD_OF_NODE, OPEN_OF_NODE, Broken, Crowded, Receiver, Stalled, whole
+from healer.api.services import Caller
+from healer.model import Role
+
+NODE = Caller(id="n", name="n", role=Role.signals, node="gpu0001")
+OTHER = Caller(id="o", name="o", role=Role.signals, node="gpu0002")
+BIG = 2**30
+
+
+class Feed:
+    """A sender: gives its pieces, then nothing more until `go_on`, or an end."""
+
+    def __init__(self, *pieces: bytes, end: bool = False, gone: bool = False) -> None:
+        self._pieces: list[bytes] = list(pieces)
+        self._end, self._gone = end, gone
+        self.stalls = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def __call__(self) -> Message:
+        if self._pieces:
+            last = self._end and len(self._pieces) == 1
+            return {"type": "http.request", "body": self._pieces.pop(0), "more_body": not last}
+        if self._gone:
+            return {"type": "http.disconnect"}
+        self.stalls.set()
+        await self.go_on.wait()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def held(receiver: Receiver, callers: Sequence[Caller], size: int) -> list[tuple[asyncio.Task, Feed]]:
+    """Bodies of that many bytes that have stalled."""
+    begun = []
+    for caller in callers:
+        feed = Feed(bytes(size))
+        task = asyncio.ensure_future(receiver.body(feed, BIG, caller))
+        await asyncio.wait([task, asyncio.ensure_future(feed.stalls.wait())], return_when="FIRST_COMPLETED")
+        begun.append((task, feed))
+    return begun
+
+
+async def let_go(begun: list[tuple[asyncio.Task, Feed]]) -> None:
+    for _, feed in begun:
+        feed.go_on.set()
+    await asyncio.gather(*(task for task, _ in begun), return_exceptions=True)
+
+
+def test_pieces_are_one_body() -> None:
+    async def run() -> None:
+        receiver = Receiver()
+        assert await receiver.body(Feed(b"a", b"", b"bc", end=True), 3, NODE) == b"abc"
+        assert receiver.held == 0 and not receiver._open and not receiver._held
+
+    asyncio.run(run())
+
+
+def test_too_long_is_told_before_the_rest_comes() -> None:
+    async def run() -> None:
+        receiver = Receiver()
+        with pytest.raises(Problem) as told:
+            await receiver.body(Feed(b"a" * 3, b"b"), 3, NODE)
+        assert told.value.status == 413 and receiver.held == 0
+        with pytest.raises(Broken):
+            await receiver.body(Feed(b"a", gone=True), 3, NODE)
+        assert receiver.held == 0
+
+    asyncio.run(run())
+
+
+def test_what_stalls_or_drips_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "GRACE_S", 0.01)
+
+    async def run() -> None:
+        for feed in (Feed(), Feed(b"a"), Feed(*[b"a"] * 5)):
+            with pytest.raises(Stalled) as told:
+                await whole(feed, 100)
+            assert (told.value.status, told.value.headers["Connection"]) == (408, "close")
+
+    asyncio.run(run())
+
+
+def test_a_token_holds_so_many_bodies_and_another_is_not_kept_out() -> None:
+    async def run() -> None:
+        receiver = Receiver()
+        begun = await held(receiver, [NODE] * OPEN_OF_NODE, 1)
+        with pytest.raises(Crowded):
+            await receiver.body(Feed(b"x", end=True), 10, NODE)
+        assert await receiver.body(Feed(b"x", end=True), 10, OTHER) == b"x"
+        await let_go(begun)
+        assert await receiver.body(Feed(b"x", end=True), 10, NODE) == b"x"
+        assert receiver.held == 0
+
+    asyncio.run(run())
+
+
+def test_a_token_holds_so_many_bytes_and_all_together_no_more_than_theirs() -> None:
+    async def run() -> None:
+        receiver = Receiver()
+        begun = await held(receiver, [NODE], HELD_OF_NODE)
+        with pytest.raises(Crowded):
+            await receiver.body(Feed(b"x", end=True), 10, NODE)
+        assert await receiver.body(Feed(b"x", end=True), 10, OTHER) == b"x"
+        many = [
+            Caller(id=str(number), name=str(number), role=Role.signals, node="n")
+            for number in range(receiving.HELD // HELD_OF_NODE - 1)
+        ]
+        begun += await held(receiver, many, HELD_OF_NODE)
+        with pytest.raises(Crowded):
+            await receiver.body(Feed(b"x", end=True), 10, OTHER)
+        await let_go(begun)
+        assert receiver.held == 0
+
+    asyncio.run(run())

@@ -49,23 +49,20 @@ class Application(FastAPI):
         super().__init__(**rest)
         self.router.routes.extend(routes)
         self._hot = {route.path: route.endpoint for route in routes}
-        self._edge = Edge(self._dispatch, PREFIX)
+        self._edge = Edge(super().__call__, PREFIX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
-        await self._edge(scope, receive, send)
-
-    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if hot is None:
-            await super().__call__(scope, receive, send)
+            await self._edge(scope, receive, send)
             return
         try:
             answer = await hot(Request(scope, receive))
         except Exception as error:
             self._count(scope, error)
-            raise
-        await answer(scope, receive, send)
+            answer = self._edge.failed(scope, error)
+        await self._edge.tell(scope, answer, send)
 
     def _count(self, scope: Scope, error: Exception) -> None:
         """Nothing of the request is stored, and its sender hears so."""

@@ -7,6 +7,7 @@ all connections, so that one machine with too many keeps no other out.
 import asyncio
 import resource
 from collections import Counter
+from enum import Enum
 from typing import Any, NamedTuple
 
 from prometheus_client import Counter as Figure
@@ -59,6 +60,12 @@ def bounds_here() -> Bounds:
     return Bounds(total, max(round(total * PEER_SHARE), min(PEER_LEAST, total)))
 
 
+class _Place(Enum):
+    head = 0  # of a request, or what stands before it
+    body = 1
+    end = 2
+
+
 def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
     """uvicorn's protocol within these bounds. For one event loop."""
     peers: Counter[str] = Counter()
@@ -66,6 +73,8 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
     class Bounded(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
         _peer: str | None = None
+        #: What the next bytes belong to.
+        _place = _Place.head
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -89,17 +98,33 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            if self._timer is None and (self.cycle is None or self.cycle.response_complete):
-                self._within(bounds.head_s, head=True)  # the next request of this connection begins
+            if self._place is _Place.end and self._answered():
+                self._place = _Place.head  # the next request of this connection begins
             super().data_received(data)
+            # A timer is made only where something is still to come: most requests come in one piece.
+            if self._place is _Place.end or self._timer is not None or self.transport.is_closing():
+                return
+            if self._place is _Place.body:
+                self._within(bounds.request_s, head=False)
+            elif self._answered():
+                self._within(bounds.head_s, head=True)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._place = _Place.head
 
         def on_headers_complete(self) -> None:
             super().on_headers_complete()
-            self._within(bounds.request_s, head=False)
+            self._place = _Place.body
+            self._stop()
 
         def on_message_complete(self) -> None:
             super().on_message_complete()
+            self._place = _Place.end
             self._stop()
+
+        def _answered(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
 
         def _within(self, seconds: float, *, head: bool) -> None:
             self._stop()

@@ -29,6 +29,11 @@ class Fleet:
         """By cluster, as they were last read; asks nobody."""
         return self._snapshots
 
+    @property
+    def fresh(self) -> dict[str, SlurmSnapshot] | None:
+        """The same, where they need not be read anew."""
+        return self._snapshots if time.monotonic() - self._read_at <= _FRESH_S else None
+
     def snapshots(self) -> dict[str, SlurmSnapshot]:
         """By cluster; from a thread."""
         with self._lock:
@@ -40,9 +45,9 @@ class Fleet:
 
     async def current(self) -> dict[str, SlurmSnapshot]:
         """By cluster; inside the event loop. Requests that find it stale share one read."""
+        if (snapshots := self.fresh) is not None:
+            return snapshots
         age = time.monotonic() - self._read_at
-        if age <= _FRESH_S:
-            return self._snapshots
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(self._reach.ask(self.snapshots))
         try:

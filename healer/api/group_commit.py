@@ -42,9 +42,30 @@ class _Waiter(Generic[T, R]):
     future: "asyncio.Future[Sequence[R]]"
 
 
-def _too_late(future: "asyncio.Future[Any]") -> None:
-    if not future.done():
-        future.set_exception(Unavailable("the database does not answer"))
+class _Patience:
+    """Senders wait so long and no longer. One timer for all of them: ten thousand come in a second, in order,
+    and each waits as long as the others."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, future: "asyncio.Future[Any]") -> None:
+        loop, waiting = future.get_loop(), self._waiting
+        while waiting and waiting[0][1].done():
+            waiting.popleft()  # so that no more is kept than waits, but for what comes late behind the first
+        waiting.append((loop.time() + self._wait_s, future))
+        if self._timer is None:
+            self._timer = loop.call_later(self._wait_s, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiting, now = self._waiting, loop.time()
+        while waiting and (waiting[0][0] <= now or waiting[0][1].done()):
+            _, future = waiting.popleft()
+            if not future.done():
+                future.set_exception(Unavailable("the database does not answer"))
+        self._timer = loop.call_at(waiting[0][0], self._look, loop) if waiting else None
 
 
 class GroupCommit(Generic[T, R]):
@@ -74,6 +95,7 @@ class GroupCommit(Generic[T, R]):
         self._queue, self._batch, self._weigh = queue, batch, weigh
         self._before, self._gather_s = before, gather_s
         self._waiting: deque[_Waiter[T, R]] = deque()
+        self._patience = _Patience(wait_s)
         self._depth = 0
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -118,19 +140,16 @@ class GroupCommit(Generic[T, R]):
             return []
         weight = len(items) if self._weigh is None else sum(self._weigh(one) for one in items)
         bound = self._queue * SHED_SHARE if shed_first else self._queue
-        if (self._depth and self._depth + weight > bound) or any(one.pressed for one in self._before):
+        if (self._depth and self._depth + weight > bound) or (
+            self._before and any(one.pressed for one in self._before)
+        ):
             raise Busy(1)
-        loop = asyncio.get_running_loop()
-        waiter: _Waiter[T, R] = _Waiter(items, weight, loop.create_future())
+        waiter: _Waiter[T, R] = _Waiter(items, weight, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._depth += weight
         self._wake.set()
-        # A timer and a future, and not asyncio.wait_for: this is waited for ten thousand times a second.
-        timer = loop.call_later(self._wait_s, _too_late, waiter.future)
-        try:
-            return await waiter.future
-        finally:
-            timer.cancel()
+        self._patience.begin(waiter.future)
+        return await waiter.future
 
     async def _run(self) -> None:
         while True:

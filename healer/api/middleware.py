@@ -4,6 +4,7 @@ import logging
 
 from prometheus_client import Counter
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from healer.api.metrics import REQUESTS
@@ -35,7 +36,9 @@ _STRICT = (
 
 
 class Edge:
-    """ASGI middleware, outside of everything. `prefix` is where the API begins; pages lie beside it."""
+    """ASGI middleware, outside of everything. `prefix` is where the API begins; pages lie beside it.
+
+    The routes of signals bound and unpack their bodies themselves, and use `tell` and `failed` alone."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self.app = app
@@ -67,12 +70,28 @@ class Edge:
             if told["complete"]:
                 # The handler of last resort has answered and logged; Starlette raises it once more.
                 return
-            problem = problem_of(error)
-            if problem.status == 500:
-                log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            problem = self.failed(scope, error)
             if told["started"]:
                 raise
-            await problem.response()(scope, receive, answer)
+            await problem(scope, receive, answer)
+
+    async def tell(self, scope: Scope, answer: Response, send: Send) -> None:
+        """Sends a whole answer of the API, dressed as all others are."""
+        start = {
+            "type": "http.response.start",
+            "status": answer.status_code,
+            "headers": answer.raw_headers,
+        }
+        self._dress(scope, start)
+        await send(start)
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def failed(self, scope: Scope, error: Exception) -> Response:
+        """The answer that an error is."""
+        problem = problem_of(error)
+        if problem.status == 500:
+            log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+        return problem.response()
 
     async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
         """Reads the body before the routes see it, so that its size is bounded in one place."""

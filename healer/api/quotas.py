@@ -74,12 +74,14 @@ class OverQuota(Problem):
 
 @dataclass(slots=True)
 class _Account:
-    """What is left of the burst; below 0 it is owed."""
+    """What is left of the burst; below 0 it is owed. `rates` are those of `caller`, the last one seen."""
 
     bytes: float
     entries: float
     series: float
     at: float
+    caller: Caller
+    rates: Rates
 
 
 class Quotas:
@@ -93,8 +95,9 @@ class Quotas:
         account = self._accounts.get(caller.id)
         if account is None:
             return
-        rates = rates_of(caller)
-        _earn(account, rates, now)
+        if account.caller is caller and account.bytes >= 0 and account.entries >= 0 and account.series >= 0:
+            return  # nothing is owed, and time only pays back
+        rates = _earn(account, caller, now)
         for what, left, rate in (
             ("bytes", account.bytes, rates.bytes),
             ("entries", account.entries, rates.entries),
@@ -106,15 +109,15 @@ class Quotas:
 
     def spend(self, caller: Caller, now: float, *, size: int = 0, entries: int = 0, series: int = 0) -> None:
         """Charges what a request was: bytes unpacked, entries (lines, samples, events), new series."""
-        rates = rates_of(caller)
         account = self._accounts.get(caller.id)
         if account is None:
-            account = _Account(rates.bytes * BURST_S, rates.entries * BURST_S, rates.series * BURST_S, now)
-            self._accounts[caller.id] = account
+            rates = rates_of(caller)
+            burst = (rates.bytes * BURST_S, rates.entries * BURST_S, rates.series * BURST_S)
+            account = self._accounts[caller.id] = _Account(*burst, now, caller, rates)
             if len(self._accounts) > TOKENS:
                 self._accounts.popitem(last=False)
         else:
-            _earn(account, rates, now)
+            _earn(account, caller, now)
             self._accounts.move_to_end(caller.id)
         account.bytes -= size
         account.entries -= entries
@@ -129,10 +132,20 @@ def rates_of(caller: Caller) -> Rates:
     return Rates(base.bytes * caller.quota, base.entries * caller.quota, base.series * caller.quota)
 
 
-def _earn(account: _Account, rates: Rates, now: float) -> None:
-    """Time pays back, up to a whole burst."""
-    passed = max(0.0, now - account.at)
-    account.bytes = min(rates.bytes * BURST_S, account.bytes + passed * rates.bytes)
-    account.entries = min(rates.entries * BURST_S, account.entries + passed * rates.entries)
-    account.series = min(rates.series * BURST_S, account.series + passed * rates.series)
+def _earn(account: _Account, caller: Caller, now: float) -> Rates:
+    """Time pays back, up to a whole burst. This is done twice a request, so it is written out."""
+    if account.caller is not caller:
+        account.caller, account.rates = caller, rates_of(caller)
+    rates = account.rates
+    of_bytes, of_entries, of_series = rates
+    passed = now - account.at
+    if passed < 0:
+        passed = 0.0
+    left = account.bytes + passed * of_bytes
+    account.bytes = left if left < of_bytes * BURST_S else of_bytes * BURST_S
+    left = account.entries + passed * of_entries
+    account.entries = left if left < of_entries * BURST_S else of_entries * BURST_S
+    left = account.series + passed * of_series
+    account.series = left if left < of_series * BURST_S else of_series * BURST_S
     account.at = now
+    return rates

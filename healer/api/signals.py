@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from healer.api.access import refuse
+from healer.api.answers import Told
 from healer.api.entry import (
     JSON,
     Entry,
@@ -78,7 +79,7 @@ class SignalRoutes:
                 lines, known, now, cluster=cluster, node=node, boot_id=query.get("boot_id")
             )
         else:
-            body = decoded(raw)
+            body = wire.kernel_log_body(raw) or decoded(raw)
             if caller.node or caller.cluster:
                 await confine(request, caller, wire.nodes_of_kernel_log(body, cluster=cluster))
             parsed = wire.kernel_log_observations(body, known, now, cluster=cluster)
@@ -118,7 +119,7 @@ class SignalRoutes:
         answer = await self.stored(route, parsed, heartbeat=heartbeat)
         entries = answer.accepted + answer.duplicates + answer.unrecognised
         self._entry.taken(request, entries, parsed.rejected, parsed.rejected_more)
-        return Response(_encode(answer), 202, media_type="application/json")
+        return Told(_encode(answer))
 
     async def stored(self, route: str, parsed: wire.Accepted, *, heartbeat: bool = False) -> Accepted:
         """The answer, after the commit. Raises Problem 429 when too much waits."""

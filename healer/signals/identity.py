@@ -29,12 +29,8 @@ class Identity(msgspec.Struct, frozen=True):
 
 def digest_of(*parts: object) -> str:
     """One digest of a list of words. Each goes in with its length, so no two lists look alike."""
-    hasher = hashlib.sha256()
-    for part in parts:
-        word = str(part).encode("utf-8", "surrogatepass")
-        hasher.update(b"%d:" % len(word))
-        hasher.update(word)
-    return hasher.hexdigest()
+    words = [str(part).encode("utf-8", "surrogatepass") for part in parts]
+    return hashlib.sha256(b"".join([b"%d:%b" % (len(word), word) for word in words])).hexdigest()
 
 
 def identify(

@@ -6,7 +6,6 @@ Only a body whose outer shape is wrong is refused whole (`BadBody`).
 """
 
 import re
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -67,6 +66,15 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     job: str | int | None = None
 
 
+class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole body of the contract's form, where all of it is as it should be."""
+
+    entries: list[KernelEntry]
+    cluster: str | None = None
+    node: str | None = None
+    boot_id: str | None = None
+
+
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of a heartbeat: the index Slurm uses, the PCI address, the UUID."""
 
@@ -85,8 +93,20 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     lost: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
+_kernel_log = msgspec.json.Decoder(KernelLog).decode
+
+
+def kernel_log_body(raw: bytes) -> KernelLog | None:
+    """The body, read at once into what it has to be. None where anything in it is not: then its JSON is what
+    `kernel_log_observations` takes too, entry by entry, and tells what is wrong with."""
+    try:
+        return _kernel_log(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def kernel_log_observations(body: Any, known: Known, now: datetime, *, cluster: str) -> Accepted:
-    """`body` is the decoded JSON: one object of the contract's form, or a list of them.
+    """`body` is a KernelLog or the decoded JSON: one object of the contract's form, or a list of them.
 
     `cluster` stands where the body names none. Indexes count entries through all objects of a list.
     Raises BadBody.
@@ -143,6 +163,11 @@ def heartbeat_observations(body: Any, known: Known, now: datetime, *, cluster: s
 
 def nodes_of_kernel_log(body: Any, *, cluster: str) -> set[tuple[str, str]]:
     """Every (cluster, node) that a kernel-log body names: for tokens bound to one node. Raises BadBody."""
+    if isinstance(body, KernelLog):
+        return {
+            (entry.cluster or body.cluster or cluster, entry.node or body.node or "")
+            for entry in body.entries
+        }
     pairs = [(outer, entry) for outer, entry in _entries(body, cluster) if isinstance(entry, dict)]
     return {
         (str(entry.get("cluster") or outer["cluster"]), str(entry.get("node") or outer["node"] or ""))
@@ -170,6 +195,16 @@ def _objects(body: Any) -> list[Any]:
 
 def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
     """(what the body says around the entry, the entry)."""
+    if isinstance(body, KernelLog):
+        check_entries(len(body.entries))
+        outer = {
+            "cluster": body.cluster or cluster,
+            "node": body.node or None,
+            "boot_id": body.boot_id or None,
+        }
+        for entry in body.entries:
+            yield outer, entry
+        return
     objects = [one for one in _objects(body) if isinstance(one, dict)]
     entries_in_all = sum(len(one["entries"]) for one in objects if isinstance(one.get("entries"), list))
     check_entries(max(len(objects), entries_in_all))
@@ -208,7 +243,7 @@ class _Heap:
             self.by_node.setdefault((taken.cluster, taken.node), []).append(taken)
 
     def _taken(self, index: int, outer: dict[str, Any], entry: Any) -> "_Taken":
-        one = msgspec.convert(entry, KernelEntry)
+        one = entry if type(entry) is KernelEntry else msgspec.convert(entry, KernelEntry)
         cluster, node = one.cluster or outer["cluster"], one.node or outer["node"]
         if node is None:
             raise BadEntry("node: missing, in the entry and around it")
@@ -273,7 +308,10 @@ def _check_id(name: str, word: str | int | None) -> None:
 
 def normal_boot_id(text: str | None) -> str | None:
     """The form of /proc/sys/kernel/random/boot_id: journald prints the same id without its dashes."""
-    return str(uuid.UUID(text)) if text and _BOOT_ID.fullmatch(text) else text
+    if not text or not _BOOT_ID.fullmatch(text):
+        return text
+    digits = text.replace("-", "").lower()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def event_time(text: str | None, now: datetime) -> datetime | None:

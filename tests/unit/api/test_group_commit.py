@@ -92,6 +92,39 @@ def test_a_store_that_stays_away_is_told_not_swallowed() -> None:
     asyncio.run(go())
 
 
+def test_each_sender_waits_its_own_time_and_an_answer_ends_it() -> None:
+    """One timer serves all who wait: none is told too early, none is forgotten, none is told twice."""
+
+    async def go() -> None:
+        store = MemoryStore()
+        store.gate.clear()
+        commit = GroupCommit(store.store, wait_s=1.0)
+        commit.start()
+        loop = asyncio.get_running_loop()
+
+        async def waited(number: int) -> float | None:
+            begun = loop.time()
+            try:
+                await commit.add([arrival(number)])
+            except Unavailable:
+                return loop.time() - begun
+            return None
+
+        first = [asyncio.create_task(waited(number)) for number in range(3)]
+        await asyncio.wait(first[:1], timeout=0.6)
+        later = [asyncio.create_task(waited(number)) for number in range(3, 6)]
+        for took in await asyncio.gather(*first):
+            assert took is not None and took >= 0.99
+        store.gate.set()
+        await asyncio.gather(*later)
+        assert await waited(7) is None
+        # Whoever came late enough for the open gate is answered; the others waited their whole time.
+        assert all(took is None or took >= 0.99 for took in [one.result() for one in later])
+        await commit.stop()
+
+    asyncio.run(go())
+
+
 def test_heartbeats_are_shed_before_fault_events() -> None:
     async def go() -> None:
         store = MemoryStore()

@@ -1,15 +1,20 @@
 """Requests: each entry falls into one heap, and one bad entry never loses the good ones."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from healer.model import ObservationKind
 from healer.signals.wire import (
     Accepted,
     BadBody,
     heartbeat_observations,
+    kernel_log_body,
     kernel_log_observations,
     kernel_text_observations,
     nodes_of_heartbeats,
@@ -260,3 +265,57 @@ def test_an_entry_without_a_node_of_its_own_names_the_one_around_it() -> None:
 def test_a_heartbeat_body_that_is_no_object_is_refused_whole(body: object) -> None:
     with pytest.raises(BadBody, match="expected an object"):
         nodes_of_heartbeats(body, cluster="pod1")
+
+
+_words = st.sampled_from(
+    ["gpu0001", "gpu0002", "pod1", "pod2", "b1", "", " ", "x" * 300, "gpu\u00e9", "\U0001f600"]
+)
+_lines = st.sampled_from([LOST, f"[    3.400584] {LOST}", "usb 1-1: new device", "", "x" * 5000])
+_odd = st.sampled_from([None, True, -1, 0, 7, 2**63, 2**70, 1.0, 1.5, [], {}, "7"])
+_entries = st.one_of(
+    st.fixed_dictionaries(
+        {"line": _lines},
+        optional={
+            "seq": st.integers(0, 5),
+            "time": st.sampled_from(["2026-11-20T02:59:58Z", "2026-11-20", "never"]),
+            "boot_id": _words,
+            "node": _words,
+            "cluster": _words,
+            "job": st.sampled_from([4711, "4711_1", "a b", 2**70]),
+            "more": _odd,
+        },
+    ),
+    st.dictionaries(st.sampled_from(["line", "seq", "time", "boot_id", "node", "job"]), _odd, max_size=3),
+    _odd,
+)
+_bodies = st.one_of(
+    st.fixed_dictionaries(
+        {"entries": st.lists(_entries, max_size=3)},
+        optional={"node": _words | st.none(), "cluster": _words | st.none(), "boot_id": _words, "more": _odd},
+    ),
+    st.dictionaries(st.sampled_from(["entries", "node", "cluster", "boot_id"]), _odd, max_size=3),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(body=_bodies)
+def test_a_body_read_at_once_says_what_its_json_says(body: Any) -> None:
+    """The short way of a body that is all as it should be gives what the long way gives."""
+    raw = json.dumps(body).encode()
+    whole = kernel_log_body(raw)
+    if whole is None:
+        return
+    plain = msgspec.json.decode(raw)
+    assert nodes_of_kernel_log(whole, cluster="pod1") == nodes_of_kernel_log(plain, cluster="pod1")
+    assert kernel_log_observations(whole, known, NOW, cluster="pod1") == kernel_log_observations(
+        plain, known, NOW, cluster="pod1"
+    )
+
+
+def test_what_is_read_at_once_and_what_is_not() -> None:
+    good = {"node": "gpu0001", "entries": [{"line": LOST, "seq": 1}]}
+    assert kernel_log_body(msgspec.json.encode(good)) is not None
+    for other in ([good], {**good, "node": 5}, {"node": "gpu0001"}, {**good, "entries": [{"line": 5}]}):
+        assert kernel_log_body(msgspec.json.encode(other)) is None
+    assert kernel_log_body(b"{") is None and kernel_log_body(b"\xff") is None
+    assert kernel_log_body(b'{"entries":' + b"[" * 100_000) is None

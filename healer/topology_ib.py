@@ -16,10 +16,12 @@ _SAID = re.compile(r'#.*?"([^"]*)"')
 #: `MF0;leaf1:MQM8700/U1`: chassis, name, model and chip.
 _MANAGED = re.compile(r"MF0;([^:;]{1,64}):[^/]*(?:/(.*))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: `gpu0001 HCA-1`, `gpu0001 mlx5_0`, `gpu0001`; not `Mellanox Technologies Aggregation Node`.
+#: `gpu0001 HCA-1`, `gpu0001`, and as the kernel writes it: host and RDMA device, whose name has a number:
+#: `mlx5_0`, `rocep24s0`, `ibp24s0`, or what udev made of it. No `Mellanox Technologies Aggregation Node`.
 _HOST = re.compile(
-    r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:\s+(HCA-\d{1,2}|(?:mlx|hfi|ib|qib|opa)[A-Za-z0-9_-]{1,30}))?"
+    r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:\s+(HCA-\d{1,2}|[a-z](?=[^\d]{0,62}\d)[A-Za-z0-9_.-]{1,62}))?"
 )
+_LOCALHOST = "adapters of hosts that had no name yet: localhost"
 _NO_NODE = "adapters that name no node (aggregation nodes of switches, gateways)"
 _NOT_READ = "lines that are no part of this format"
 
@@ -56,11 +58,12 @@ def read_ibnetdiscover(text: str) -> Found:
     for switch, port, peer, peer_port in raw:
         if peer in names:
             cables.append(Cable(names[switch], port, names[peer], peer_port, is_switch=True))
-        elif (host := _HOST.fullmatch(said.get(peer, "").strip())) is not None:
-            adapter = host[2] or peer_port
-            cables.append(Cable(names[switch], port, host[1].partition(".")[0], adapter, is_switch=False))
-        else:
+        elif (host := _HOST.fullmatch(said.get(peer, "").strip())) is None:
             skipped[_NO_NODE] += 1
+        elif (node := host[1].partition(".")[0]) == "localhost":
+            skipped[_LOCALHOST] += 1
+        else:
+            cables.append(Cable(names[switch], port, node, host[2] or peer_port, is_switch=False))
     guids = {name: f"0x{one[2:]:0>16}" for one, name in names.items()}
     return Found(cables=tuple(cables), guids=guids, skipped=dict(skipped))
 

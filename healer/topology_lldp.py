@@ -93,14 +93,24 @@ def _chassis(value: Any) -> str:
 
 
 def _port(value: Any) -> str:
-    """What the switch calls its port: its identifier where that is a name, else its description."""
+    """What the switch calls its port: its identifier where that is a name, else its description.
+
+    An identifier of the type `local` that is a number is mostly the interface's index (Junos tells 513 for
+    et-0/0/1): it counts where there is no description either.
+    """
     for one in _all(value):
+        index = ""
         for identity in _all(one.get("id")):
-            told = identity.get("value")
-            if identity.get("type") in ("ifname", "local", "ifalias") and _is_name(told):
+            told, kind = identity.get("value"), identity.get("type")
+            if kind not in ("ifname", "local", "ifalias") or not _is_name(told):
+                continue
+            if kind != "local" or not str(told).isdigit():
                 return str(told)
+            index = index or str(told)
         if _is_name(told := _value(one.get("descr"))):
             return told
+        if index:
+            return index
     return ""
 
 

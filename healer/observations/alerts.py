@@ -41,15 +41,24 @@ class Alerts:
         return len(self._known)
 
     def take(self, seen: Observation) -> None:
-        """One telling. What was told before, or of a time that is over, changes nothing."""
+        """One telling. What was told before, or of a time that is over, changes nothing.
+
+        Alertmanager keeps the earliest beginning when it merges two tellings of one alert, so what it repeats
+        or resolves may have begun before what was heard: it is the same alert as long as its end says so.
+        """
         key = _key(seen)
         begun = datetime.fromisoformat(str(seen.data["starts_at"]))
         ended = seen.data.get("status") == "resolved"
         known = self._known.get(key)
-        if known is not None and (begun < known.begun_at or (begun == known.begun_at and known.ended)):
+        if known is not None and begun <= known.begun_at and known.ended:
             return
-        if known is not None and begun == known.begun_at and not ended:
+        if known is not None and begun <= known.begun_at and not ended:
             known.heard_at = max(known.heard_at, seen.arrived_at)
+            return
+        if known is not None and begun < known.begun_at:
+            over = seen.data.get("ends_at")
+            if over and datetime.fromisoformat(str(over)) > known.begun_at:
+                known.ended, known.heard_at = True, seen.arrived_at
             return
         again = seen.data.get("again")
         told = known.told_at if known is not None and begun == known.begun_at else None

@@ -19,9 +19,9 @@ from healer.model import Component, Observation, ObservationKind
 from healer.signals.identity import digest_of
 from healer.signals.kernel_log import normal_pci
 from healer.signals.ports import wrong_port
-from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects
+from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
 from healer.signals.series import CLUSTER_LABELS, check_labels, gpu_index, home_of
-from healer.signals.wire import Known, event_time
+from healer.signals.wire import Known, believed
 
 #: Alerts of one request: a group of a whole cluster's nodes is far below this.
 ALERTS_MAX = 10_000
@@ -209,18 +209,20 @@ def _part(labels: Mapping[str, str], cluster: str, node: str) -> Component:
 
 
 def _observation(alert: Alert, where: Component, now: datetime, source: str, envelope: str) -> Observation:
-    begun = _moment("startsAt", alert.starts_at, now)
+    told = _moment("startsAt", alert.starts_at)
+    begun = believed(told, now)
     if begun.year < _FIRST_YEAR:
         raise BadEntry(f"startsAt: {alert.starts_at[:40]} is no moment at which an alert began")
     firing = alert.status == "firing"
-    ended = None if firing or not alert.ends_at else _moment("endsAt", alert.ends_at, now)
+    ended = None if firing or not alert.ends_at else believed(_moment("endsAt", alert.ends_at), now)
     if ended is not None and ended < begun:
         ended = None  # the year 1, or a clock that leapt: that it is over counts, not when
     fingerprint = alert.fingerprint
     if not _FINGERPRINT.fullmatch(fingerprint):
         fingerprint = digest_of("fingerprint", fingerprint, *sorted(alert.labels.items()))[:32]
-    # Two of our clusters may have nodes of the same names, and so the same labels.
-    same = ("alert", where.cluster, fingerprint, f"{begun.timestamp():.3f}", alert.status)
+    # Two of our clusters may have nodes of the same names, and so the same labels. The moment is the one that
+    # was told: what a clock that is ahead repeats is a repeat too.
+    same = ("alert", where.cluster, fingerprint, f"{told.timestamp():.3f}", alert.status)
     if envelope:
         same = ("alert-event", where.cluster, source, envelope)
     url = alert.generator_url
@@ -235,6 +237,7 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
             "status": alert.status,
             "fingerprint": fingerprint,
             "starts_at": begun.isoformat(),
+            **({"ends_at": ended.isoformat()} if ended else {}),
             "labels": alert.labels,
             "summary": _said(alert.annotations),
             "source": source,
@@ -243,9 +246,9 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
     )
 
 
-def _moment(name: str, text: str, now: datetime) -> datetime:
+def _moment(name: str, text: str) -> datetime:
     try:
-        return event_time(text, now) or now
+        return utc_time(text)
     except BadEntry as error:
         raise BadEntry(f"{name}: {str(error).removeprefix('time: ')}") from None
 

@@ -6,6 +6,7 @@ Three modes of the HTTP binding: one event as JSON (`application/cloudevents+jso
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -13,9 +14,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from healer.signals.alerts import Enveloped
+from healer.signals.alerts import SWITCH_LABELS, Enveloped
 from healer.signals.identity import digest_of
 from healer.signals.rejects import BadBody, BadEntry, Rejects, utc_time
+from healer.signals.series import CLUSTER_LABELS, NODE_LABELS
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -35,8 +37,14 @@ ALERT = "io.healer.alert.v1"
 NVSENTINEL = "com.nvidia.nvsentinel.health.v1"
 #: Its kinds of what is hit -> the labels of series.
 _ENTITIES = {"PCI": "pci_bus_id", "GPU_UUID": "UUID", "GPU": "gpu", "NIC": "device"}
+#: Labels that say which GPU or port is hit, and those that name a place at all: an alert of one place is not
+#: ended by the end of another's.
+_PARTS = ("pci_bus_id", "UUID", "uuid", "gpu_uuid", "gpu", "nvlink", "device", "port")
+_PLACES = (*CLUSTER_LABELS, *NODE_LABELS, *SWITCH_LABELS, *_PARTS)
 #: Words in `data.status` of any other event that say that it is over.
 _OVER = frozenset({"resolved", "ok", "recovered", "cleared"})
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 #: Fields of `data` that become labels of an event that `rules/alerts.yaml` names.
 _LABELS_MAX = 48
 
@@ -75,12 +83,21 @@ def events_of(body: Any, *, batch: bool, rejects: Rejects) -> list[Event]:
 
 
 def attributes_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """The attributes of an event in binary mode, from `ce-…` headers (names in small letters)."""
+    """The attributes of an event in binary mode, from `ce-…` headers (names in small letters).
+
+    A value in quotes is unquoted first, then percent-decoded once (HTTP binding 1.0.2, 3.1.3.2).
+    """
     return {
-        name.removeprefix("ce-"): unquote(value, errors="replace")
+        name.removeprefix("ce-"): unquote(_unquoted(value), errors="replace")
         for name, value in headers.items()
         if name.startswith("ce-")
     }
+
+
+def _unquoted(value: str) -> str:
+    """A header's quoted-string (RFC 9110, 5.6.4) without its quotes and escapes; any other value as it is."""
+    quoted = _QUOTED.fullmatch(value.strip())
+    return value if quoted is None else _ESCAPED.sub(r"\1", quoted[1])
 
 
 def _event(index: int, item: Any) -> Event:
@@ -173,7 +190,7 @@ def _nvsentinel(event: Event, now: datetime) -> dict[str, Any]:
     for entity in entities[:16] if isinstance(entities, list) else ():
         if isinstance(entity, dict) and (label := _ENTITIES.get(_word(entity.get("entityType")))):
             labels.setdefault(label, _word(entity.get("entityValue")))
-    hit = (labels.get("pci_bus_id", ""), labels.get("UUID", ""), labels.get("gpu", ""))
+    hit = [labels.get(name, "") for name in _PARTS]
     return {
         "status": "resolved" if health.get("isHealthy") is True else "firing",
         "labels": {name: value for name, value in labels.items() if value},
@@ -199,7 +216,9 @@ def _other(event: Event, now: datetime) -> dict[str, Any]:
         "labels": labels | {"alertname": event.type},
         "annotations": {"summary": summary},
         "startsAt": event.time or now.isoformat(),
-        "fingerprint": digest_of("event", event.source, event.type, event.subject, labels.get("node", "")),
+        "fingerprint": digest_of(
+            "event", event.source, event.type, event.subject, *(labels.get(name, "") for name in _PLACES)
+        ),
     }
 
 

@@ -27,7 +27,8 @@ DEVICE_LABELS = (
     "instance",
 )
 #: Labels that may name the part: healer's own; ports (UFM, infiniband_exporter, SNMP's interfaces, gnmic);
-#: Lustre's targets; sensors of SNMP, ipmi_exporter, Redfish; outlets and phases of PDUs; directories.
+#: outlets and phases of PDUs; parts and sensors of gnmic, SNMP and Redfish; Lustre's targets, behind those,
+#: since gnmic's `target` is the whole switch; sensors of ipmi_exporter; directories.
 PART_LABELS = (
     "part",
     "port_num",
@@ -36,13 +37,13 @@ PART_LABELS = (
     "ifDescr",
     "interface_name",
     "interface",
-    "target",
     "outlet",
     "phase",
     "component_name",
     "entPhysicalName",
     "entPhysicalDescr",
     "sensor",
+    "target",
     "name",
     "path",
     "fileset",
@@ -59,6 +60,7 @@ PAIRS_MAX = 100_000
 
 NO_DEVICE = "no label names a device"
 NO_PART = "no label names a part of the device"
+IS_A_NODE = "bears the name of a node of the cluster, and a node is no device"
 NOT_YOURS = "a token that is bound to a node speaks of no device"
 TOO_MANY_DEVICES = f"more than {DEVICES_MAX} devices, or than {PAIRS_MAX} parts of them"
 TOO_MANY_PARTS = f"more than {PARTS_MAX} parts of this device, or than {PART_NAMES_MAX} names of parts"
@@ -92,7 +94,7 @@ def device_of(labels: Mapping[str, str]) -> str | None:
 
 def part_of(labels: Mapping[str, str], own: str = "") -> str | None:
     """The part of the device. `own`: the label that the alias names, or several that together tell it:
-    `component_name/index`."""
+    `component_name/channel_index`."""
     if own:
         told = [labels.get(label, "").strip() for label in own.split("/")]
         name = "/".join(told)
@@ -110,11 +112,21 @@ def with_devices(known: Known, *, bound: bool) -> Known:
     return also
 
 
+def refused(device: str, cluster: str, known: Known) -> str | None:
+    """Why the sender may not speak of this device, or it is none: exporters that run on a node name that node
+    where their series name no device, and 1,250 nodes are no 1,250 switches or file systems."""
+    if not known(cluster, DEVICE_MARK + device):
+        return NOT_YOURS
+    names = {device, device.partition(".")[0]}
+    return IS_A_NODE if any(known(cluster, name) for name in names) else None
+
+
 def wrong_device(device: str, cluster: str, known: Known) -> str | None:
     """Why a request may not be of this device as a whole."""
     if not _DEVICE.fullmatch(device):
         return "device: not a name of a device: letters, digits and . _ : -, at most 64"
-    return None if known(cluster, DEVICE_MARK + device) else f"device: {NOT_YOURS}"
+    why = refused(device, cluster, known)
+    return f"device: {why}" if why else None
 
 
 class Devices:

@@ -11,12 +11,12 @@ from healer.model import DEVICE_MARK, OF_DEVICES, Column, Combine, Part, Scope, 
 from healer.signals.devices import (
     NO_DEVICE,
     NO_PART,
-    NOT_YOURS,
     TOO_MANY_DEVICES,
     TOO_MANY_PARTS,
     Devices,
     device_of,
     part_of,
+    refused,
 )
 from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
@@ -138,8 +138,8 @@ class Placer:
         part = part_of(labels, way.part) if way.signal.scope is Scope.device_part else ""
         if part is None:
             return NO_PART
-        if not known(*where):
-            return NOT_YOURS
+        if why := refused(device, self._cluster, known):
+            return why
         return self._devices.wrong(device, part or None) or (where, Part(port=part or None))
 
     def _part(self, way: Way, labels: dict[str, str], where: Where) -> tuple[Part | str, bool]:

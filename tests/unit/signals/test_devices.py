@@ -16,9 +16,9 @@ LinkDownedCounterExtended{source="0x0002c90300f172a0",node_guid="2c90300f172a0",
 PortRcvErrorsExtended{node_description="MF0;spine2:MQM9700/U1",port_num="1"} 9
 ifHighSpeed{instance="tor1:161",ifIndex="49",ifName="Ethernet1/1",ifDescr="Ethernet1/1"} 400000
 ifOperStatus{instance="tor1:161",ifIndex="49",ifName="Ethernet1/1"} 2
-entPhySensorValue{instance="tor1:161",entPhySensorType="celsius",entPhysicalName="CPU"} 61
+entPhySensorValue{instance="tor1:161",entPhySensorType="celsius",entPhySensorScale="units",entPhySensorPrecision="0",entPhysicalName="CPU"} 61
 interfaces_interface_state_counters_in_errors{source="tor2:57400",interface_name="Ethernet2"} 5
-components_component_transceiver_physical_channels_channel_state_input_power_instant{source="tor2",component_name="xcvr2",index="3"} -4.5
+components_component_transceiver_physical_channels_channel_state_input_power_instant{source="tor2",component_name="xcvr2",channel_index="3",subscription_name="optics"} -4.5
 lustre_capacity_kilobytes{component="ost",target="scratch-OST0001",instance="oss1:9169"} 1000
 rPDU2PhaseStatusCurrent{instance="pdu-r01-a",rPDU2PhaseStatusIndex="2"} 128
 rPDU2DeviceStatusPower{instance="pdu-r01-a",rPDU2DeviceStatusIndex="1"} 845
@@ -63,6 +63,79 @@ def test_the_labels_of_exporters_name_device_and_part() -> None:
         "@scratch": {("storage_directory_used_bytes", "/scratch/climate"): 9.1e12},
         "@cdu1": {("coolant_leak", None): 0},
     }
+
+
+def test_parts_of_one_switch_stay_apart_when_gnmic_names_its_target() -> None:
+    bench = Bench()
+    line = 'components_component_state_temperature_instant{source="tor2:57400",target="tor2",component_name='
+    found = told(bench, take(bench, f'{line}"CPU"}} 40\n{line}"ASIC"}} 90\n'))
+    assert found == {"@tor2": {("switch_sensor_temp_c", "CPU"): 40, ("switch_sensor_temp_c", "ASIC"): 90}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "precision", "value"),
+    [
+        ("celsius", "units", "0", 455),
+        ("celsius", "units", "1", 45.5),
+        ("8", "9", "2", 4.55),
+        ("8", "9", "3", 0.455),
+        ("celsius", "milli", "0", None),
+        ("celsius", "8", "0", None),
+        ("celsius", "units", "", None),
+        ("celsius", "", "1", None),
+        ("watts", "units", "0", None),
+    ],
+)
+def test_a_sensors_value_counts_by_its_own_scale_and_precision(
+    kind: str, scale: str, precision: str, value: float | None
+) -> None:
+    bench = Bench()
+    line = (
+        f'entPhySensorValue{{instance="tor1:161",entPhysicalName="CPU",entPhySensorType="{kind}",'
+        f'entPhySensorScale="{scale}",entPhySensorPrecision="{precision}"}} 455\n'
+    )
+    found = told(bench, take(bench, line)).get("@tor1", {})
+    assert found == ({} if value is None else {("switch_sensor_temp_c", "CPU"): pytest.approx(value)})
+
+
+@pytest.mark.parametrize(("kind", "precision", "value"), [("rpm", "0", 8000), ("10", "1", 800)])
+def test_a_fan_of_snmp_counts_by_its_precision(kind: str, precision: str, value: float) -> None:
+    bench = Bench()
+    line = (
+        f'entPhySensorValue{{instance="tor1:161",entPhysicalName="FAN1",entPhySensorType="{kind}",'
+        f'entPhySensorScale="units",entPhySensorPrecision="{precision}"}} 8000\n'
+        'entPhySensorValue{instance="tor1:161",entPhysicalName="FAN2",entPhySensorType="rpm"} 8000\n'
+    )
+    assert told(bench, take(bench, line)) == {"@tor1": {("switch_fan_rpm", "FAN1"): pytest.approx(value)}}
+
+
+def test_what_lustres_clients_tell_is_of_no_storage() -> None:
+    bench = Bench()
+    names = ("capacity_kilobytes", "available_kilobytes", "inodes_maximum", "inodes_free")
+    lines = [
+        f'lustre_{name}{{component="{component}",target="{component}-1",instance="{host}:9169"}} 1000'
+        for component, host in (("client", "10.0.0.17"), ("ost", "oss1"), ("mds", "mds1"), ("mgs", "mds1"))
+        for name in names
+    ]
+    found = told(bench, take(bench, "\n".join(lines) + "\n"))
+    assert {device: {part for _, part in values} for device, values in found.items()} == {
+        "@oss1": {"ost-1"},
+        "@mds1": {"mds-1", "mgs-1"},
+    }
+    assert {len(values) for values in found.values()} == {4, 8}
+
+
+@pytest.mark.parametrize("node", ["gpu0001:9169", "gpu0001.pod1.example:9169"])
+def test_no_device_bears_the_name_of_a_node(node: str) -> None:
+    bench = Bench()
+    text = (
+        f'lustre_health_check{{component="health",target="lustre",instance="{node}"}} 0\n'
+        'lustre_health_check{component="health",target="lustre",instance="oss1:9169"} 0\n'
+    )
+    measured = take(bench, text)
+    assert told(bench, measured) == {"@oss1": {("storage_healthy", "lustre"): 0}}
+    assert measured.unrecognised == 1
+    assert measured.unknown["lustre_health_check"].why == devices.IS_A_NODE
 
 
 def test_the_inlet_is_no_other_sensor_of_the_node() -> None:
@@ -117,7 +190,12 @@ def test_a_request_may_be_of_one_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "bound", "why"), [("a b", False, "not a name"), ("a", True, "bound to a node")]
+    ("device", "bound", "why"),
+    [
+        ("a b", False, "not a name"),
+        ("a", True, "bound to a node"),
+        ("gpu0001", False, "bears the name of a node"),
+    ],
 )
 def test_a_request_of_what_may_be_no_device(device: str, bound: bool, why: str) -> None:
     measured = take(Bench(), "coolant_leak 1\n", node=f"@{device}", bound=bound)
@@ -169,5 +247,7 @@ def test_names_of_parts() -> None:
     assert part_of({"part": " 7 "}) == "7"
     assert part_of({"part": "a\nb", "port": "1"}) == "1"
     assert part_of({"part": "x" * 101}) is None
+    assert part_of({"target": "tor1", "sensor": "7"}) == "7"
+    assert part_of({"target": "scratch-OST0001", "name": "x"}) == "scratch-OST0001"
     assert part_of({"a": "1", "b": "2"}, "a/b") == "1/2"
     assert part_of({"a": "1"}, "a/b") is None

@@ -1,6 +1,8 @@
 """Cables of ibnetdiscover and LLDP -> places, switches and links; what is written can be read again."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,6 +61,49 @@ def test_chips_of_one_chassis_and_switches_of_one_name() -> None:
     assert set(read_ibnetdiscover("".join(chips)).guids) == {"dir1-L01-U1", "dir1-L02-U1"}
     same = [head.format(1, "leaf"), head.format(2, "leaf"), head.format(3, "other")]
     assert set(read_ibnetdiscover("".join(same)).guids) == {f"0x{1:016x}", f"0x{2:016x}", "other"}
+
+
+@pytest.mark.parametrize(
+    ("said", "peer"),
+    [
+        ("gpu0003 rocep24s0", ("gpu0003", "rocep24s0")),
+        ("gpu0003 ibp24s0f1", ("gpu0003", "ibp24s0f1")),
+        ("gpu0003 rail7", ("gpu0003", "rail7")),
+        ("gpu0003 mlx5_bond_0", ("gpu0003", "mlx5_bond_0")),
+        ("gpu0003 HCA-2", ("gpu0003", "HCA-2")),
+        ("gpu0003", ("gpu0003", "9")),
+    ],
+)
+def test_a_host_is_known_by_whatever_its_adapter_is_called(said: str, peer: tuple[str, str]) -> None:
+    found = read_ibnetdiscover(adapter(said))
+    assert [(one.peer, one.peer_port) for one in found.cables] == [peer]
+    assert found.skipped == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("localhost mlx5_0", "no name yet: localhost"),
+        ("localhost.localdomain mlx5_0", "no name yet: localhost"),
+        ("(none) mlx5_0", "name no node"),
+        ("Mellanox Technologies Aggregation Node", "name no node"),
+        ("MT4129 ConnectX7", "name no node"),
+        ("MT4129 ConnectX7   Mellanox Technologies", "name no node"),
+    ],
+)
+def test_an_adapter_that_names_no_host_is_skipped_with_its_reason(said: str, why: str) -> None:
+    found = read_ibnetdiscover(adapter(said))
+    assert found.cables == ()
+    ((told, count),) = found.skipped.items()
+    assert (why in told, count) == (True, 1)
+
+
+def adapter(said: str) -> str:
+    """One switch with one adapter at its port 1, by its port 9."""
+    return (
+        'Switch\t36 "S-0000000000000001"\t\t# "leaf1" enhanced port 0 lid 1 lmc 0\n'
+        f'[1]\t"H-0000000000000002"[9](0000000000000002)\t\t# "{said}" lid 10 4xNDR\n'
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,6 +208,24 @@ def test_lldp_of_one_interface_of_several_and_of_many_hosts() -> None:
     assert read_lldp(LLDP_LINES).cables == (
         Cable("tor1", "Ethernet1/1", "gpu0001", "eth0", False),
         Cable("tor1", "Ethernet1/2", "gpu0002", "eth0", False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("port", "name"),
+    [
+        ({"id": {"type": "local", "value": "513"}, "descr": "et-0/0/1"}, "et-0/0/1"),
+        ({"id": {"type": "local", "value": "513"}}, "513"),
+        ({"id": {"type": "local", "value": "513"}, "descr": ""}, "513"),
+        ({"id": {"type": "local", "value": "Eth1/1"}, "descr": "to gpu0001"}, "Eth1/1"),
+        ({"id": {"type": "ifname", "value": "49"}, "descr": "to gpu0001"}, "49"),
+    ],
+    ids=["index", "alone", "empty", "local", "ifname"],
+)
+def test_an_index_of_an_interface_stands_behind_its_description(port: dict[str, Any], name: str) -> None:
+    document = {"lldp": {"interface": {"eth1": {"chassis": {"tor1": {}}, "port": port}}}}
+    assert read_lldp(json.dumps(document), "gpu0001").cables == (
+        Cable("tor1", name, "gpu0001", "eth1", False),
     )
 
 

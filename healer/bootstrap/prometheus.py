@@ -73,19 +73,21 @@ class Watched:
     def __init__(self, settings: Settings) -> None:
         found = {one.cluster or "": prometheus_client(one) for one in settings.each()}
         self._clients = {name: client for name, client in found.items() if client is not None}
-        self._told: dict[str, dict[str, Any]] = {}
+        self._told: dict[str, tuple[float, dict[str, Any]]] = {}
         self._asked = float("-inf")
         self._lock = threading.Lock()
 
     def with_troubles(self, ready: Readiness) -> Readiness:
-        """The same with a check for each server: what was known last."""
+        """The same with a check for each server: what was known last, and how old that is."""
         if not self._clients:
             return ready
         with self._lock:
             if time.monotonic() - self._asked >= ASK_EVERY_S:
                 self._asked = time.monotonic()
                 threading.Thread(target=self._ask, name="prometheus", daemon=True).start()
-            checks = dict(ready.checks) | self._told
+            now = time.monotonic()
+            told = {name: one | {"age_s": round(now - at, 1)} for name, (at, one) in self._told.items()}
+            checks = dict(ready.checks) | told
         return Readiness(ready=ready.ready, checks=checks)
 
     def _ask(self) -> None:
@@ -97,4 +99,4 @@ class Watched:
                 told = {"ok": False, "text": str(error)}
             name = f"prometheus {cluster}" if len(self._clients) > 1 else "prometheus"
             with self._lock:
-                self._told[name] = told
+                self._told[name] = (time.monotonic(), told)

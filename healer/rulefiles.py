@@ -57,7 +57,7 @@ class Source:
         try:
             self.root = loader.get_single_node()
             if self.root is not None:
-                self._same_keys(self.root)
+                self._same_keys(self.root, set())
                 self.data = loader.construct_document(self.root)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
@@ -85,20 +85,24 @@ class Source:
     def _add(self, line: int, text: str, hint: str = "") -> None:
         self.problems.append(Problem(self.name, line, text, hint))
 
-    def _same_keys(self, node: yaml.Node) -> None:
-        """YAML would silently keep the last of two equal keys."""
+    def _same_keys(self, node: yaml.Node, done: set[int]) -> None:
+        """YAML would silently keep the last of two equal keys. `done`: nodes that were looked at, as aliases
+        of aliases make one of them stand in millions of places."""
+        if id(node) in done:
+            return
+        done.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             for item in node.value:
-                self._same_keys(item)
+                self._same_keys(item, done)
         elif isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
-                if key.value in seen:
-                    self._add(key.start_mark.line + 1, f"{key.value} stands here twice")
-                elif isinstance(key.value, str):
+                if isinstance(key.value, str):  # else a list or a mapping, which the loader refuses
+                    if key.value in seen:
+                        self._add(key.start_mark.line + 1, f"{key.value} stands here twice")
                     seen.add(key.value)
                 if not isinstance(value, yaml.ScalarNode):
-                    self._same_keys(value)
+                    self._same_keys(value, done)
 
     # --- data -> structs ---------------------------------------------------------------------------------
 

@@ -148,6 +148,8 @@ def _targets(source: Source, path: Sequence[str | int], texts: Sequence[str]) ->
             source.problem((*path, index), f"targets: {bad[:100]!r} is not a host and a port", hint)
             continue
         found += names
+        if len(found) > TARGETS_MAX:
+            break  # told by whoever counts them; a few more lines may stand for millions
     return tuple(dict.fromkeys(found))
 
 

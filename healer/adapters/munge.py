@@ -80,7 +80,7 @@ def _read(out: bytes) -> Credential | None:
             decoded_at=datetime.fromtimestamp(int(meta["DECODE_TIME"]), UTC),
             payload=payload,
         )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError, OSError):  # the last two: a time that no calendar has
         return None
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from healer.signals.journal import message_text, number, stamp_of
 from healer.signals.rejects import BadBody, BadEntry, check_marks
-from healer.signals.syslog import of_the_kernel, small
+from healer.signals.syslog import MARKS, of_the_kernel, small
 from healer.signals.wire import ENTRIES_MAX, Accepted, Known, check_entries, entries_observations
 
 #: Objects and values of a large JSON body: an honest record has some 30.
@@ -26,6 +26,21 @@ _SEQS = ("sequnum", "seq")
 _TIMES = ("time", "timestamp", "timereported", "timegenerated", "@timestamp", "date")
 #: The journal's own times, µs since 1970.
 _MICROS = ("_source_realtime_timestamp", "__realtime_timestamp")
+
+#: Every name that says something here, in small letters.
+_TELLING = frozenset(
+    (
+        *_HOSTS,
+        *_MESSAGES,
+        *_BOOTS,
+        *_SEQS,
+        *_TIMES,
+        *_MICROS,
+        "cluster",
+        "_source_monotonic_timestamp",
+        *MARKS,
+    )
+)
 
 #: What a record tells, in several places (a resource, a record, its body): the one that counts least first.
 Places = tuple[Mapping[Any, Any], ...]
@@ -63,6 +78,12 @@ def json_records(raw: bytes) -> list[Record]:
     items = body if isinstance(body, list) else [body]
     check_entries(len(items))
     return [record_of(index, item) for index, item in enumerate(items)]
+
+
+def telling(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Those of a resource that may say something of its records: it may have thousands of records, and each
+    is looked at with all of them."""
+    return {name: value for name, value in fields.items() if str(name).lower() in _TELLING}
 
 
 def record_of(index: int, item: Any) -> Record:

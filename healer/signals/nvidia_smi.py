@@ -29,6 +29,9 @@ from healer.signals.wire import Known, wrong_node
 #: Real output is about 12 kB per GPU.
 XML_LIMIT_BYTES = 8 * 2**20
 _DEPTH_MAX, _GPUS_MAX, _TEXT_MAX = 16, 64, 4096
+#: Characters of an element's name, and different paths of one GPU: real output has names of up to 50 and some
+#: 300 paths. Each element's path is put together anew, so long names would be work without end.
+_TAG_MAX, _PATHS_MAX = 128, 4096
 _PREFIX = "nvidia-smi:"
 #: Words of values that a GPU prints which does not answer any more.
 _LOST = ("gpu is lost", "err!", "unknown error", "unable to determine the device handle")
@@ -218,6 +221,8 @@ class _Reader:
         self.is_log |= not self._path and tag == "nvidia_smi_log"
         if len(self._path) >= _DEPTH_MAX:
             raise ValueError("elements too deep in each other")
+        if len(tag) > _TAG_MAX:
+            raise ValueError(f"an element whose name has more than {_TAG_MAX} characters")
         if len(self._path) == 1 and tag == "gpu":
             if len(self.gpus) >= _GPUS_MAX:
                 raise ValueError(f"more than {_GPUS_MAX} GPUs")
@@ -233,7 +238,10 @@ class _Reader:
         if len(self._path) == 2 and tag == "attached_gpus":
             self.attached = _small("".join(self._words).strip(), _GPUS_MAX)
         if len(self._path) > 2 and self._path[1] == "gpu" and (text := "".join(self._words).strip()):
-            self.gpus[-1].values.setdefault("/".join(self._path[2:]), text[:_TEXT_MAX])
+            values = self.gpus[-1].values
+            values.setdefault("/".join(self._path[2:]), text[:_TEXT_MAX])
+            if len(values) > _PATHS_MAX:
+                raise ValueError(f"a GPU with more than {_PATHS_MAX} different elements")
         self._path.pop()
         self._words = []
 

@@ -7,6 +7,7 @@ is sent again after a lost answer would count twice, and the catalogue has no hi
 
 from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from healer.signals.wire import Known
 
 #: Series of one body that are not known yet: reading them is many times the work.
 NEW_SERIES_MAX = 200_000
+#: Attributes of one resource: they are labels of all its series, and a series has at most 64.
+ATTRIBUTES_MAX = 128
+#: Bytes of them, as they stand in the body: each known resource is kept.
+RESOURCE_BYTES_MAX = 16_384
 #: Resources that are known by a number; then all are numbered anew.
 _RESOURCES_MAX = 50_000
 
@@ -40,14 +45,19 @@ class Otlp:
         self.slots.forget(now)
         reading = _Reading(self, known)
         try:
+            block, number = None, 0
             for metric in read_json(raw) if json else read_protobuf(raw):
-                reading.take(metric, self.resource(metric.resource, json=json))
+                if metric.resource is not block:  # the same bytes for all metrics of a resource
+                    block, number = metric.resource, self.resource(metric.resource, json=json)
+                reading.take(metric, number)
         except Torn as error:  # of a point: they are read one by one
             raise BadBody(f"a data point cannot be read: {error}") from None
         return reading.done(now)
 
     def resource(self, block: bytes, *, json: bool) -> int:
-        """A number that no other resource ever has."""
+        """A number that no other resource ever has. Raises BadBody."""
+        if len(block) > RESOURCE_BYTES_MAX:
+            raise BadBody(f"a resource has {len(block)} bytes of attributes, at most {RESOURCE_BYTES_MAX}")
         key = (b"j" if json else b"p") + block
         found = self._resources.get(key)
         if found is None:
@@ -69,6 +79,9 @@ class _Reading:
         self._values: list[float] = []
         self._times: list[int] = []
         self._lines: dict[int, int] = {}
+        #: The resource whose attributes were read last, and those.
+        self._block: bytes | None = None
+        self._around: dict[str, Any] | None = None
 
     def take(self, metric: Metric, resource: int) -> None:
         if metric.refused:
@@ -96,13 +109,37 @@ class _Reading:
 
     def _unknown(self, key: bytes, name: str, metric: Metric, point: Point) -> int | None:
         """The slot of a series that is not known; None when nobody wants it, which is counted."""
-        labels = _labels(metric, point)
+        labels = self._labels(metric, point)
         if self.slots.unwanted(name[:200], labels, self.out):
             return None
         self.new += 1
         if self.new > NEW_SERIES_MAX:
             raise BadBody(f"the body has more than {NEW_SERIES_MAX} new series: send it in several requests")
         return self.slots.add(key, name, labels(), self.known)
+
+    def _labels(self, metric: Metric, point: Point) -> Callable[[], dict[str, str]]:
+        def read() -> dict[str, str]:
+            around = self._attributes(metric)
+            try:
+                return labels_of(around, metric.read(point.block)) if around is not None else {}
+            except (Torn, ValueError, RecursionError):
+                # A series whose attributes cannot be read names no node; it is told so.
+                return {}
+
+        return read
+
+    def _attributes(self, metric: Metric) -> dict[str, Any] | None:
+        """Those of the metric's resource, read once for all of its series; None where they cannot be read.
+        Raises BadBody."""
+        if metric.resource is not self._block:
+            self._block, self._around = metric.resource, None
+            try:
+                self._around = metric.read(metric.resource)
+            except (Torn, ValueError, RecursionError):
+                return None
+            if len(self._around) > ATTRIBUTES_MAX:
+                raise BadBody(f"a resource has {len(self._around)} attributes, at most {ATTRIBUTES_MAX}")
+        return self._around
 
     def done(self, now: datetime) -> Measured:
         samples = Samples(
@@ -114,14 +151,3 @@ class _Reading:
         nodes = {(one.cluster, one.node) for one in self.out.reports}
         self.out.inventory = self.slots.placer.gpus.inventory(nodes, now)
         return self.out
-
-
-def _labels(metric: Metric, point: Point) -> Callable[[], dict[str, str]]:
-    def read() -> dict[str, str]:
-        try:
-            return labels_of(metric.read(metric.resource), metric.read(point.block))
-        except (Torn, ValueError, RecursionError):
-            # A series whose attributes cannot be read names no node; it is told so.
-            return {}
-
-    return read

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from healer.signals.logs import Places, Record, time_text
+from healer.signals.logs import Places, Record, telling, time_text
 from healer.signals.otlp_values import (
     JsonPair,
     JsonValue,
@@ -28,6 +28,8 @@ from healer.signals.rejects import BadBody, BadEntry, check_marks, sentence
 RECORDS_MAX = 200_000
 #: Objects of a large JSON body: an honest record has some 60.
 OBJECTS_MAX = 500_000
+#: Attributes of one resource that say something of its records.
+TELLING_MAX = 32
 
 
 def records(raw: bytes) -> Iterator[Record]:
@@ -62,12 +64,22 @@ def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tu
     scopes: list[tuple[int, int]] = []
     for field, kind, _, begin, stop in fields(raw, start, end):
         if field == 1 and kind == LENGTH:
-            told = attributes(
-                raw, [(b, e) for f, k, _, b, e in fields(raw, begin, stop) if (f, k) == (1, LENGTH)]
+            told = _around(
+                attributes(
+                    raw, [(b, e) for f, k, _, b, e in fields(raw, begin, stop) if (f, k) == (1, LENGTH)]
+                )
             )
         elif field == 2 and kind == LENGTH:
             scopes.append((begin, stop))
     return told, scopes
+
+
+def _around(told: dict[str, Any]) -> dict[str, Any]:
+    """What of a resource's attributes its records need. Raises BadBody."""
+    kept = telling(told)
+    if len(kept) > TELLING_MAX:
+        raise BadBody(f"a resource tells hosts, times and lines under more than {TELLING_MAX} names")
+    return kept
 
 
 def _record(index: int, raw: bytes, start: int, end: int, around: dict[str, Any]) -> Record:
@@ -139,7 +151,7 @@ def json_records(raw: bytes) -> Iterator[Record]:
     index = 0
     try:
         for resource in body.resource_logs:
-            around = json_attributes(resource.resource.attributes)
+            around = _around(json_attributes(resource.resource.attributes))
             for scope in resource.scope_logs:
                 for one in scope.log_records:
                     _check(index)

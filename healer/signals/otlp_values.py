@@ -50,6 +50,7 @@ def any_value(data: bytes, start: int, end: int) -> Any:
 
 
 def _pair(data: bytes, start: int, end: int, budget: _Budget, depth: int) -> tuple[str, Any]:
+    budget.spend(depth)
     name, value = "", None
     for field, kind, _, begin, stop in fields(data, start, end):
         if kind == LENGTH and field == 1:

@@ -88,7 +88,7 @@ def unpack_steps(blob: bytes, *, cluster: str, job: str, arrived_at: datetime) -
     size = int.from_bytes(blob[1:5], "little")
     try:
         head = msgspec.msgpack.decode(blob[5 : 5 + size], type=_StepHead)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBlock("step times without a readable head") from error
     raw = _decompress(blob[:1] + blob[5 + size :])
     if len(raw) != head.n * _STEP_ROW_BYTES:

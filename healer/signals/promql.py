@@ -148,7 +148,7 @@ def names_told(raw: bytes) -> list[str]:
     """The names in an answer of `/api/v1/label/__name__/values`. Raises BadBody."""
     try:
         told = _names.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"the answer is not that of a Prometheus-compatible server: {error}") from None
     if told.status != "success":
         raise BadBody(f"the server says: {told.error[:300] or told.status[:300]}")
@@ -172,7 +172,8 @@ def _floats(values: Sequence[str]) -> np.ndarray:
 
 
 def _milliseconds(times: Sequence[float]) -> np.ndarray:
-    at = np.array(times, np.float64) * _MS
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        at = np.array(times, np.float64) * _MS
     if not np.all(np.abs(at) < 1e15):
         raise BadBody("a time is no time")
     return at.astype(np.int64)

@@ -16,7 +16,7 @@ JOURNAL_INPUT = "imjournal"
 FACILITY_NAMES = ("syslog_facility", "facility", "syslogfacility", "syslogfacility-text", "facility_text")
 _KERNEL_FACILITY = frozenset({0, "0", "kern", "kernel"})
 #: What is looked at to tell whose a line is; all that a record tells under such a name must agree.
-_MARKS = frozenset({"_transport", "inputname", *FACILITY_NAMES})
+MARKS = frozenset({"_transport", "inputname", *FACILITY_NAMES})
 
 
 def small(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
@@ -31,7 +31,7 @@ def small(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str
         for name, value in place.items():
             key = str(name).lower()
             fields[key] = value
-            if key in _MARKS:
+            if key in MARKS:
                 marks.setdefault(key, []).append(value)
     return fields, marks
 

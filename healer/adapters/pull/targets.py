@@ -21,6 +21,10 @@ from healer.scraperules import TARGETS_MAX, address
 #: One file; 50,000 targets with their labels are below.
 FILE_BYTES_MAX = 16 * 2**20
 FILES_MAX = 1000
+#: Targets of one job that are looked at, those that stand twice among them.
+_TOLD_MAX = 4 * TARGETS_MAX
+#: Troubles that are told at once.
+_TROUBLES_MAX = 100
 #: Labels of Prometheus that say how to fetch, and not whose it is.
 _PATH, _SCHEME = "__metrics_path__", "__scheme__"
 
@@ -65,12 +69,14 @@ class FileTargets:
             if job.cluster not in ("", self._cluster):
                 continue
             groups = [_Group(job.targets), *_groups(job, files, troubles)]
-            for target in _targets(job, groups, troubles):
+            for number, target in enumerate(_targets(job, groups, troubles)):
+                if number >= _TOLD_MAX or len(found) > TARGETS_MAX:
+                    break  # a few bytes of a file may stand for 100,000 names
                 if target.labels.get("cluster", self._cluster) in ("", self._cluster):
                     found.setdefault((job.name, target.url), target)
         if len(found) > TARGETS_MAX:
-            troubles.append(f"{len(found)} targets: the first {TARGETS_MAX} are fetched")
-        return Listed(tuple(found.values())[:TARGETS_MAX], tuple(dict.fromkeys(troubles)))
+            troubles.append(f"more than {TARGETS_MAX} targets: the first {TARGETS_MAX} are fetched")
+        return Listed(tuple(found.values())[:TARGETS_MAX], tuple(dict.fromkeys(troubles))[:_TROUBLES_MAX])
 
     def _read(self, path: str) -> _File:
         before = self._files.get(path)
@@ -108,7 +114,7 @@ def _parsed(path: Path) -> tuple[list[_Group], str]:
     if path.suffix == ".json":
         try:
             return _json.decode(path.read_bytes()), ""
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return [], f"{path}: {error}"
     problems: list[Problem] = []
     source = Source(path, str(path), problems)

@@ -1,5 +1,6 @@
 """`healer api` as a process of its own on a real database, and its memory."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.support.processes import clean_environ, free_port
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
+RULES = Path(__file__).parents[2] / "rules"
 MB = 2**20
 
 
@@ -94,7 +96,10 @@ def api_process(
         SlurmSnapshot(cluster=CLUSTER, taken_at=datetime.now(UTC), nodes=shown, jobs={})
     )
     port = free_port()
+    # A copy: who edits the shipped rules meanwhile would make the process read them anew.
+    shutil.copytree(RULES, folder / "rules")
     environ = clean_environ(
+        HEALER_RULES_DIR=str(folder / "rules"),
         HEALER_DATA_DIR=str(folder / "data"),
         HEALER_DATABASE_URL=url,
         HEALER_REDIS_URL="redis://127.0.0.1:1/0",

@@ -23,6 +23,7 @@ from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.leader import returned_nodes, try_lead
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.waiting import Waiting
 from healer.adapters.postgres.wake import Waker
 from healer.adapters.slurm.cli import CliScheduler
 from healer.adapters.slurm.preferred import OtherCluster, PreferredScheduler
@@ -42,6 +43,7 @@ from healer.processes.scheduler import (
     Poll,
     run_duties,
     sweep,
+    woken_by,
 )
 from healer.recorder import Recorder
 from healer.ruleset import load as load_rules
@@ -359,12 +361,15 @@ def run_scheduler(settings: Settings) -> None:
         snapshots.failed(cluster, why)
 
     poll = Poll(scheduler(settings), snapshots, rulebook(settings), failed, cluster, clock=clock)
-    duties = [
-        Duty("poll", POLL_S, poll),
+    woken = [
         Duty("sweep", SWEEP_S, sweep(ledger(settings, db, cluster), poke(settings, cluster), clock)),
         Duty("seal", SEAL_S, seal),
-        Duty("tidy", TIDY_S, forget),
         Duty("deliver", DELIVER_S, delivery(settings, db)),
+    ]
+    duties = [
+        Duty("poll", POLL_S, poll),
+        Duty("tidy", TIDY_S, forget),
+        *woken_by(Waiting(db, cluster, clock), woken),
         *event_duty(settings, db, cluster),
     ]
     run_duties(duties, stopped)

@@ -22,7 +22,7 @@ from healer.model import (
 )
 from healer.observations.controller import POLL_S
 from healer.ports import NotAvailable, SchedulerUnavailable
-from healer.processes.scheduler import Duty, Poll, run_duties, sweep
+from healer.processes.scheduler import Duty, Poll, run_duties, sweep, woken_by
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
 from healer.sim.slurm_core import SimScheduler
@@ -259,3 +259,60 @@ def test_a_duty_says_itself_how_long_it_rests(rest: float) -> None:
     worker.join(timeout=20)
     assert not worker.is_alive()
     assert len(calls) >= 10
+
+
+class Site:
+    """Duties that are woken, running; `waits` is what the look finds."""
+
+    def __init__(self) -> None:
+        self.waits: set[str] = set()
+        self.broken = False
+        self.looks = 0
+        self.done = {"sweep": 0, "seal": 0}
+        self._stopped = threading.Event()
+        duties = [Duty(name, 0.001, lambda name=name: self._work(name)) for name in self.done]
+        self._thread = threading.Thread(target=run_duties, args=(woken_by(self._look, duties), self._stopped))
+
+    def _look(self) -> set[str]:
+        self.looks += 1
+        if self.broken:
+            raise ConnectionError("the database is away")
+        return self.waits
+
+    def _work(self, name: str) -> None:
+        self.waits = self.waits - {name}
+        self.done[name] += 1
+
+    def __enter__(self) -> "Site":
+        self._thread.start()
+        wait_until(lambda: all(self.done.values()), 15, what="each duty began")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=15)
+        assert not self._thread.is_alive()
+
+
+def test_a_duty_that_is_named_is_woken_and_another_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healer.processes.scheduler.UNWOKEN_S", 3600.0)
+    with Site() as site:
+        for times in (2, 3):
+            site.waits = {"sweep"}
+            wait_until(lambda times=times: site.done["sweep"] == times, 15, what="the sweep is woken")
+        seen = site.looks
+        wait_until(lambda: site.looks >= seen + 2, 15, what="it is looked twice more")
+        assert site.done == {"sweep": 3, "seal": 1}
+
+
+def test_a_look_that_fails_wakes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healer.processes.scheduler.UNWOKEN_S", 3600.0)
+    with Site() as site:
+        site.broken = True
+        wait_until(lambda: min(site.done.values()) >= 2, 15, what="each looks for itself")
+
+
+def test_a_duty_looks_for_itself_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healer.processes.scheduler.UNWOKEN_S", 0.01)
+    with Site() as site:
+        wait_until(lambda: min(site.done.values()) >= 3, 15, what="nobody named them")

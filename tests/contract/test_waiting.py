@@ -1,0 +1,84 @@
+"""What waits for the scheduler: the one question says what the duties themselves would find."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres import audit, messages
+from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import runs
+from healer.adapters.postgres.waiting import Waiting
+from healer.model import AuditRecord, Message, Run, RunState, Severity
+from healer.sim.clock import SimClock
+from tests.support.api import save_run
+
+NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+CLUSTER = "pod1"
+
+
+def run(state: RunState = RunState.running, cluster: str = CLUSTER) -> Run:
+    return Run(id="r1", cluster=cluster, playbook="drain", state=state, by="ann", reason="x", created_at=NOW)
+
+
+def test_nothing_waits(fresh_database: sa.Engine) -> None:
+    waiting = Waiting(fresh_database, CLUSTER, SimClock(NOW))
+    assert [waiting() for _ in range(3)] == [set()] * 3
+    waiting.close()
+
+
+@pytest.mark.parametrize("state", [RunState.running, RunState.waiting_approval], ids=str)
+@pytest.mark.parametrize("cluster", [CLUSTER, "pod2"])
+@pytest.mark.parametrize("wake_in_s", [None, -1, 0, 1])
+@pytest.mark.parametrize("lease_in_s", [None, -1, 0, 1])
+def test_a_run_waits_when_the_ledger_calls_it_due(
+    fresh_database: sa.Engine, state: RunState, cluster: str, wake_in_s: int | None, lease_in_s: int | None
+) -> None:
+    clock = SimClock(NOW)
+    with fresh_database.begin() as conn:
+        save_run(conn, run(state, cluster))
+        conn.execute(sa.update(runs).values(wake_at=_in(wake_in_s), lease_until=_in(lease_in_s)))
+    ledger = PostgresLedger(
+        fresh_database, CLUSTER, snapshots=PostgresSnapshots(fresh_database), clock=clock, has_sink=False
+    )
+    waiting = Waiting(fresh_database, CLUSTER, clock)
+    assert waiting() == ({"sweep"} if ledger.due_runs(NOW) else set())
+    waiting.close()
+
+
+def _in(seconds: int | None) -> datetime | None:
+    return None if seconds is None else NOW + timedelta(seconds=seconds)
+
+
+def test_a_message_waits_from_its_time_on_and_a_record_until_it_is_sealed(fresh_database: sa.Engine) -> None:
+    page = Message(id="m", cluster=CLUSTER, title="t", text="x", severity=Severity.P0, page=True)
+    record = AuditRecord(cluster=CLUSTER, at=NOW, actor="ann", verb="v", subject="s", data={})
+    with fresh_database.begin() as conn:
+        messages.queue(conn, page, at=NOW, has_sink=True)
+    early = Waiting(fresh_database, CLUSTER, SimClock(NOW - timedelta(seconds=1)))
+    waiting = Waiting(fresh_database, CLUSTER, SimClock(NOW))
+    assert (early(), waiting()) == (set(), {"deliver"})
+    with fresh_database.begin() as conn:
+        audit.append(conn, record)
+    assert (early(), waiting()) == ({"seal"}, {"deliver", "seal"})
+    early.close()
+    waiting.close()
+
+
+def test_a_connection_that_broke_is_made_anew(fresh_database: sa.Engine) -> None:
+    engine = make_engine(fresh_database.url.render_as_string(hide_password=False), name="waiting here")
+    waiting = Waiting(engine, CLUSTER, SimClock(NOW))
+    assert waiting() == set()
+    with fresh_database.begin() as conn:
+        mine = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'waiting here'"
+        )
+        ended = conn.execute(sa.text(mine))
+        assert ended.scalar() is True
+    with pytest.raises(Exception, match="terminat"):
+        waiting()
+    assert waiting() == set()
+    waiting.close()
+    engine.dispose()

@@ -150,9 +150,19 @@ def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Str
     assert missing(list(kind.__struct_fields__), "rules.md") == []
 
 
-@pytest.mark.parametrize("kind", [Signal, Alias, ScrapeJob, ScrapeQuery, StepSample, JobCheckpointBody])
-def test_every_field_of_signals_is_explained(kind: type[msgspec.Struct]) -> None:
-    assert missing(list(kind.__struct_fields__), "signals.md") == []
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        (Signal, "catalogue.md"),
+        (Alias, "catalogue.md"),
+        (ScrapeJob, "pull.md"),
+        (ScrapeQuery, "pull.md"),
+        (StepSample, "signals.md"),
+        (JobCheckpointBody, "signals.md"),
+    ],
+)
+def test_every_field_of_signals_is_explained(kind: type[msgspec.Struct], document: str) -> None:
+    assert missing(list(kind.__struct_fields__), document) == []
 
 
 def test_every_guard_and_its_settings_are_explained() -> None:

@@ -84,6 +84,7 @@ class Renderer:
             span=words.span,
             clock_ms=words.clock_ms,
             number=words.number,
+            size=words.size,
             sentence=words.sentence,
             body=_body_attribute,
         )

@@ -84,6 +84,16 @@ def number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def size(count: int) -> str:
+    """Bytes for people: `486 B`, `18.5 kB`, `3.4 MB`, `1.2 GB`."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """`1 node`, `4 nodes`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

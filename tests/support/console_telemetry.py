@@ -391,6 +391,7 @@ def arriving() -> Arriving:
         sender("node pod1/gpu0007", "heartbeat", 9, node="gpu0007"),
         sender("<script>alert(1)</script>", "logs", 60),
         sender("alertmanager", "alertmanager", 5_400),
+        sender(f"job {CLUSTER}/4711", "step-times", 5_400),
     ]
     queues = [
         Queue("events", 0, 50_000, "entries"),

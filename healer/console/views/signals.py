@@ -105,13 +105,21 @@ def loss_rows(losses: Sequence[Loss], now: datetime) -> list[LossRow]:
 
 
 class SenderRow(NamedTuple):
+    """`job`: the one that enrolled itself for its token; nobody misses it when it ends."""
+
     sender: Sender
+    job: str
     quiet: bool
 
 
 def sender_rows(senders: Sequence[Sender], now: datetime) -> list[SenderRow]:
     """The latest first."""
-    return [SenderRow(one, one.requests > 1 and now - one.last_seen > QUIET) for one in senders]
+    rows = []
+    for one in senders:
+        named = f"job {one.cluster}/"
+        job = one.who.removeprefix(named) if one.who.startswith(named) else ""
+        rows.append(SenderRow(one, job, not job and one.requests > 1 and now - one.last_seen > QUIET))
+    return rows
 
 
 class QueueRow(NamedTuple):

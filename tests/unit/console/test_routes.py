@@ -188,5 +188,6 @@ def test_the_page_of_signals_tells_what_to_do_about_each_loss(client: TestClient
         assert f'data-row="{reason.value}"' in page and title.split("'")[0] in page, reason
     assert set(LOSS_WORDS) == set(LossReason), "a reason without words"
     assert "<script>alert(1)</script>" not in page
-    assert page.count(">quiet<") == 1, "one sender has said nothing for 90 min"
+    assert page.count(">quiet<") == 1, "one sender has said nothing for 90 min; a job may be over"
+    assert 'href="/jobs/pod1/4711"' in page and "16.8 MB" in page
     assert "98 %" in page and "/nodes/pod1/gpu0007" in page

@@ -40,3 +40,12 @@ def test_times_of_another_zone_are_shown_in_utc() -> None:
 def test_names_are_cut() -> None:
     assert words.names(["a", "b"]) == "a, b"
     assert words.names([str(number) for number in range(64)]) == "0, 1, 2 and 61 more"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (18_531, "18.5 kB"), (67_108_864, "67.1 MB"),
+     (999_600, "1.0 MB"), (250_000_000, "250 MB")],
+)  # fmt: skip
+def test_sizes_are_for_people(count: int, text: str) -> None:
+    assert words.size(count) == text

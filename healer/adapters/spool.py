@@ -5,18 +5,18 @@ taken over by the next one that looks. A folder holds segments that are read fro
 once all of them is stored, so after a kill at most one segment is stored a second time, where its digests
 are known already.
 
-A record is its length and the CRC-32 of what follows, a byte of kind, and the content. What was being
-written when a process or the machine died has no whole record, and nobody was told that it is safe.
+What was being written when a process or the machine died has no whole record, and nobody was told that it is
+safe. What the disk has changed since is passed over and counted, and its segment kept as `*.bad`.
 """
 
+import errno
 import fcntl
 import itertools
 import os
 import re
-import struct
+import secrets
 import threading
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from pathlib import Path
 
 import structlog
 
+from healer.adapters.spool_records import records_of, size_of, write
 from healer.api.services import NoRoom
 from healer.ports import Spooled, SpoolState
 
@@ -34,13 +35,12 @@ log = structlog.get_logger()
 LIMIT_BYTES = 256 * 1024 * 1024
 #: A new segment begins at this size; the last one may be larger by one call of `append`.
 SEGMENT_BYTES = 8 * 1024 * 1024
-#: Records of a segment that is not our own are at most this long; a larger length is no length.
-_RECORD_MAX = 64 * 1024 * 1024
-
-#: What is ours: a folder by the time of its making and its process, a segment by its number and time.
-_FOLDER, _NAME = re.compile(r"\d{20}-\d{1,10}"), re.compile(r"\d{8}-\d{1,12}")
-
-_HEAD = struct.Struct("<IIc")
+#: Segments with unreadable parts that are kept for people; older ones are deleted.
+BAD_MAX = 10
+#: What is ours: a folder by the time of its making and its process; a segment by its number, its time, and
+#: the number that its checksums start from (none: 0).
+_FOLDER = re.compile(r"\d{20}-\d{1,10}")
+_NAME = re.compile(r"\d{8}-(?P<begun_at>\d{1,12})(?:-(?P<salt>[0-9a-f]{8}))?")
 
 
 @dataclass(eq=False)
@@ -50,6 +50,7 @@ class _Segment:
     size: int
     entries: int
     begun_at: float  # s since 1970
+    salt: int  # the checksums start from it
 
 
 @dataclass(eq=False)
@@ -77,6 +78,12 @@ class FileSpool:
         self._read_entries = 0
         self._taken = 0  # place behind what `oldest` gave last
         self._numbers = itertools.count(1)
+        #: Where what this version cannot read waits for another one; locked as long as this process lives.
+        self._aside: _Folder | None = None
+        self._aside_bytes = 0
+        self._lost: list[tuple[int, str]] = []
+        #: What is there and not ours to use was told once.
+        self._told: set[Path] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.adopt()
 
@@ -103,24 +110,23 @@ class FileSpool:
 
     def append(self, records: Sequence[Spooled]) -> None:
         """All of them, safe on disk when this returns; or none: NoRoom when there is none for all."""
-        block = b"".join(_framed(one) for one in records)
+        size = size_of(records)
         with self._lock:
-            used = sum(one.size for one in self._segments)
-            if used + len(block) > self._limit:
+            used = self._aside_bytes + sum(one.size for one in self._segments)
+            if used + size > self._limit:
                 raise NoRoom(f"the database is away, and the spool of {self._limit} bytes is full")
             try:
                 file, segment = self._open()
             except OSError as error:
                 raise NoRoom(f"the database is away, and the spool cannot be written: {error}") from error
             try:
-                _write(file, block)
-                os.fdatasync(file)
+                write(file, records, segment.salt)
             except OSError as error:
                 self._undo(file, segment)
                 raise NoRoom(
                     f"the database is away, and the spool cannot be written: {error.strerror}", disk=True
                 ) from error
-            segment.size += len(block)
+            segment.size += size
             segment.entries += len(records)
 
     def _open(self) -> tuple[int, _Segment]:
@@ -129,14 +135,44 @@ class FileSpool:
         self._close_file()
         if self._own is None:
             self._own = self._new_folder()
-        # By number, as the clock may jump; the time is for people.
-        path = self._own.path / f"{next(self._numbers):08d}-{int(time.time())}"
-        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        _sync_folder(self._own.path)
-        segment = _Segment(path, self._own, 0, 0, time.time())
-        self._file = file
+        segment, self._file = self._new_segment(self._own)
         self._segments.append(segment)
-        return file, segment
+        return self._file, segment
+
+    def _new_segment(self, folder: _Folder) -> tuple[_Segment, int]:
+        """An empty one, and its file, open for writing."""
+        # By number, as the clock may jump; the time is for people.
+        salt = secrets.randbits(32)
+        path = folder.path / f"{next(self._numbers):08d}-{int(time.time())}-{salt:08x}"
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            _sync_folder(folder.path)
+        except OSError:
+            os.close(file)
+            path.unlink(missing_ok=True)
+            raise
+        return _Segment(path, folder, 0, 0, time.time(), salt), file
+
+    def set_aside(self, records: Sequence[Spooled]) -> None:
+        """Keeps what this version cannot read for one that can: the next process reads it again. NoRoom."""
+        size = size_of(records)
+        with self._lock:
+            if self._aside_bytes + size > self._limit // 4:
+                raise NoRoom("too much that cannot be read lies in the spool")
+            try:
+                if self._aside is None:
+                    self._aside = self._new_folder()
+                segment, file = self._new_segment(self._aside)
+                try:
+                    write(file, records, segment.salt)
+                except OSError:
+                    segment.path.unlink(missing_ok=True)
+                    raise
+                finally:
+                    os.close(file)
+            except OSError as error:
+                raise NoRoom(f"the spool cannot be written: {error}") from error
+            self._aside_bytes += size
 
     def _undo(self, file: int, segment: _Segment) -> None:
         """A part of a record at the end must not stand before the next one."""
@@ -165,7 +201,9 @@ class FileSpool:
                 segment, place = self._segments[0], self._read_at
                 end = segment.size
             records: list[Spooled] = []
-            for record, behind in _records(segment.path, place, end):
+            for record, behind in records_of(segment.path, segment.salt, place, end):
+                if record is None:
+                    continue
                 if records and (len(records) == most or behind - place > size):
                     break
                 records.append(record)
@@ -173,9 +211,7 @@ class FileSpool:
             if records:
                 return records
             with self._lock:
-                # Nothing readable is left in it, though it is not at its end: the disk lost what it held.
-                log.error("a spool cannot be read to its end", file=str(segment.path), place=place, end=end)
-                self._drop(segment)
+                self._drop(segment)  # nothing readable is left in it, though it is not at its end
 
     def drop_oldest(self, records: Sequence[Spooled]) -> None:
         """What `oldest` gave last is stored: it is not needed any more."""
@@ -186,28 +222,60 @@ class FileSpool:
             if self._read_at >= segment.size:
                 self._drop(segment)
 
+    def take_lost(self) -> list[tuple[int, str]]:
+        """What could not be read since the last call: (entries, at least; a sentence)."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+            return lost
+
     def _drop(self, segment: _Segment) -> None:
         if self._segments[-1] is segment:
             self._close_file()
         del self._segments[0]
+        lost = segment.entries - self._read_entries
         self._read_at = self._read_entries = 0
-        segment.path.unlink(missing_ok=True)
+        if lost > 0:
+            self._note(lost, "a segment of the spool cannot be read whole", segment.path)
+            self._keep_bad(segment)
+        else:
+            segment.path.unlink(missing_ok=True)
         if segment.folder is not self._own and not any(
             one.folder is segment.folder for one in self._segments
         ):
             self._give_up(segment.folder)
 
+    def _note(self, entries: int, what: str, path: Path) -> None:
+        """Bounded: whoever counts comes every few seconds."""
+        log.error(what, path=str(path), entries=entries)
+        if len(self._lost) < 1000:
+            self._lost.append((entries, f"{what}: {path.relative_to(self._root)}"))
+
+    def _keep_bad(self, segment: _Segment) -> None:
+        """Beside the folders, under a name that nobody takes for a segment."""
+        try:
+            segment.path.rename(self._root / f"{segment.folder.path.name}.{segment.path.name}.bad")
+            for path in sorted(self._root.glob("*.bad"))[:-BAD_MAX]:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("what cannot be read of the spool is not kept", error=str(error))
+            segment.path.unlink(missing_ok=True)
+
     # --- folders ---
 
     def adopt(self) -> int:
-        """Takes over what dead processes left; the number of records."""
+        """Takes over what dead processes left; the number of records. What cannot be opened is told once and
+        left alone."""
         found = 0
         with self._lock, self._door():
             for path in sorted(one for one in self._root.iterdir() if _FOLDER.fullmatch(one.name)):
-                folder = _locked(path)
+                try:
+                    folder = _locked(path)
+                except OSError as error:
+                    self._strange(path, error)
+                    continue
                 if folder is None:
                     continue
-                segments = _segments_of(folder)
+                segments = self._segments_of(folder)
                 if not segments:
                     self._give_up(folder)
                     continue
@@ -220,21 +288,55 @@ class FileSpool:
             log.warning("signals that another process spooled are taken over", entries=found)
         return found
 
+    def _segments_of(self, folder: _Folder) -> list[_Segment]:
+        """The segments of a dead process, up to the last whole record of each; empty ones are deleted."""
+        try:
+            paths = sorted(one for one in folder.path.iterdir() if _NAME.fullmatch(one.name))
+        except OSError as error:
+            self._strange(folder.path, error)
+            return []
+        segments: list[_Segment] = []
+        for path in paths:
+            try:
+                segment = _segment_of(path, folder)
+                if segment.entries:
+                    segments.append(segment)
+                else:
+                    path.unlink()
+            except OSError as error:
+                self._strange(path, error)
+        return segments
+
+    def _strange(self, path: Path, error: OSError) -> None:
+        if path not in self._told and len(self._told) < 1000:
+            self._told.add(path)
+            self._note(1, f"what lies in the spool cannot be opened ({error.strerror})", path)
+
     def _new_folder(self) -> _Folder:
         with self._door():
             path = self._root / f"{time.time_ns():020d}-{os.getpid()}"
             path.mkdir(mode=0o700)
-            folder = _locked(path)
+            try:
+                folder = _locked(path)
+            except OSError:
+                path.rmdir()
+                raise
             assert folder is not None  # nobody else passes the door meanwhile
-            _sync_folder(self._root)
+            try:
+                _sync_folder(self._root)
+            except OSError:
+                self._give_up(folder)
+                raise
             return folder
 
     def _give_up(self, folder: _Folder) -> None:
-        (folder.path / "lock").unlink(missing_ok=True)
         try:
+            (folder.path / "lock").unlink(missing_ok=True)
             folder.path.rmdir()
         except OSError as error:
-            log.warning("a folder of the spool is not empty", folder=str(folder.path), error=str(error))
+            if folder.path not in self._told:
+                self._told.add(folder.path)
+                log.warning("a folder of the spool is not empty", folder=str(folder.path), error=str(error))
         os.close(folder.lock)
 
     @contextmanager
@@ -256,54 +358,23 @@ class FileSpool:
                 self._give_up(self._own)
             for folder in folders.values():
                 os.close(folder.lock)
-            self._segments, self._own = [], None
+            if self._aside is not None:
+                os.close(self._aside.lock)
+            self._segments, self._own, self._aside, self._aside_bytes = [], None, None, 0
 
 
-def _framed(one: Spooled) -> bytes:
-    content = one.kind + one.body
-    return _HEAD.pack(len(content), zlib.crc32(content), one.kind) + one.body
-
-
-def _write(file: int, block: bytes) -> None:
-    rest = memoryview(block)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-
-
-def _records(path: Path, place: int, end: int) -> Iterator[tuple[Spooled, int]]:
-    """(record, place behind it) from `place` on. Ends at `end` and at what is no whole record."""
-    with path.open("rb") as file:
-        file.seek(place)
-        while place + _HEAD.size <= end:
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                return
-            length, crc, kind = _HEAD.unpack(head)
-            # A machine that lost its power may leave zeros behind the last record.
-            if not 1 <= length <= _RECORD_MAX:
-                return
-            body = file.read(length - 1)
-            if len(body) < length - 1 or zlib.crc32(kind + body) != crc:
-                return
-            place += _HEAD.size + length - 1
-            yield Spooled(kind, body), place
-
-
-def _segments_of(folder: _Folder) -> list[_Segment]:
-    """The segments of a dead process, up to the last whole record of each; empty ones are deleted."""
-    segments: list[_Segment] = []
-    for path in sorted(one for one in folder.path.iterdir() if _NAME.fullmatch(one.name)):
-        whole, entries, size = 0, 0, path.stat().st_size
-        for _, behind in _records(path, 0, size):
-            whole, entries = behind, entries + 1
-        if whole < size:
-            log.warning("a spool ends in a torn record", file=str(path), bytes=size - whole)
-        if entries:
-            begun_at = float(path.name.partition("-")[2])
-            segments.append(_Segment(path, folder, whole, entries, begun_at))
-        else:
-            path.unlink()
-    return segments
+def _segment_of(path: Path, folder: _Folder) -> _Segment:
+    """As another process left it. OSError, also where no file has this name."""
+    told = _NAME.fullmatch(path.name)
+    if told is None or not path.is_file():
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    size = path.stat().st_size
+    segment = _Segment(path, folder, 0, 0, float(told["begun_at"]), int(told["salt"] or "0", 16))
+    for _, behind in records_of(path, segment.salt, 0, size):
+        segment.size, segment.entries = behind, segment.entries + 1
+    if segment.size < size:
+        log.warning("a spool ends in a torn record", file=str(path), bytes=size - segment.size)
+    return segment
 
 
 def _locked(path: Path) -> _Folder | None:

@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from healer.api.problems import Problem, field_error, unauthenticated
-from healer.api.reach import Reach
+from healer.api.reach import PATIENCE_S, Crowded, Reach
 from healer.api.services import Caller, Services, Unavailable
 from healer.model import AuditRecord, Role
 
@@ -64,7 +64,7 @@ class Access:
         self._services = services
         self.reach = reach
         #: Tokens for signals alone, and when each was good last; no page and no command asks here.
-        self._senders: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
+        self._senders: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
         self._lock = threading.Lock()
         self._refused: OrderedDict[tuple[str, str, str], float] = OrderedDict()
@@ -83,7 +83,9 @@ class Access:
         find = self._services.tokens.by_token if kind == "token" else self._services.tokens.by_session
         caller = find(digest, self._services.clock.now())
         with self._lock:
-            self._cache[(kind, digest)] = (asked, caller)
+            newest, _ = self._cache.get((kind, digest), (asked, None))
+            if asked >= newest:  # one that hung may end behind one that was asked later
+                self._cache[(kind, digest)] = (asked, caller)
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
             if kind == "token":
@@ -91,8 +93,15 @@ class Access:
         return caller
 
     def _remember(self, digest: bytes, asked: float, caller: Caller | None) -> None:
-        self._senders.pop(digest, None)
-        if caller is not None and caller.role is Role.signals:
+        """A look-up that hung tells of a time when the token may not have been revoked yet."""
+        newest, _ = self._senders.get(digest, (asked, None))
+        if asked < newest:
+            return
+        if caller is None or caller.role is not Role.signals:
+            if digest in self._senders:
+                self._senders[digest] = (asked, None)
+        elif time.monotonic() - asked <= PATIENCE_S:
+            self._senders.pop(digest, None)
             self._senders[digest] = (asked, caller)
             if len(self._senders) > _CACHE_SIZE:
                 self._senders.popitem(last=False)
@@ -114,6 +123,8 @@ class Access:
         still counts, for this alone: what it tells would else be lost in the very minutes that matter."""
         try:
             return await self.caller(request)
+        except Crowded:
+            raise  # the database is there, and may have another answer by now
         except Unavailable:
             token = request.headers.get("authorization", "").partition(" ")[2].strip()
             seen_at, caller = self._senders.get(digest_of(token), (float("-inf"), None))

@@ -26,7 +26,7 @@ from healer.api.measuring import MeasuringRoutes
 from healer.api.metrics import QUEUED, spool_figures
 from healer.api.middleware import Edge
 from healer.api.otlp import OtlpRoutes
-from healer.api.reach import Reach
+from healer.api.reach import Reach, Readying
 from healer.api.refusals import loss_of
 from healer.api.senders import Senders
 from healer.api.services import Caller, Services, Unavailable
@@ -159,6 +159,8 @@ def create_app(services: Services) -> FastAPI:
         "access": access,
         "entry": entry,
         "reach": reach,
+        "ready": Readying(services.ready, reach),
+        "spooling": spooling,
         "fleet": fleet,
         "queues": queues,
         "losses": losses,

@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.types import Scope
@@ -44,6 +43,9 @@ _INLINE = 64 * 1024
 _INLINE_UNPACKED = 1024 * 1024
 #: Bodies that are unpacked at once: each may take twice UNPACKED_LIMIT of memory for a moment.
 _unpacking = anyio.CapacityLimiter(2)
+#: Long bodies that are read at once: in threads of their own, as those of the pages may all wait for a
+#: database that hangs.
+_reading = anyio.CapacityLimiter(4)
 
 #: What of a Content-Type is looked at; no kind that we know is longer.
 _KIND_MAX = 200
@@ -277,7 +279,7 @@ async def aside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwar
     """What `work` makes of a body of that many bytes: a long one holds up no other request."""
     if size <= _INLINE:
         return work(*args, **kwargs)
-    return await run_in_threadpool(work, *args, **kwargs)
+    return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=_reading)
 
 
 async def raw_body(request: Request, limit: int = BODY_LIMIT) -> bytes:

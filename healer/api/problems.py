@@ -22,6 +22,7 @@ from healer.api.services import (
     NotFound,
     TooMany,
     Unavailable,
+    Unstorable,
 )
 from healer.signals.wire import BadBody
 
@@ -160,6 +161,7 @@ _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (KeyInFlight, _in_flight),
     (KeyReused, _reused),
     (Unavailable, _unavailable),
+    (Unstorable, lambda error: Problem(422, str(error))),
     (NoRoom, lambda error: Problem(503, str(error), headers={"Retry-After": "5"})),
     (TooMany, _too_many),
     (BadBody, lambda error: Problem(422, str(error), errors=[{"field": "body", "detail": str(error)}])),

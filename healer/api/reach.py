@@ -6,6 +6,7 @@ all: one question at a time looks whether it is back.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from healer.api.services import Unavailable
+from healer.api.views import Readiness
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +25,16 @@ PATIENCE_S = 2.0
 _LOOK_S, _LOOK_AGAIN_S = 0.5, 10.0
 #: Questions at once; those that hang hold no thread of the other routes.
 _THREADS = 8
+#: Who waits for one of them: so many, and for so long.
+_QUEUED_MAX, _QUEUE_S = 200, 0.5
+#: Whether healer is ready is asked of the database this often, for all who ask us.
+_READY_S = 1.0
 _SILENT = "the database does not answer"
+_CROWDED = "too many questions wait for the database"
+
+
+class Crowded(Unavailable):
+    """Others ask so much that this was not asked. It says nothing about the database."""
 
 
 class Reach:
@@ -39,6 +50,7 @@ class Reach:
         self._why = ""
         self._looked_at = float("-inf")
         self._look: Future[Any] | None = None
+        self._queued = 0
 
     @property
     def away(self) -> bool:
@@ -68,8 +80,30 @@ class Reach:
         return await self.insist(work, *args, **kwargs)
 
     async def insist(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same, tried whatever was found before."""
-        asked = self._threads.submit(self._told, lambda: work(*args, **kwargs))
+        """The same, tried whatever was found before.
+
+        The database is silent from when it is asked: who waits only for a thread, because others ask so much,
+        hears Crowded and learns nothing about the database.
+        """
+        if self._queued >= _QUEUED_MAX:
+            raise Crowded(_CROWDED)
+        loop = asyncio.get_running_loop()
+        begun = asyncio.Event()
+
+        def begin() -> T:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(begun.set)
+            return self._told(lambda: work(*args, **kwargs))
+
+        asked = self._threads.submit(begin)
+        self._queued += 1
+        try:
+            await asyncio.wait_for(begun.wait(), _QUEUE_S)
+        except TimeoutError:
+            if asked.cancel():
+                raise Crowded(_CROWDED) from None
+        finally:
+            self._queued -= 1
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), self.patience_s)
         except TimeoutError:
@@ -91,3 +125,27 @@ class Reach:
             raise
         self.answered()
         return found
+
+
+class Readying:
+    """What /readyz tells of the database: anybody may ask, so all who do share one answer a second."""
+
+    def __init__(self, ask: Callable[[], Readiness], reach: Reach) -> None:
+        self._ask, self._reach = ask, reach
+        self._asked_at, self._told = float("-inf"), Readiness(ready=False, checks={})
+        self._asking: asyncio.Task[None] | None = None
+
+    async def current(self) -> Readiness:
+        if time.monotonic() - self._asked_at > _READY_S:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._look(), name="readiness")
+            await asyncio.shield(self._asking)
+        return self._told
+
+    async def _look(self) -> None:
+        asked = time.monotonic()
+        try:
+            self._told = await self._reach.insist(self._ask)
+        except Unavailable as error:
+            self._told = Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
+        self._asked_at = asked

@@ -86,6 +86,10 @@ class DiskFull(Unavailable):
     """The database answers, and its disk has no room for more."""
 
 
+class Unstorable(Exception):
+    """The database answers, and refuses these very values: asking again cannot help."""
+
+
 class NoRoom(Exception):
     """The database is away and the spool takes no more: 503 with Retry-After. `disk`: its disk is full."""
 

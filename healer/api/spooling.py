@@ -5,6 +5,7 @@ brings it into the store when the database is back. What is stored a second time
 before it could say so, is known by its digest; step times are compared with the last of their series.
 """
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import structlog
 
 from healer.api.losses import Losses
 from healer.api.reach import Reach
-from healer.api.services import Arrival, DiskFull, NoRoom, Services, Unavailable
+from healer.api.services import Arrival, DiskFull, NoRoom, Services, Unavailable, Unstorable
 from healer.model import LossReason
 from healer.model.samples import StepBatch
 from healer.ports import Spool, Spooled
@@ -28,6 +29,8 @@ log = structlog.get_logger()
 #: Records brought into the store by one commit.
 BATCH, BATCH_BYTES = 4_000, 4 * 1024 * 1024
 _RETRY_S = 0.2
+#: More in a row are not refused for what they are: they stay, and people have to look.
+REFUSED_MAX = 10
 #: How often an idle process looks for what a dead one left.
 _ADOPT_S = 5.0
 #: Step times that waited for longer are in no window any more.
@@ -35,6 +38,13 @@ _STEPS_FOR = timedelta(minutes=15)
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+#: What is wrong with one thing and not with the store: its values are refused, or cannot be encoded.
+_WRONG = (Unstorable, msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error)
+
+
+class _Stuck(Exception):
+    """So many were refused one after the other that it cannot be them."""
 
 
 class Lane(Generic[T, R]):
@@ -106,6 +116,7 @@ class Spooling:
         self._lanes: dict[bytes, Lane[Any, Any]] = {}
         self._wake, self._over = threading.Event(), threading.Event()
         self._looked_at = time.monotonic()
+        self._refused = 0  # in a row
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
 
     @property
@@ -126,6 +137,11 @@ class Spooling:
         assert made.kind not in self._lanes
         self._lanes[made.kind] = made
         return made
+
+    @property
+    def stuck(self) -> bool:
+        """The store refuses one thing after the other: nothing more is brought in."""
+        return self._refused > REFUSED_MAX
 
     def append(self, records: Sequence[Spooled]) -> None:
         self._spool.append(records)
@@ -152,10 +168,13 @@ class Spooling:
             except Exception:
                 log.exception("the spool cannot be brought in")
                 pause = _ADOPT_S
+            self._count_lost()
             if pause:
                 self._wake.wait(pause)
                 self._wake.clear()
-                if self._spool.pending:  # it was filled because the store failed: that is not at once over
+                if self.stuck:
+                    self._over.wait(_ADOPT_S)
+                elif self._spool.pending:  # it was filled because the store failed: that is not at once over
                     self._over.wait(_RETRY_S)
 
     def bring_in(self) -> float:
@@ -166,15 +185,23 @@ class Spooling:
                 self._looked_at = time.monotonic()
                 return 0.0 if self._spool.adopt() else _ADOPT_S
             return _ADOPT_S
+        last: list[
+            Callable[[], None]
+        ] = []  # once all else is stored: until then the same batch may come again
         try:
             for kind in sorted({one.kind for one in records}):
-                self._bring(kind, [one.body for one in records if one.kind == kind])
+                last += self._bring(kind, [one for one in records if one.kind == kind])
+        except _Stuck as error:
+            log.error("the store refuses all that is spooled: it stays there", why=str(error))
+            return _ADOPT_S
         except DiskFull as error:
             self.reach.disk_full = str(error)
             return _RETRY_S
         except Unavailable as error:
             self.reach.failed(str(error))
             return _RETRY_S
+        for step in last:
+            step()
         self._spool.drop_oldest(records)
         self.reach.answered()
         self.reach.disk_full = ""
@@ -182,38 +209,68 @@ class Spooling:
             log.info("all that was spooled is stored")
         return 0.0
 
-    def _bring(self, kind: bytes, bodies: list[bytes]) -> None:
+    def _bring(self, kind: bytes, records: list[Spooled]) -> list[Callable[[], None]]:
+        """Stores them; what is left to do for those that cannot be."""
         lane = self._lanes.get(kind)
-        items = [] if lane is None else [item for body in bodies if (item := self._read(lane, body))]
         if lane is None:
-            log.error("the spool holds what this version does not know", kind=kind.decode("latin-1"))
-        elif items:
+            name = kind.decode("latin-1")
+            return [lambda: self._set_aside(name, records, "of a kind that this version does not know")]
+        items: list[Any] = []
+        unread: list[Spooled] = []
+        for one in records:
+            try:
+                items.append(lane.decode(one.body))
+            except Exception:  # of another version: it must not stop the others
+                unread.append(one)
+        refused: list[tuple[Any, Exception]] = []
+        if items:
             try:
                 self._wait(lane, items)
-            except Unavailable:
-                raise
-            except Exception:
-                for item in items:  # one that the store refuses must not keep the others
-                    self._alone(lane, item)
+                self._refused = 0
+            except _WRONG:
+                refused = self._one_by_one(lane, items)
 
-    def _read(self, lane: Lane[T, Any], body: bytes) -> T | None:
+        def rest() -> None:
+            if unread:
+                self._set_aside(lane.name, unread, "that this version cannot read")
+            for item, error in refused:
+                self._lose(lane, item, error)
+
+        return [rest]
+
+    def _one_by_one(self, lane: Lane[Any, Any], items: list[Any]) -> list[tuple[Any, Exception]]:
+        """One that the store refuses must not keep the others; those that it refuses."""
+        refused: list[tuple[Any, Exception]] = []
+        for item in items:
+            try:
+                self._wait(lane, [item])
+                self._refused = 0
+            except _WRONG as error:
+                refused.append((item, error))
+                self._refused += 1
+                if self.stuck:
+                    raise _Stuck(str(error)) from error
+        return refused
+
+    def _lose(self, lane: Lane[Any, Any], item: Any, error: Exception) -> None:
+        log.error("a spooled signal is lost", lane=lane.name, why=str(error), record=repr(item)[:2000])
+        self._losses.add(f"spool/{lane.name}", LossReason.rejected, example=str(error)[:200])
+
+    def _set_aside(self, name: str, records: list[Spooled], why: str) -> None:
+        """What another version may read waits for it on disk."""
         try:
-            return lane.decode(body)
-        except Exception as error:  # of another version: it must not stop the others
-            self._lost(lane, f"a record cannot be read: {error}", body)
-            return None
+            self._spool.set_aside(records)
+        except NoRoom as error:
+            body = records[0].body[:2000].decode("latin-1")
+            log.error("spooled signals are lost", lane=name, why=why, entries=len(records), record=body)
+            example = f"one {why[:200]}; {error}"
+            self._losses.add(f"spool/{name}", LossReason.rejected, len(records), example=example)
+        else:
+            log.error("spooled signals are set aside", lane=name, why=why, entries=len(records))
 
-    def _alone(self, lane: Lane[Any, Any], item: Any) -> None:
-        try:
-            self._wait(lane, [item])
-        except Unavailable:
-            raise
-        except Exception as error:
-            self._lost(lane, f"the store refuses it: {error}", repr(item)[:2000].encode())
-
-    def _lost(self, lane: Lane[Any, Any], why: str, body: bytes) -> None:
-        log.error("a spooled signal is lost", lane=lane.name, why=why, record=body[:2000].decode("latin-1"))
-        self._losses.add(f"spool/{lane.name}", LossReason.rejected, example=why[:200])
+    def _count_lost(self) -> None:
+        for entries, why in self._spool.take_lost():
+            self._losses.add("spool", LossReason.rejected, entries, example=why)
 
     def _wait(self, lane: Lane[Any, Any], items: Sequence[Any]) -> None:
         """Until the store has answered: it may hang for as long as the database does."""

@@ -11,12 +11,11 @@ from healer.api.access import need
 from healer.api.answers import answer
 from healer.api.documents import answers
 from healer.api.metrics import exposition
-from healer.api.reach import Reach
 from healer.api.scraping import scrape_gauges
-from healer.api.services import Services, Unavailable
+from healer.api.services import Services
+from healer.api.spooling import Spooling
 from healer.api.views import Readiness
 from healer.model import Role
-from healer.ports import SpoolState
 
 router = APIRouter()
 
@@ -31,23 +30,27 @@ def healthz(request: Request) -> Response:
 async def readyz(request: Request) -> Response:
     """Whether healer as a whole can do its work: the database and its disk, Slurm's picture, the detector;
     and what waits in the spool of this process."""
-    services: Services = request.app.state.services
-    reach: Reach = request.app.state.reach
-    try:
-        ready = await reach.insist(services.ready)
-    except Unavailable as error:
-        ready = Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
-    checks = dict(ready.checks)
-    if services.spool is not None:
-        checks["spool"] = _spooled(services.spool.state())
-    if reach.disk_full:
-        checks["disk"] = {"ok": False, "text": reach.disk_full}
-    ready = msgspec.structs.replace(ready, ready=ready.ready and not reach.disk_full, checks=checks)
+    state = request.app.state
+    ready: Readiness = await state.ready.current()
+    disk_full: str = state.reach.disk_full
+    checks = ready.checks | {"spool": _spooled(state.services, state.spooling)}
+    if disk_full:
+        checks["disk"] = {"ok": False, "text": disk_full}
+    ready = msgspec.structs.replace(ready, ready=ready.ready and not disk_full, checks=checks)
     return answer(request, ready, 200 if ready.ready else 503)
 
 
-def _spooled(state: SpoolState) -> dict[str, Any]:
-    """A state and no failure, but for a spool that is as good as full."""
+def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:
+    """A state and no failure, but for a spool that is not there, as good as full, or not taken back."""
+    if services.spool is None:
+        return {
+            "ok": False,
+            "text": "no signals can be spooled while the database is away: see the API's log",
+        }
+    state = services.spool.state()
+    if spooling is not None and spooling.stuck:
+        text = f"the database refuses what is spooled: {state.entries} entries stay there; see the API's log"
+        return {"ok": False, "text": text, "entries": state.entries, "bytes": state.size_bytes}
     if state.since is None:
         return {"ok": True, "text": "empty", "entries": 0, "bytes": 0}
     return {

@@ -58,6 +58,7 @@ __all__ = [
     "Clock",
     "ColumnBook",
     "DeliveryFailed",
+    "Devices",
     "GateTx",
     "Inbox",
     "Json",
@@ -396,6 +397,14 @@ class Spool(Protocol):
         """What `oldest` gave last is stored."""
         ...
 
+    def set_aside(self, records: Sequence[Spooled]) -> None:
+        """Keeps what this version cannot read for one that can, off the queue. NoRoom."""
+        ...
+
+    def take_lost(self) -> list[tuple[int, str]]:
+        """What could not be read since the last call: (entries, at least; a sentence)."""
+        ...
+
     def adopt(self) -> int:
         """Takes over what processes left that died; the number of records."""
         ...
@@ -443,13 +452,27 @@ class Samples(Protocol):
         ...
 
 
+class Devices(NamedTuple):
+    """`reports` by device, without its mark, in the page's order; `columns`: what their numbers stand for.
+    `more`: the page ends before the last device."""
+
+    reports: "dict[str, list[Report]]"
+    columns: "dict[int, Column]"
+    more: bool
+
+
 class SignalReads(Protocol):
     """Samples of one node or job, for pages; what is still kept of them (about an hour), oldest first."""
 
     def node_signals(
         self, cluster: str, node: str, since: datetime
     ) -> "tuple[list[Report], dict[int, Column]]":
-        """What arrived after `since`, and what the numbers in it stand for."""
+        """What arrived after `since`, and what the numbers in it stand for. A device bears its mark."""
+        ...
+
+    def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> "Devices":
+        """Those that were heard within the hour, by name behind `after`, each with its newest reports after
+        `since`, a few of them, oldest first."""
         ...
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...

@@ -1,15 +1,19 @@
 """The spool on a real disk: order, bounds, torn ends, and what a dead process left."""
 
+import errno
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from healer.adapters import spool as spool_module
 from healer.adapters.spool import FileSpool
 from healer.api.services import NoRoom
 from healer.ports import Spooled
@@ -185,6 +189,140 @@ def test_a_changed_byte_is_seen(tmp_path: Path) -> None:
     last.write_bytes(raw)
     spool = FileSpool(tmp_path / "spool")
     assert drained(spool) == records(0, 9)
+    assert [entries for entries, _ in spool.take_lost()] == [1], "it was whole once"
+    spool.close()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(0, id="length"), pytest.param(3, id="length, far"), pytest.param(5, id="checksum"),
+     pytest.param(8, id="kind"), pytest.param(12, id="content")],
+)  # fmt: skip
+@pytest.mark.parametrize("own", [pytest.param(True, id="own"), pytest.param(False, id="left")])
+def test_a_bad_place_costs_what_it_hits_and_is_counted_and_kept(
+    tmp_path: Path, place: int, own: bool
+) -> None:
+    spool = FileSpool(tmp_path / "spool")
+    spool.append(records(0, 1000, padding=200))
+    (file,) = segments(tmp_path)
+    raw = bytearray(file.read_bytes())
+    raw[400 * 217 + place] ^= 0x40
+    if not own:
+        spool.close()
+    file.write_bytes(raw)
+    if not own:
+        spool = FileSpool(tmp_path / "spool")
+    assert drained(spool, most=4000, size=1 << 20) == records(0, 400, padding=200) + records(
+        401, 599, padding=200
+    )
+    assert [entries for entries, _ in spool.take_lost()] == [1]
+    assert spool.take_lost() == []
+    spool.close()
+    (kept,) = (tmp_path / "spool").glob("*.bad")
+    assert kept.read_bytes() == raw
+    assert segments(tmp_path) == []
+
+
+def test_what_a_sender_wrote_into_a_body_is_no_record(tmp_path: Path) -> None:
+    """The head of the record that holds it is destroyed: its content is searched, and believed nowhere."""
+    (tmp_path / "forge").mkdir()
+    forge = FileSpool(tmp_path / "forge")
+    forge.append([Spooled(b"e", b"a forged event")])
+    (made,) = [one for one in tmp_path.glob("forge/*/*") if one.name != "lock"]
+    forged = made.read_bytes()
+    forge.close()
+    spool = FileSpool(tmp_path / "spool")
+    spool.append([Spooled(b"s", b"x" * 50 + forged + b"x" * 50), *records(0, 3)])
+    (file,) = segments(tmp_path)
+    raw = bytearray(file.read_bytes())
+    raw[0:4] = b"\xff\xff\xff\xff"
+    file.write_bytes(raw)
+    assert drained(spool) == records(0, 3)
+    spool.close()
+
+
+def test_bad_segments_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_module, "BAD_MAX", 3)
+    spool = FileSpool(tmp_path / "spool", segment=1)
+    for number in range(6):
+        spool.append(records(number, 2))
+    for file in segments(tmp_path):
+        raw = bytearray(file.read_bytes())
+        raw[12] ^= 1
+        file.write_bytes(raw)
+    assert drained(spool) == records(1, 6)
+    assert sum(entries for entries, _ in spool.take_lost()) == 6
+    assert len(list((tmp_path / "spool").glob("*.bad"))) == 3
+    spool.close()
+
+
+def test_what_is_no_segment_keeps_no_other(tmp_path: Path) -> None:
+    left_by_a_dead_process_here(tmp_path, 3)
+    (segments(tmp_path)[0].parent / "00000000-1").mkdir()
+    (tmp_path / "spool" / "00000000000000000001-1").write_text("a file named like a folder")
+    loop = tmp_path / "spool" / "00000000000000000002-1"
+    loop.symlink_to(loop)
+    before = len(os.listdir("/proc/self/fd"))
+    spool = FileSpool(tmp_path / "spool")
+    assert drained(spool) == records(0, 3)
+    for _ in range(3):
+        assert spool.adopt() == 0
+    assert [entries for entries, _ in spool.take_lost()] == [1, 1, 1], "each is told once"
+    spool.append(records(3, 2))
+    assert drained(spool) == records(3, 2)
+    spool.close()
+    assert len(os.listdir("/proc/self/fd")) == before, "no lock is left open"
+
+
+def test_what_another_version_wrote_is_kept_for_it(tmp_path: Path) -> None:
+    spool = FileSpool(tmp_path / "spool", limit=1000)
+    spool.set_aside(records(0, 5, kind=b"q"))
+    assert not spool.pending and spool.adopt() == 0
+    other = FileSpool(tmp_path / "spool", limit=1000)
+    assert not other.pending, "nobody takes it while its keeper lives"
+    with pytest.raises(NoRoom, match="cannot be read"):
+        spool.set_aside(records(0, 15, kind=b"q"))
+    spool.close()
+    assert other.adopt() == 5
+    assert drained(other) == records(0, 5, kind=b"q")
+    other.close()
+
+
+def test_a_segment_without_a_salt_is_of_an_older_version(tmp_path: Path) -> None:
+    left_by_a_dead_process_here(tmp_path, 1)
+    (file,) = segments(tmp_path)
+    content = b"e" + b"as it was written before"
+    head = struct.pack("<II", len(content), zlib.crc32(content))
+    file.unlink()
+    (file.parent / "00000001-1795204773").write_bytes(head + content)
+    spool = FileSpool(tmp_path / "spool")
+    assert drained(spool) == [Spooled(b"e", b"as it was written before")]
+    spool.close()
+
+
+def test_a_segment_that_could_not_be_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = FileSpool(tmp_path / "spool")
+    before = len(os.listdir("/proc/self/fd"))
+
+    def fails(path: Path) -> None:
+        raise OSError(errno.EIO, "the disk")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(spool_module, "_sync_folder", fails)
+        for _ in range(5):
+            with pytest.raises(NoRoom, match="cannot be written"):
+                spool.append(records(0, 1))
+    assert segments(tmp_path) == [] and len(os.listdir("/proc/self/fd")) == before
+    spool.append(records(0, 2))
+    with monkeypatch.context() as broken:
+        broken.setattr(spool_module, "_sync_folder", fails)
+        broken.setattr(spool, "_segment", 1)
+        with pytest.raises(NoRoom, match="cannot be written"):
+            spool.append(records(7, 1))
+    assert len(segments(tmp_path)) == 1
+    assert drained(spool) == records(0, 2)
     spool.close()
 
 
@@ -203,13 +341,16 @@ def test_any_bytes_may_stand_in_a_segment(tmp_path: Path, seed: int) -> None:
     left_by_a_dead_process_here(tmp_path, 30)
     (file,) = segments(tmp_path)
     raw, chance = bytearray(file.read_bytes()), random.Random(seed)
-    for _ in range(chance.randint(1, 4)):
+    changes = chance.randint(1, 4)
+    for _ in range(changes):
         raw[chance.randrange(len(raw))] = chance.randrange(256)
     raw += chance.randbytes(chance.randrange(40))
     file.write_bytes(raw)
     spool = FileSpool(tmp_path / "spool")
     found = drained(spool)
-    assert found == records(0, len(found)) and len(found) < 31
+    whole = records(0, 30)
+    assert [one for one in whole if one in found] == found, "whole ones alone, in their order"
+    assert len(found) >= 30 - changes, "a change costs the record that it hits, and no other"
     spool.append(records(90, 2))
     assert drained(spool) == records(90, 2)
     spool.close()

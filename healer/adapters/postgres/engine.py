@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from healer.api.services import DiskFull, Invalid, Unavailable
+from healer.api.services import DiskFull, Invalid, Unavailable, Unstorable
 from healer.ports import LedgerAway
 
 
@@ -54,16 +54,25 @@ def own_connection(engine: sa.Engine) -> psycopg.Connection:
     return connection
 
 
-#: SQLSTATE classes that tell of a server that is away, starting or stopping rather than of a wrong question.
-_AWAY = ("08", "53", "57")
+#: SQLSTATEs, or classes of them, that tell of a server that is away, starting or stopping, or that takes
+#: nothing now (a standby: 25006), rather than of a wrong question.
+_AWAY = ("08", "53", "57", "25006")
+#: Classes that tell of the values themselves: data, constraints, limits of the program.
+_WRONG = ("22", "23", "54")
 
 
-def away(error: Exception) -> Unavailable:
-    """What an error of a connection or of a server that cannot work means to whoever wanted to store."""
+def unstored(error: Exception) -> Unavailable | Unstorable:
+    """What an error means to whoever wanted to store: only where the very values are refused it cannot help
+    to come again. A table that lacks or a right that is missing is the trouble of the database."""
     cause = getattr(error, "orig", None) or error
+    state = getattr(cause, "sqlstate", None)
     if isinstance(cause, psycopg.errors.DiskFull):
         return DiskFull("the disk of the database is full")
-    return Unavailable(f"the database does not answer: {type(cause).__name__}")
+    if (state or "").startswith(_WRONG) or (state is None and isinstance(cause, psycopg.DataError)):
+        return Unstorable("the database refuses it: " + _first_line(error))
+    if state is None or state.startswith(_AWAY[:3]):
+        return Unavailable(f"the database does not answer: {type(cause).__name__}")
+    return Unavailable(f"the database can store nothing: {type(cause).__name__}")
 
 
 @contextmanager
@@ -90,8 +99,9 @@ def ledger_errors() -> Iterator[None]:
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         raise LedgerAway("the database does not answer: " + _first_line(error)) from error
     except DBAPIError as error:
-        if error.connection_invalidated:
-            raise LedgerAway("the connection to the database broke: " + _first_line(error)) from error
+        state = getattr(error.orig, "sqlstate", None) or ""
+        if error.connection_invalidated or state.startswith(_AWAY):
+            raise LedgerAway("the database does not answer: " + _first_line(error)) from error
         raise
 
 

@@ -14,8 +14,9 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import away, own_connection
+from healer.adapters.postgres.engine import own_connection, unstored
 from healer.adapters.postgres.tables import inbox
+from healer.adapters.postgres.turns import COLUMNS, Turns
 from healer.api.services import Arrival
 from healer.model import Command, Component, Observation, ObservationKind
 
@@ -35,6 +36,8 @@ RETURNING encode(digest, 'hex')
 
 #: Alerts that a detector reads when it starts: those that it remembers, each told again a few times.
 _ALERTS_READ = 100_000
+#: Of one node: those that are remembered of it (`observations.alerts`), each told again many times.
+_ALERTS_OF_NODE = 2_000
 #: Deadlocks in a row after which a batch is not tried again.
 _DEADLOCKS = 5
 
@@ -49,16 +52,17 @@ class PostgresSignals:
         self._connection: psycopg.Connection | None = None
 
     def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        """One INSERT, one commit. True where new. Raises Unavailable; then nothing was stored."""
+        """One INSERT, one commit. True where new. Raises Unavailable, or Unstorable where something of it is
+        refused; then nothing was stored."""
         try:
             for _ in range(_DEADLOCKS):
                 # Two processes stored the same signals in another order: one of them is asked to repeat.
                 with contextlib.suppress(psycopg.errors.DeadlockDetected):
                     return self._store(arrivals)
             return self._store(arrivals)
-        except (psycopg.OperationalError, psycopg.InterfaceError, SQLAlchemyError) as error:
+        except (psycopg.Error, SQLAlchemyError) as error:
             self.close()
-            raise away(error) from error
+            raise unstored(error) from error
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -164,13 +168,10 @@ def observation_of(row: sa.Row) -> Observation:
     )
 
 
-_COLUMNS = (inbox.c.id, inbox.c.cluster, inbox.c.kind, inbox.c.digest, inbox.c.arrived_at, inbox.c.doc)
-
-
 def unconsumed(conn: sa.Connection, cluster: str, limit: int) -> list[Observation]:
     """What the walk has not taken yet, oldest first."""
     rows = conn.execute(
-        sa.select(*_COLUMNS)
+        sa.select(*COLUMNS)
         .where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None))
         .order_by(inbox.c.id)
         .limit(limit)
@@ -188,19 +189,24 @@ def consume(conn: sa.Connection, observations: Iterable[Observation], at: dateti
 def alerts(
     conn: sa.Connection, cluster: str, since: datetime, *, node: str | None = None, limit: int
 ) -> list[Observation]:
-    """The newest alerts of a cluster, or of one node; oldest first."""
-    wanted = (
-        sa.select(*_COLUMNS)
-        .where(
-            inbox.c.cluster == cluster,
-            inbox.c.kind == ObservationKind.alert.value,
-            inbox.c.arrived_at >= since,
-        )
-        .order_by(inbox.c.arrived_at.desc(), inbox.c.id.desc())
-        .limit(limit)
+    """The newest alerts of a cluster, or of one node; oldest first. Of each node `_ALERTS_OF_NODE` at most, so
+    that one that tells very many hides no other's."""
+    newest = (inbox.c.arrived_at.desc(), inbox.c.id.desc())
+    place = sa.func.row_number().over(partition_by=inbox.c.node, order_by=newest)
+    told = sa.select(*COLUMNS, inbox.c.node, place.label("place")).where(
+        inbox.c.cluster == cluster,
+        inbox.c.kind == ObservationKind.alert.value,
+        inbox.c.arrived_at >= since,
     )
     if node is not None:
-        wanted = wanted.where(inbox.c.node == node)
+        told = told.where(inbox.c.node == node)
+    each = told.subquery()
+    wanted = (
+        sa.select(each)
+        .where(sa.or_(each.c.node.is_(None), each.c.place <= _ALERTS_OF_NODE))
+        .order_by(each.c.arrived_at.desc(), each.c.id.desc())
+        .limit(limit)
+    )
     return [observation_of(row) for row in reversed(conn.execute(wanted).all())]
 
 
@@ -211,18 +217,19 @@ class PostgresInbox:
         self._engine = engine
         self._cluster = cluster
         self._signals = PostgresSignals(engine)
+        self._turns = Turns(cluster)
 
     def add(self, observations: Sequence[Observation]) -> int:
         return sum(self._signals.store([Arrival(one) for one in observations]))
 
     def unconsumed(self, limit: int) -> list[Observation]:
         with self._engine.connect() as conn:
-            return unconsumed(conn, self._cluster, limit)
+            return [observation_of(row) for row in self._turns.take(conn, limit)]
 
     def since(self, moment: datetime) -> Iterator[Observation]:
         """Consumed or not, by arrival; read by a server-side cursor, so an hour of a storm fits."""
         statement = (
-            sa.select(*_COLUMNS)
+            sa.select(*COLUMNS)
             .where(inbox.c.cluster == self._cluster, inbox.c.arrived_at >= moment)
             .order_by(inbox.c.arrived_at, inbox.c.id)
         )

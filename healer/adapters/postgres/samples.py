@@ -15,7 +15,7 @@ import structlog
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import away, own_connection
+from healer.adapters.postgres.engine import own_connection, unstored
 from healer.adapters.postgres.tables import SAMPLE_SLOTS
 from healer.model.samples import Report, StepBatch
 from healer.ports import LedgerAway
@@ -34,7 +34,7 @@ METRICS, STEPS = "metrics", "steps"
 _SLOT_S = 900
 #: Slots behind the current one that may still hold rows of the last 60 minutes.
 _KEPT = 4
-_AWAY = (psycopg.OperationalError, psycopg.InterfaceError, SQLAlchemyError)
+_ERRORS = (psycopg.Error, SQLAlchemyError)
 
 # --- writing ---------------------------------------------------------------------------------------------
 
@@ -56,9 +56,10 @@ def slot_of(arrived_at: datetime) -> int:
 class PostgresSamples:
     """`healer.ports.Samples` of one cluster. One thread may put reports, one steps, and one may read.
 
-    `put` and `put_steps` raise `healer.api.services.Unavailable` when the database is away; then nothing of
-    the call is stored. `new` raises LedgerAway, and begins anew: after a crash of the server numbers of
-    transactions may be given a second time, so what was seen before no longer tells what is new.
+    `put` and `put_steps` raise `healer.api.services.Unavailable` when the database is away, `Unstorable` when
+    it refuses something of the call; then nothing of it is stored. `new` raises LedgerAway, and begins anew:
+    after a crash of the server numbers of transactions may be given a second time, so what was seen before no
+    longer tells what is new.
     """
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
@@ -87,7 +88,7 @@ class PostgresSamples:
         """At most `CHUNK` rows: both lists empty when there is nothing more."""
         try:
             rows = self._reader.rows()
-        except _AWAY as error:
+        except _ERRORS as error:
             self._reader.close()
             raise LedgerAway(f"the database does not answer: {type(error).__name__}") from error
         reports: list[Report] = []
@@ -140,9 +141,9 @@ class _Writer:
                     # A transaction of its own: inside the COPY's it would hold the lock of all
                     # notifications over the fsync.
                     cursor.execute(b"NOTIFY " + tell.encode())
-        except _AWAY as error:
+        except _ERRORS as error:
             self.close()
-            raise away(error) from error
+            raise unstored(error) from error
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -176,6 +176,7 @@ def test_readiness_says_what_is_missing(served: Served) -> None:
         "database": True,
         "slurm": True,
         "detector": False,
+        "spool": False,  # there is none here
     }
 
 

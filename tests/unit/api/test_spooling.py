@@ -12,9 +12,10 @@ import sqlalchemy as sa
 from healer.adapters.spool import FileSpool
 from healer.api.losses import Losses
 from healer.api.reach import Reach
-from healer.api.services import Arrival, DiskFull, NoRoom, Unavailable
-from healer.api.spooling import Lane, Spooling, events_lane, steps_lane
+from healer.api.services import Arrival, DiskFull, NoRoom, Unavailable, Unstorable
+from healer.api.spooling import REFUSED_MAX, Lane, Spooling, events_lane, steps_lane
 from healer.model import Component, Loss, LossReason, Observation, ObservationKind
+from healer.ports import Spooled
 from healer.signals.step_times import step_batches
 from tests.support.api import CLUSTER, Api
 from tests.support.wait import wait_until
@@ -25,17 +26,19 @@ class Store:
 
     def __init__(self) -> None:
         self.kept: list[str] = []
+        self.calls = 0
         self.error: Exception | None = None
         self.hangs = threading.Event()
         self.go_on = threading.Event()
 
     def __call__(self, items: Sequence[str]) -> list[bool]:
+        self.calls += 1
         if self.hangs.is_set():
             assert self.go_on.wait(60)
         if self.error is not None:
             raise self.error
         if "poison" in items:
-            raise ValueError("this cannot be stored")
+            raise Unstorable("this cannot be stored")
         new = [one not in self.kept for one in items]
         self.kept += [one for one in dict.fromkeys(items) if one not in self.kept]
         return new
@@ -138,14 +141,97 @@ def test_one_that_the_store_refuses_keeps_no_other(bench: Bench) -> None:
     ]
 
 
-def test_a_record_that_this_version_cannot_read_keeps_no_other(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(Unavailable("read-only"), id="takes nothing"),
+        pytest.param(RuntimeError("of a kind that nobody thought of"), id="unknown"),
+        pytest.param(Unstorable("no partition"), id="refuses all"),
+    ],
+)
+def test_a_store_that_is_back_and_takes_nothing_costs_nothing(bench: Bench, error: Exception) -> None:
+    words = [f"xid {number}" for number in range(40)]
+    bench.store.error = Unavailable("away")
+    bench.lane.put(words)
+    bench.store.error = error
+    bench.spooling.start()
+    wait_until(lambda: bench.store.calls > 3, 30, what="it is tried again")
+    bench.store.error = None
+    wait_until(lambda: not bench.spool.pending, 30, what="all is stored at last")
+    assert bench.store.kept == words
+    bench.spooling.stop()
+    bench.losses.flush()
+    assert bench.book.told == []
+
+
+def test_a_few_that_are_refused_are_lost_and_more_in_a_row_stay(bench: Bench) -> None:
+    bench.store.error = Unavailable("away")
+    few = [one for number in range(20) for one in (f"good {number}", "poison")]
+    bench.lane.put(few)
+    bench.store.error = None
+    bench.bring_all_in()
+    assert bench.store.kept == few[::2] and not bench.spooling.stuck
+    bench.losses.flush()
+    assert [one.count for one in bench.book.told] == [20]
+    bench.store.error = Unavailable("away")
+    bench.lane.put(["poison"] * (REFUSED_MAX + 1) + ["good at last"])
+    bench.store.error = None
+    for _ in range(3):
+        assert bench.spooling.bring_in() > 0
+    assert bench.spooling.stuck and bench.spool.state().entries == REFUSED_MAX + 2
+    bench.losses.flush()
+    assert len(bench.book.told) == 1, "what stays is not lost"
+
+
+def test_a_record_that_this_version_cannot_read_keeps_no_other(tmp_path: Path) -> None:
+    """It waits for a version that can, and so does a kind of record that is unknown here."""
+    bench = Bench(tmp_path)
     bench.store.error = Unavailable("away")
     bench.lane.put(["a"])
     bench.lane.decode = lambda body: body.decode("ascii")
     bench.lane.put(["ä", "b"])
+    bench.spooling.append([Spooled(b"q", b"of tomorrow")])
+    for _ in range(5):
+        assert bench.spooling.bring_in() > 0
     bench.store.error = None
     bench.bring_all_in()
     assert bench.store.kept == ["a", "b"]
+    bench.spool.close()
+    bench.losses.flush()
+    assert bench.book.told == []
+    later = FileSpool(tmp_path / "spool")
+    found = [Spooled(b"w", "ä".encode()), Spooled(b"q", b"of tomorrow")]
+    assert sorted(later.oldest(10, 1000) + rest_of(later)) == sorted(found), "each is kept once"
+    later.close()
+
+
+def rest_of(spool: FileSpool) -> list[Spooled]:
+    """What stands in the segments behind the first one."""
+    first = spool.oldest(10, 1000)
+    spool.drop_oldest(first)
+    return spool.oldest(10, 1000)
+
+
+def test_what_the_disk_lost_of_the_spool_is_counted(bench: Bench, tmp_path: Path) -> None:
+    bench.store.error = Unavailable("away")
+    bench.lane.put(["a", "b", "c"])
+    (file,) = [one for one in tmp_path.glob("spool/*/*") if one.name != "lock"]
+    raw = bytearray(file.read_bytes())
+    raw[19] ^= 1
+    file.write_bytes(raw)
+    bench.store.error = None
+    bench.spooling.start()
+
+    def told() -> list[Loss]:
+        bench.losses.flush()
+        return bench.book.told
+
+    wait_until(told, 30, what="the loss is counted")
+    assert [(one.source, one.reason, one.count) for one in bench.book.told] == [
+        ("spool", LossReason.rejected, 1)
+    ]
+    assert bench.store.kept == ["a", "c"]
+    bench.spooling.stop()
 
 
 def test_what_is_left_at_the_end_is_there_for_the_next(tmp_path: Path) -> None:

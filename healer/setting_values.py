@@ -2,6 +2,7 @@
 follow "must be"."""
 
 import math
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,16 @@ def broker(text: str) -> str:
 def web(text: str) -> str:
     if not text.startswith(("http://", "https://")) or len(text.split("://", 1)[1]) == 0:
         raise ValueError("an http or https URL")
+    return text
+
+
+#: Matchers of a PromQL selector, as they stand between its braces.
+_MATCHERS = re.compile(r'[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*"(?:,[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*")*')
+
+
+def matchers(text: str) -> str:
+    if not _MATCHERS.fullmatch(text):
+        raise ValueError('matchers as in PromQL, like slurm_cluster="pod1"')
     return text
 
 

@@ -70,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_secret: str | None = None
     prometheus_url: str | None = None
     prometheus_token_file: Path | None = None
+    prometheus_match: str = ""
     clusters: "dict[str, Settings]" = {}
 
     def each(self) -> "list[Settings]":
@@ -166,6 +167,7 @@ PER_CLUSTER = (
     "HEALER_RECORDING",
     "HEALER_PROMETHEUS_URL",
     "HEALER_PROMETHEUS_TOKEN_FILE",
+    "HEALER_PROMETHEUS_MATCH",
     "HEALER_MODE",
 )
 #: Two clusters with the same one of these would be one Slurm twice, or write one file over another.
@@ -343,6 +345,7 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_WEBHOOK_SECRET": _Known(values_of.text, secret=True),
     "HEALER_PROMETHEUS_URL": _Known(values_of.web),
     "HEALER_PROMETHEUS_TOKEN_FILE": _Known(values_of.path),
+    "HEALER_PROMETHEUS_MATCH": _Known(values_of.matchers),
     "HEALER_URL": _Known(None),
     "HEALER_TOKEN": _Known(None),
     "HEALER_TOKEN_FILE": _Known(None),

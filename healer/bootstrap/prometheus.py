@@ -31,7 +31,7 @@ def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[
     client = prometheus_client(settings)
     if client is None:
         return lambda _: NoHistory()
-    return lambda catalogue: PromqlHistory(client, catalogue, book, cluster)
+    return lambda catalogue: PromqlHistory(client, catalogue, book, cluster, settings.prometheus_match)
 
 
 class RememberedCharts:
@@ -41,11 +41,15 @@ class RememberedCharts:
         self._rules, self._book = rules, book
         found = {one.cluster or "": prometheus_client(one) for one in settings.each()}
         self._clients = {name: client for name, client in found.items() if client is not None}
+        self._matchers = {one.cluster or "": one.prometheus_match for one in settings.each()}
         self._made: dict[str, tuple[Catalogue, PromqlHistory]] = {}
         self._lock = threading.Lock()
 
     def remembers(self, cluster: str) -> bool:
         return cluster in self._clients or "" in self._clients
+
+    def _match_of(self, cluster: str) -> str:
+        return self._matchers.get(cluster, self._matchers.get("", ""))
 
     def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
         client = self._clients.get(cluster) or self._clients.get("")
@@ -60,7 +64,7 @@ class RememberedCharts:
             if made is None or made[0] is not catalogue:
                 made = self._made[cluster] = (
                     catalogue,
-                    PromqlHistory(client, catalogue, self._book, cluster),
+                    PromqlHistory(client, catalogue, self._book, cluster, self._match_of(cluster)),
                 )
             return made[1].node(node, signal, since, until, step_s, lambda _, one: one == node)
         finally:

@@ -212,14 +212,15 @@ def selector(names: Iterable[str], matchers: str = "") -> str:
     return f'{{__name__=~"{forms}"{"," + matchers if matchers else ""}}}'
 
 
-def of_node(names: Iterable[str], node: str) -> str:
+def of_node(names: Iterable[str], node: str, matchers: str = "") -> str:
     """The series of these names that a label may say to be the node's: with a domain or a port, or without.
 
     More than its own may fit; whose a series is the labels say, in the order that every form obeys.
     """
     known = list(names)
     form = re.escape(node).replace("\\", "\\\\") + "([.:].*)?"
-    return " or ".join(selector(known, f'{label}=~"{form}"') for label in NODE_LABELS)
+    more = f",{matchers}" if matchers else ""
+    return " or ".join(selector(known, f'{label}=~"{form}"{more}') for label in NODE_LABELS)
 
 
 def step_for(span_s: float, points: int) -> int:

@@ -210,6 +210,14 @@ def test_the_client_reads_what_prometheus_remembers(prometheus: Place) -> None:
 
     wait_until(minute, WAIT_S, every_s=0.5)
     now = datetime.now(UTC)
+    others = PromqlHistory(
+        PromqlClient(prometheus.prometheus, None),
+        shipped().catalogue,
+        book,
+        "sim",
+        'job="of another cluster"',
+    )
+    assert others.between(now - timedelta(seconds=60), now, known) == []
     points = history.node(PUSHED, "gpu_temp_c", now - timedelta(hours=6), now, 60, known)
     assert set(points) == {Column("gpu_temp_c", Part(gpu=4))}
     assert {value for _, value in points[Column("gpu_temp_c", Part(gpu=4))]} == {58.0}

@@ -62,6 +62,8 @@ def test_guard_settings_are_named_as_the_gate_names_them() -> None:
         ("HEALER_GUARD_MAX_NODES", "0"),
         ("HEALER_GUARD_MAX_NODES", "2.5"),
         ("HEALER_MODE", "automatic"),
+        ("HEALER_PROMETHEUS_MATCH", "pod1"),
+        ("HEALER_PROMETHEUS_MATCH", 'a="b"} or {c="d"'),
         ("HEALER_LISTEN", "8080"),
         ("HEALER_LISTEN", "127.0.0.1:99999"),
         ("HEALER_SLURM_ADAPTERS", "cli,rset"),

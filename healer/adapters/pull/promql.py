@@ -107,7 +107,16 @@ class PromqlHistory:
 
     name = "prometheus"
 
-    def __init__(self, client: PromqlClient, catalogue: Catalogue, book: ColumnBook, cluster: str) -> None:
+    def __init__(
+        self,
+        client: PromqlClient,
+        catalogue: Catalogue,
+        book: ColumnBook,
+        cluster: str,
+        matchers: str = "",
+    ) -> None:
+        """`matchers`: which of the server's series are this cluster's, as they stand in a selector."""
+        self._matchers = matchers
         self._client, self._catalogue, self._book = client, catalogue, book
         self._translator = Translator(catalogue, book, cluster)
         self._names: tuple[float, list[str]] | None = None
@@ -124,7 +133,7 @@ class PromqlHistory:
 
     def _samples(self, names: Sequence[str], span_s: int, until: datetime, known: Known) -> list[Report]:
         try:
-            raw = self._client.query(f"{selector(names)}[{span_s}s]", until)
+            raw = self._client.query(f"{selector(names, self._matchers)}[{span_s}s]", until)
         except TooLong:
             if len(names) == 1:
                 return []  # one name alone is too much: the windows fill without it
@@ -159,7 +168,7 @@ class PromqlHistory:
         names = names_of(told) if told is not None else []
         if not names:
             return {}
-        raw = self._client.query_range(of_node(names, node), since, until, step_s)
+        raw = self._client.query_range(of_node(names, node, self._matchers), since, until, step_s)
         try:
             lines = self._translator.charted(raw, known)
         except BadBody as error:

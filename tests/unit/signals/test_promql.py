@@ -156,4 +156,7 @@ def test_questions() -> None:
     asked = of_node(["node_load1"], "gpu1.hall")
     assert 'instance=~"gpu1\\\\.hall([.:].*)?"' in asked
     assert asked.count(" or ") == 5
+    assert selector(["a"], 'slurm_cluster="pod1"') == '{__name__=~"a",slurm_cluster="pod1"}'
+    own = of_node(["node_load1"], "gpu1", 'slurm_cluster="pod1"').split(" or ")
+    assert all(one.endswith(',slurm_cluster="pod1"}') for one in own)
     assert (step_for(3600, 300), step_for(86_400, 300), step_for(10, 300)) == (12, 288, 5)

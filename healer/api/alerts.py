@@ -18,6 +18,7 @@ from healer.api.fleet import Fleet
 from healer.api.group_commit import Busy, GroupCommit
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import problem_of
+from healer.api.quotas import owner_of, share_of
 from healer.api.services import Arrival, Caller, Services
 from healer.api.views import Accepted, Rejected
 from healer.model import LossReason, Role
@@ -73,7 +74,9 @@ class AlertRoutes:
         site = await self.site(caller, known)
         told = await aside(len(raw), alertmanager_observations, body, site, now)
         await confine(request, caller, told.nodes())
-        answer = await self.stored("alertmanager", caller, told)
+        answer = await self.stored("alertmanager", request, caller, told)
+        entries = answer.accepted + answer.duplicates + answer.unrecognised
+        self._entry.taken(request, entries, told.rejected, told.rejected_more)
         return Response(_encode(answer), 202, media_type="application/json")
 
     async def site(self, caller: Caller, known: Known) -> Site:
@@ -90,11 +93,14 @@ class AlertRoutes:
 
         return Site(self._entry.default(caller), self._entry.served, known, switch)
 
-    async def stored(self, route: str, caller: Caller, told: Alerts) -> Accepted:
+    async def stored(self, route: str, request: Request, caller: Caller, told: Alerts) -> Accepted:
         """The answer, after the commit. Raises Problem 429 when too much waits."""
         started = time.perf_counter()
+        owner, share = owner_of(caller), share_of(caller)
         try:
-            new = await self._commit.add([Arrival(one) for one in told.observations])
+            new = await self._commit.add(
+                [Arrival(one) for one in told.observations], owner=owner, share=share
+            )
             # That it goes on is no news to the sender, and has to be known all the same.
             goes_on = [
                 Arrival(told_again(one))
@@ -102,30 +108,13 @@ class AlertRoutes:
                 if not is_new and one.data["status"] == "firing"
             ]
             if goes_on:
-                await self._commit.add(goes_on, shed_first=True)
+                await self._commit.add(goes_on, owner=owner, share=share, shed_first=True)
         except Busy as busy:
             _COUNTERS[route]["shed"].inc(len(told.observations))
             raise shed(busy) from None
         COMMIT_S.observe(time.perf_counter() - started)
-        cluster = self._entry.default(caller)
-        self._entry.losses.add(
-            route,
-            LossReason.sender,
-            told.lost,
-            cluster=cluster,
-            who=caller.name,
-            example="truncatedAlerts: Alertmanager left them out (max_alerts)",
-        )
-        rejected = len(told.rejected) + told.rejected_more
-        if rejected:
-            self._entry.losses.add(
-                route,
-                LossReason.rejected,
-                rejected,
-                cluster=cluster,
-                who=caller.name,
-                example=told.rejected[0].reason,
-            )
+        left_out = "truncatedAlerts: Alertmanager left them out (max_alerts)"
+        self._entry.lost(request, LossReason.sender, told.lost, left_out)
         answer = Accepted(
             accepted=sum(new),
             duplicates=len(new) - sum(new),
@@ -164,18 +153,23 @@ class CloudEventRoutes:
         now = self._services.clock.now()
         told = enveloped_observations(items, await self._alerts.site(caller, known), now)
         await confine(request, caller, told.nodes())
-        answers = await self._passed_on(request, inner, rejects)
+        answers, passed = await self._passed_on(request, inner, rejects)
         for one in told.rejected:
             rejects.add(one.index, one.reason)
         if told.observations:
             clean = msgspec.structs.replace(told, unrecognised=0, rejected=(), rejected_more=0)
-            answers.append(await self._alerts.stored("cloudevents", caller, clean))
+            answers.append(await self._alerts.stored("cloudevents", request, caller, clean))
+        # What the routes of the inner bodies rejected, they have counted.
+        wrong = rejects.sorted()
+        self._entry.taken(request, max(0, len(events) - len(wrong) - rejects.more), wrong, rejects.more)
+        rejected = sorted([*wrong, *passed.sorted()], key=lambda one: one.index)
+        more = rejects.more + passed.more
         answer = Accepted(
             accepted=sum(one.accepted for one in answers),
             duplicates=sum(one.duplicates for one in answers),
             unrecognised=unrecognised + told.unrecognised + sum(one.unrecognised for one in answers),
-            rejected=[Rejected(index=one.index, reason=one.reason) for one in rejects.sorted()],
-            rejected_more=rejects.more or msgspec.UNSET,
+            rejected=[Rejected(index=one.index, reason=one.reason) for one in rejected],
+            rejected_more=more or msgspec.UNSET,
         )
         return Response(_encode(answer), 202, media_type="application/json")
 
@@ -208,9 +202,11 @@ class CloudEventRoutes:
             items += [item] if item is not None else []
         return items, unrecognised
 
-    async def _passed_on(self, request: Request, events: list[Event], rejects: Rejects) -> list[Accepted]:
-        """Each body to its own route. Too much and no leave are the whole request's; what a body alone has
-        wrong is that event's."""
+    async def _passed_on(
+        self, request: Request, events: list[Event], rejects: Rejects
+    ) -> tuple[list[Accepted], Rejects]:
+        """Each body to its own route; the answers, and what of the bodies was rejected there. Too much and no
+        leave are the whole request's; what a body alone has wrong is that event's."""
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def one(event: Event) -> Accepted | str:
@@ -226,14 +222,15 @@ class CloudEventRoutes:
                 return _answered(bytes(response.body))
 
         answers: list[Accepted] = []
+        passed = Rejects()
         for event, answer in zip(events, await asyncio.gather(*map(one, events)), strict=True):
             if isinstance(answer, Accepted):
                 answers.append(answer)
                 for wrong in answer.rejected:
-                    rejects.add(event.index, f"data[{wrong.index}]: {wrong.reason}")
+                    passed.add(event.index, f"data[{wrong.index}]: {wrong.reason}")
             else:
                 rejects.add(event.index, f"data: {answer}")
-        return answers
+        return answers, passed
 
 
 def _inner(request: Request, route: str, body: bytes) -> Request:

@@ -1,14 +1,15 @@
 """Many signals, one commit: whatever waits is written together, and each sender is answered after it.
 
 While one batch is being written the next one gathers, so that the cost of a commit is shared by all that
-came in its time. One writer for each queue of a process; the order of arrival is kept.
+came in its time. One writer for each queue of a process. Each owner, a token as a rule, keeps the order of
+its own requests; between owners slices are taken in turn, so that nobody waits for all that another one sent.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from healer.api.services import Unavailable
@@ -19,6 +20,11 @@ WAIT_S = 5.0
 QUEUE = 50_000
 #: Observations in one INSERT.
 BATCH = 4_000
+#: Of one request so many are taken in one turn.
+SLICE = 500
+#: Of the queue, what one token bound to a node or a job may hold, and any other one. A request that is longer
+#: is taken while its token holds nothing else, and fills no more of the queue than this share.
+SHARE_OF_BOUND, SHARE = 0.1, 0.8
 #: Above this share of a queue what matters less is shed: heartbeats before events, metrics before both.
 SHED_SHARE = 0.5
 _RETRY_S = 0.1
@@ -37,9 +43,20 @@ class Busy(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Waiter(Generic[T, R]):
+    """One request. `at`: how many of its items were taken for a batch; `counts`: its part of the depth."""
+
     items: Sequence[T]
     weight: int
+    counts: int
+    owner: str
     future: "asyncio.Future[Sequence[R]]"
+    at: int = 0
+    told: list[R] = field(default_factory=list)
+    over: bool = False
+
+
+#: Items of a waiter, from, to.
+_Slice = tuple[_Waiter[T, R], int, int]
 
 
 class _Patience:
@@ -94,7 +111,11 @@ class GroupCommit(Generic[T, R]):
         self._wait_s = wait_s
         self._queue, self._batch, self._weigh = queue, batch, weigh
         self._before, self._gather_s = before, gather_s
-        self._waiting: deque[_Waiter[T, R]] = deque()
+        #: What waits, by owner, and the owners in the order of their turns.
+        self._lines: dict[str, deque[_Waiter[T, R]]] = {}
+        self._turns: deque[str] = deque()
+        #: What each owner holds: waiting or being written.
+        self._held: dict[str, int] = {}
         self._patience = _Patience(wait_s)
         self._depth = 0
         self._wake = asyncio.Event()
@@ -130,80 +151,158 @@ class GroupCommit(Generic[T, R]):
         await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown(wait=False)
 
-    async def add(self, items: Sequence[T], *, shed_first: bool = False) -> Sequence[R]:
+    async def add(
+        self, items: Sequence[T], *, owner: str = "", share: float = 1.0, shed_first: bool = False
+    ) -> Sequence[R]:
         """Stores the items durably; the store's result for each.
 
-        Raises Busy when too much waits, Unavailable when the database did not come back in time. After
-        Unavailable they may still have been stored: a repeat by the sender is then a duplicate.
+        Raises Busy when too much waits, of all or of this `owner`, who may hold that `share` of the queue;
+        Unavailable when the database did not come back in time. After Unavailable they may still have been
+        stored: a repeat by the sender is then a duplicate.
         """
         if not items:
             return []
         weight = len(items) if self._weigh is None else sum(self._weigh(one) for one in items)
         bound = self._queue * SHED_SHARE if shed_first else self._queue
-        if (self._depth and self._depth + weight > bound) or (
-            self._before and any(one.pressed for one in self._before)
+        most = int(self._queue * share)
+        counts, held = min(weight, most) if share < 1 else weight, self._held.get(owner, 0)
+        if (
+            (self._depth and self._depth + counts > bound)
+            or (share < 1 and held and held + counts > most)
+            or (self._before and any(one.pressed for one in self._before))
         ):
             raise Busy(1)
-        waiter: _Waiter[T, R] = _Waiter(items, weight, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
-        self._depth += weight
+        waiter: _Waiter[T, R] = _Waiter(
+            items, weight, counts, owner, asyncio.get_running_loop().create_future()
+        )
+        self._line(owner).append(waiter)
+        self._depth += counts
+        self._held[owner] = held + counts
         self._wake.set()
         self._patience.begin(waiter.future)
         return await waiter.future
+
+    def _line(self, owner: str, *, first: bool = False) -> "deque[_Waiter[T, R]]":
+        """What of an owner waits; one who had nothing waiting gets a turn."""
+        line = self._lines.get(owner)
+        if line is None:
+            line = self._lines[owner] = deque()
+            if first:
+                self._turns.appendleft(owner)
+            else:
+                self._turns.append(owner)
+        return line
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting:
+            while self._turns:
                 if self._gather_s and self._depth < self._batch:
                     await asyncio.sleep(self._gather_s)
                 batch = self._take()
                 if batch and not await self._write(batch):
                     await asyncio.sleep(_RETRY_S)
 
-    def _take(self) -> list[_Waiter[T, R]]:
-        """The next waiters whose senders still wait, up to the size of one batch."""
-        batch: list[_Waiter[T, R]] = []
+    def _take(self) -> list[_Slice[T, R]]:
+        """Slices of the owners in turn, of requests whose senders still wait, up to the size of one batch."""
+        batch: list[_Slice[T, R]] = []
         size = 0
-        while self._waiting and (not batch or size + self._waiting[0].weight <= self._batch):
-            waiter = self._waiting.popleft()
+        while self._turns:
+            owner = self._turns.popleft()
+            line = self._lines[owner]
+            waiter = line[0]
             if waiter.future.done():
-                self._depth -= waiter.weight
-                continue
-            batch.append(waiter)
-            size += waiter.weight
+                line.popleft()
+                self._release(waiter)
+            else:
+                end, weight = self._slice_of(waiter)
+                if batch and size + weight > self._batch:
+                    self._turns.appendleft(owner)
+                    break
+                batch.append((waiter, waiter.at, end))
+                size += weight
+                waiter.at = end
+                if end == len(waiter.items):
+                    line.popleft()
+            if line:
+                self._turns.append(owner)
+            else:
+                del self._lines[owner]
         return batch
 
-    async def _write(self, batch: list[_Waiter[T, R]]) -> bool:
+    def _slice_of(self, waiter: _Waiter[T, R]) -> tuple[int, int]:
+        """(end, weight) of what is taken of it next. What is weighed comes in requests of one item."""
+        if self._weigh is not None or len(waiter.items) <= SLICE:
+            return len(waiter.items), waiter.weight
+        end = min(len(waiter.items), waiter.at + SLICE)
+        return end, end - waiter.at
+
+    def _put_back(self, batch: list[_Slice[T, R]]) -> None:
+        for waiter, start, _ in reversed(batch):
+            if waiter.over:
+                continue
+            line = self._line(waiter.owner, first=True)
+            if not line or line[0] is not waiter:
+                line.appendleft(waiter)
+            waiter.at = start
+
+    async def _write(self, batch: list[_Slice[T, R]]) -> bool:
         """False when the database is away: the batch waits in front again."""
-        items = [item for waiter in batch for item in waiter.items]
         try:
-            told = await asyncio.get_running_loop().run_in_executor(self._thread, self._store, items)
+            self._tell(batch, await self._put(batch))
         except Unavailable:
-            self._waiting.extendleft(reversed(batch))
+            self._put_back(batch)
             return False
         except Exception as error:
-            # A batch that cannot be written must not take its neighbours with it.
             if len(batch) > 1:
-                for waiter in batch:
-                    if not await self._write([waiter]):
-                        await asyncio.sleep(_RETRY_S)
-                return True
-            self._finish(batch[0], error)
-            return True
-        start = 0
-        for waiter in batch:
-            end = start + len(waiter.items)
-            self._finish(waiter, told[start:end])
-            start = end
+                return await self._write_alone(batch)
+            self._finish(batch[0][0], error)
         return True
 
+    async def _write_alone(self, batch: list[_Slice[T, R]]) -> bool:
+        """A batch that cannot be written must not take its neighbours with it."""
+        for index, one in enumerate(batch):
+            if one[0].over:
+                continue
+            try:
+                self._tell([one], await self._put([one]))
+            except Unavailable:
+                self._put_back(batch[index:])
+                return False
+            except Exception as error:
+                self._finish(one[0], error)
+        return True
+
+    async def _put(self, batch: list[_Slice[T, R]]) -> Sequence[R]:
+        items = [item for waiter, start, end in batch for item in waiter.items[start:end]]
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._store, items)
+
+    def _tell(self, batch: list[_Slice[T, R]], told: Sequence[R]) -> None:
+        first = 0
+        for waiter, start, end in batch:
+            waiter.told += told[first : first + end - start]
+            first += end - start
+            if len(waiter.told) == len(waiter.items):
+                self._finish(waiter, waiter.told)
+
     def _finish(self, waiter: _Waiter[T, R], result: Sequence[R] | Exception) -> None:
-        self._depth -= waiter.weight
+        self._release(waiter)
         if waiter.future.done():
             return
         if isinstance(result, Exception):
             waiter.future.set_exception(result)
         else:
             waiter.future.set_result(result)
+
+    def _release(self, waiter: _Waiter[T, R]) -> None:
+        """Its place in the queue is free, once."""
+        if waiter.over:
+            return
+        waiter.over = True
+        self._depth -= waiter.counts
+        held = self._held[waiter.owner] - waiter.counts
+        if held:
+            self._held[waiter.owner] = held
+        else:
+            del self._held[waiter.owner]

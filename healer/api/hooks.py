@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,7 +27,8 @@ from healer.api.entry import (
 from healer.api.group_commit import Busy, GroupCommit
 from healer.api.measuring import MeasuringRoutes
 from healer.api.metrics import COMMIT_S, SIGNALS
-from healer.api.services import Arrival, HookStanding, Services, Unavailable
+from healer.api.quotas import owner_of, share_of
+from healer.api.services import Arrival, Caller, HookStanding, Services, Unavailable
 from healer.api.views import HookAnswer, Rejected
 from healer.decisions import HookAsk
 from healer.model import Permit, Role, Verdict
@@ -96,7 +96,7 @@ class HookRoutes:
             await confine(request, caller, await aside(size, nodes_of_hooks, body, cluster=cluster))
         now = self._services.clock.now()
         seen = await aside(size, hook_reports, body, hook, known, now, cluster=cluster)
-        new = await self._store(hook, seen)
+        new = await self._store(hook, caller, seen)
         last = seen.reports[-1] if seen.reports and not _is_rejected(seen, body) else None
         permit, standing = None, _HEALTHY
         if last is not None:
@@ -118,7 +118,7 @@ class HookRoutes:
 
     # --- storing ---
 
-    async def _store(self, hook: str, seen: HooksSeen) -> Sequence[bool]:
+    async def _store(self, hook: str, caller: Caller, seen: HooksSeen) -> Sequence[bool]:
         """Whether each observation was new, the last report last. All is stored when this returns."""
         told = [Arrival(one, also) for one, also in arrivals(seen)]
         started = time.perf_counter()
@@ -126,7 +126,7 @@ class HookRoutes:
             samples = [
                 asyncio.create_task(self._measure(one)) for one in seen.reports if one.samples or one.xml
             ]
-            new = await self._commit.add(told)
+            new = await self._commit.add(told, owner=owner_of(caller), share=share_of(caller))
             await asyncio.gather(*samples)
         except Busy as busy:
             _COUNTERS[hook]["shed"].inc(len(told))
@@ -204,7 +204,7 @@ class HookRoutes:
                 await asyncio.sleep(LOOK_S)
         finally:
             self._waiting -= 1
-        return await run_in_threadpool(hooks.permit, ask)  # it may wait for the gate's lock
+        return await self._entry.reach.ask(hooks.permit, ask)
 
     async def _current(self, *, anew: bool = False) -> dict[tuple[str, str], HookStanding]:
         """How the nodes stand, at most a second old; requests share one read."""

@@ -78,7 +78,7 @@ class LogRoutes:
         logged = await aside(size, parsed)
         if caller.node or caller.cluster:
             await confine(request, caller, set(logged.nodes))
-        answer = await self._signals.stored(route, logged.accepted)
+        answer = await self._signals.stored(route, caller, logged.accepted)
         told = logged.accepted
         entries = answer.accepted + answer.duplicates + answer.unrecognised + logged.not_kernel
         self._entry.taken(request, entries, told.rejected, told.rejected_more)

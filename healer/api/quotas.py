@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from healer.api.group_commit import SHARE, SHARE_OF_BOUND
 from healer.api.problems import Problem
 from healer.api.services import Caller
 
@@ -19,12 +20,17 @@ TOKENS = 20_000
 
 
 class Kind(IntEnum):
-    """What a route brings; the value is how many bursts a token may owe before it is refused."""
+    """What a route brings; the value is how many bursts a token may owe before it is refused, and
+    `OWED_OF_BOUND` times as many one that is bound to a node or a job."""
 
     metrics = 0
     steps = 1
     heartbeats = 2
     events = 10
+
+
+#: Two bursts of a node are more than its storm of kernel lines, and no more than is walked in minutes.
+OWED_OF_BOUND = 0.2
 
 
 class Rates(NamedTuple):
@@ -92,39 +98,51 @@ class Quotas:
 
     def check(self, caller: Caller, kind: Kind, now: float) -> None:
         """Raises OverQuota while the token owes more than this kind may."""
-        account = self._accounts.get(caller.id)
+        account = self._accounts.get(owner_of(caller))
         if account is None:
             return
         if account.caller is caller and account.bytes >= 0 and account.entries >= 0 and account.series >= 0:
             return  # nothing is owed, and time only pays back
         rates = _earn(account, caller, now)
+        bursts = kind * OWED_OF_BOUND if caller.node or caller.job else kind
         for what, left, rate in (
             ("bytes", account.bytes, rates.bytes),
             ("entries", account.entries, rates.entries),
             ("new series", account.series, rates.series),
         ):
-            owed = -left - kind * BURST_S * rate
+            owed = -left - bursts * BURST_S * rate
             if owed > 0:
                 raise OverQuota(what, rate, max(1, math.ceil(owed / rate)))
 
     def spend(self, caller: Caller, now: float, *, size: int = 0, entries: int = 0, series: int = 0) -> None:
         """Charges what a request was: bytes unpacked, entries (lines, samples, events), new series."""
-        account = self._accounts.get(caller.id)
+        owner = owner_of(caller)
+        account = self._accounts.get(owner)
         if account is None:
             rates = rates_of(caller)
             burst = (rates.bytes * BURST_S, rates.entries * BURST_S, rates.series * BURST_S)
-            account = self._accounts[caller.id] = _Account(*burst, now, caller, rates)
+            account = self._accounts[owner] = _Account(*burst, now, caller, rates)
             if len(self._accounts) > TOKENS:
                 self._accounts.popitem(last=False)
         else:
             _earn(account, caller, now)
-            self._accounts.move_to_end(caller.id)
+            self._accounts.move_to_end(owner)
         account.bytes -= size
         account.entries -= entries
         account.series -= series
 
     def __len__(self) -> int:
         return len(self._accounts)
+
+
+def owner_of(caller: Caller) -> str:
+    """What quotas and shares are counted for: the token; of a job, which may have many tokens, the job."""
+    return f"job {caller.cluster} {caller.job}" if caller.job else caller.id
+
+
+def share_of(caller: Caller) -> float:
+    """Of a queue, what may wait of this one's."""
+    return SHARE_OF_BOUND if caller.node or caller.job else SHARE
 
 
 def rates_of(caller: Caller) -> Rates:

@@ -11,6 +11,7 @@ from healer.api.access import refuse
 from healer.api.answers import Told
 from healer.api.entry import (
     JSON,
+    SENDER,
     Entry,
     confine,
     decoded,
@@ -23,7 +24,8 @@ from healer.api.entry import (
 from healer.api.group_commit import Busy, GroupCommit
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import field_error
-from healer.api.services import Arrival, Services
+from healer.api.quotas import owner_of, share_of
+from healer.api.services import Arrival, Caller, Services
 from healer.api.views import Accepted, Rejected
 from healer.model import Role
 from healer.signals import wire
@@ -116,12 +118,15 @@ class SignalRoutes:
     async def _store(
         self, request: Request, route: str, parsed: wire.Accepted, *, heartbeat: bool = False
     ) -> Response:
-        answer = await self.stored(route, parsed, heartbeat=heartbeat)
+        caller: Caller = request.scope[SENDER]
+        answer = await self.stored(route, caller, parsed, heartbeat=heartbeat)
         entries = answer.accepted + answer.duplicates + answer.unrecognised
         self._entry.taken(request, entries, parsed.rejected, parsed.rejected_more)
         return Told(_encode(answer))
 
-    async def stored(self, route: str, parsed: wire.Accepted, *, heartbeat: bool = False) -> Accepted:
+    async def stored(
+        self, route: str, caller: Caller, parsed: wire.Accepted, *, heartbeat: bool = False
+    ) -> Accepted:
         """The answer, after the commit. Raises Problem 429 when too much waits."""
         arrivals = [Arrival(one, parsed.alternatives.get(one.digest, ())) for one in parsed.observations]
         repeats = 0
@@ -129,7 +134,9 @@ class SignalRoutes:
             arrivals, repeats = self._coalesced(arrivals)
         started = time.perf_counter()
         try:
-            new = await self._commit.add(arrivals, shed_first=heartbeat)
+            new = await self._commit.add(
+                arrivals, owner=owner_of(caller), share=share_of(caller), shed_first=heartbeat
+            )
         except Busy as busy:
             _COUNTERS[route]["shed"].inc(len(arrivals))
             raise shed(busy, len(arrivals)) from None

@@ -1,13 +1,19 @@
 """Which alerts of other systems fire now. The same observations in the same order give the same answer."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from healer.model import Component, Observation
 
-#: Alerts of one cluster that are remembered; beyond it the oldest is forgotten.
-ALERTS_MAX = 20_000
+#: Alerts of one cluster that are remembered, and of one node: no node's sender makes the others' forgotten.
+#: Beyond them one that is over is forgotten first, else the oldest.
+ALERTS_MAX, OF_NODE_MAX = 20_000, 100
+
+#: (cluster, node, switch, gpu, pci, nic, device, fingerprint): the sender chooses the fingerprint, so that alone it
+#: would let one node's sender end another node's alert.
+_Key = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None, str]
 
 
 @dataclass(slots=True)
@@ -29,10 +35,13 @@ class HeardAlert:
 
 
 class Alerts:
-    """By cluster and fingerprint."""
+    """By place and fingerprint."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], HeardAlert] = {}
+        self._known: OrderedDict[_Key, HeardAlert] = OrderedDict()
+        #: Those of each node, and those that are over: the oldest first.
+        self._of_node: dict[str, dict[_Key, None]] = {}
+        self._over: OrderedDict[_Key, None] = OrderedDict()
         #: What alerts stand for now, by the last look: (fault, place). An incident of theirs that is not here
         #: is over.
         self.standing: frozenset[tuple[str, Component]] = frozenset()
@@ -59,11 +68,12 @@ class Alerts:
             over = seen.data.get("ends_at")
             if over and datetime.fromisoformat(str(over)) > known.begun_at:
                 known.ended, known.heard_at = True, seen.arrived_at
+                self._over[key] = None
             return
         again = seen.data.get("again")
         told = known.told_at if known is not None and begun == known.begun_at else None
         # The newest stands last: it is forgotten last.
-        self._known.pop(key, None)
+        self._drop(key)
         self._known[key] = HeardAlert(
             seen=seen if known is None or not ended else known.seen,
             digest=str(again or seen.digest) if known is None or not ended else known.digest,
@@ -72,8 +82,26 @@ class Alerts:
             ended=ended,
             told_at=told,
         )
+        if ended:
+            self._over[key] = None
+        if key[1] is not None:
+            self._of_node.setdefault(key[1], {})[key] = None
+        self._bound(key[1])
+
+    def _bound(self, node: str | None) -> None:
+        own = self._of_node.get(node, {}) if node is not None else {}
+        if len(own) > OF_NODE_MAX:
+            self._drop(next((one for one in own if one in self._over), next(iter(own))))
         if len(self._known) > ALERTS_MAX:
-            del self._known[next(iter(self._known))]
+            self._drop(next(iter(self._over or self._known)))
+
+    def _drop(self, key: _Key) -> None:
+        self._known.pop(key, None)
+        self._over.pop(key, None)
+        own = self._of_node.get(key[1], {}) if key[1] is not None else {}
+        own.pop(key, None)
+        if key[1] is not None and not own:
+            self._of_node.pop(key[1], None)
 
     def firing(self) -> Iterator[HeardAlert]:
         return (one for one in self._known.values() if not one.ended)
@@ -81,7 +109,7 @@ class Alerts:
     def forget(self, alerts: Iterable[HeardAlert]) -> None:
         """They are over, although nobody said so."""
         for one in alerts:
-            del self._known[_key(one.seen)]
+            self._drop(_key(one.seen))
 
     def told(self, digests: Iterable[str], now: datetime) -> None:
         """A walk has taken these in."""
@@ -92,5 +120,6 @@ class Alerts:
                     one.told_at = now
 
 
-def _key(seen: Observation) -> tuple[str, str]:
-    return seen.component.cluster, str(seen.data["fingerprint"])
+def _key(seen: Observation) -> _Key:
+    at = seen.component
+    return at.cluster, at.node, at.switch, at.gpu, at.pci, at.nic, at.device, str(seen.data["fingerprint"])

@@ -225,9 +225,11 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
     same = ("alert", where.cluster, fingerprint, f"{told.timestamp():.3f}", alert.status)
     if envelope:
         same = ("alert-event", where.cluster, source, envelope)
+    # Whoever sends chooses the fingerprint and the envelope: another node's alert is another one.
+    here = (where.node or "", where.switch or "", str(where.gpu), where.pci or "", where.nic or "")
     url = alert.generator_url
     return Observation(
-        digest=digest_of(*same),
+        digest=digest_of(*same, *here),
         kind=ObservationKind.alert,
         component=where,
         event_at=begun if firing else (ended or now),

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.history import PostgresSignalReads
-from healer.adapters.postgres.inbox import PostgresInbox, consume
+from healer.adapters.postgres.inbox import PostgresInbox, alerts, consume
 from healer.adapters.postgres.retention import AGAIN, tidy
 from healer.detection.alerts import firing
 from healer.model import Observation
@@ -47,6 +47,18 @@ def test_what_fires_for_long_is_read_back(inbox: PostgresInbox, fresh_database: 
     reads = PostgresSignalReads(fresh_database, PostgresColumns(fresh_database))
     assert [one.digest for one in reads.alerts(CLUSTER, name(1), BEGUN)] == [first.digest, again.digest]
     assert reads.alerts("pod9", name(1), BEGUN) == []
+
+
+def test_a_node_that_tells_very_many_hides_no_others_at_the_start(
+    inbox: PostgresInbox, fresh_database: sa.Engine
+) -> None:
+    older = alert(BEGUN, node=2)
+    inbox.add([older])
+    inbox.add([alert(NOW, fingerprint=f"{number:016x}") for number in range(3_000)])
+    with fresh_database.connect() as conn:
+        known = alerts(conn, CLUSTER, BEGUN, limit=2_500)
+    assert known[0].digest == older.digest
+    assert len(known) == 2_001
 
 
 def test_repeats_go_after_three_days_and_the_alert_stays_known(

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -66,6 +67,49 @@ def test_consumed_rows_are_not_walked_again_but_still_known(fresh_database: sa.E
     assert inbox.add([seen(1)]) == 0
     assert len(list(inbox.since(NOW))) == 2
     assert len(list(inbox.since(NOW + timedelta(seconds=2)))) == 1
+
+
+def of(node: str | None, number: int) -> Observation:
+    return msgspec.structs.replace(seen(number), component=Component(cluster=CLUSTER, node=node))
+
+
+def walked(engine: sa.Engine, inbox: PostgresInbox, limit: int) -> list[tuple[str | None, int]]:
+    """(node, number) of one batch, which is then walked."""
+    batch = inbox.unconsumed(limit)
+    with engine.begin() as conn:
+        consume(conn, batch, NOW)
+    return [(one.component.node, int(one.digest, 16)) for one in batch]
+
+
+def test_a_flood_of_one_node_holds_up_no_other(fresh_database: sa.Engine) -> None:
+    inbox = PostgresInbox(fresh_database, CLUSTER)
+    inbox.add([of("loud", number) for number in range(2_000)])
+    inbox.add([of("noisy", 10_000 + number) for number in range(2_000)])
+    inbox.add([of("gpu0001", 30_002), of(None, 30_000), of("gpu0002", 30_003), of("gpu0001", 30_001)])
+    first = walked(fresh_database, inbox, 100)
+    assert first[-4:] == [("gpu0001", 30_002), (None, 30_000), ("gpu0002", 30_003), ("gpu0001", 30_001)]
+    assert len(first) == 100
+    told = Counter(node for node, _ in first)
+    assert told["loud"] >= 10 and told["noisy"] >= 10
+    # What comes while the flood is walked is in the next batch, and no node's order is another.
+    inbox.add([of("gpu0003", 40_000)])
+    second = walked(fresh_database, inbox, 100)
+    assert second[-1] == ("gpu0003", 40_000)
+    seen_of: dict[str | None, list[int]] = {}
+    for node, number in [*first, *second]:
+        seen_of.setdefault(node, []).append(number)
+    assert seen_of["loud"] == list(range(len(seen_of["loud"])))
+    assert seen_of["noisy"] == list(range(10_000, 10_000 + len(seen_of["noisy"])))
+
+
+def test_of_a_flood_alone_whole_batches_are_walked_until_nothing_is_left(fresh_database: sa.Engine) -> None:
+    inbox = PostgresInbox(fresh_database, CLUSTER)
+    inbox.add([of("loud", number) for number in range(950)])
+    numbers: list[int] = []
+    while batch := walked(fresh_database, inbox, 100):
+        assert len(batch) == 100 or len(numbers) == 900
+        numbers += [number for _, number in batch]
+    assert numbers == list(range(950))
 
 
 def test_another_name_of_the_same_signal_is_a_duplicate(fresh_database: sa.Engine) -> None:

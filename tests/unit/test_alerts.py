@@ -26,7 +26,7 @@ from healer.model import (
     Severity,
 )
 from healer.model.detection import ALERT_STAYS_H
-from healer.observations.alerts import ALERTS_MAX, Alerts
+from healer.observations.alerts import ALERTS_MAX, OF_NODE_MAX, Alerts
 from healer.ruleset import RulesInvalid, load
 from healer.signals.alerts import Site as Where
 from healer.signals.alerts import alertmanager_observations, told_again
@@ -287,12 +287,66 @@ def test_pages_see_what_fires_the_newest_first() -> None:
     assert firing(site.rules, told, site.now + timedelta(hours=ALERT_STAYS_H, seconds=1)) == []
 
 
+def alert_of(one: Observation, node: int, number: int, status: str = "firing") -> Observation:
+    return msgspec.structs.replace(
+        one,
+        digest=f"{number:064x}",
+        component=msgspec.structs.replace(one.component, node=name(node)),
+        data=one.data | {"fingerprint": f"{number:016x}", "status": status},
+    )
+
+
 def test_alerts_are_bounded() -> None:
     alerts, site = Alerts(), Site(1)
     (one,) = say(site, "Many")
-    for number in range(ALERTS_MAX + 10):
-        alerts.take(msgspec.structs.replace(one, data=one.data | {"fingerprint": f"{number:016x}"}))
+    for number in range(ALERTS_MAX + 500):
+        alerts.take(alert_of(one, number // 50, number))
     assert len(alerts) == ALERTS_MAX
+    assert min(int(heard.digest, 16) for heard in alerts.firing()) == 500, "the oldest are forgotten"
+
+
+def test_a_node_that_tells_very_many_alerts_makes_no_others_forgotten() -> None:
+    alerts, site = Alerts(), Site(2)
+    (one,) = say(site, "Many")
+    alerts.take(alert_of(one, 2, 10**6))
+    for number in range(ALERTS_MAX + 10):
+        alerts.take(alert_of(one, 1, number))
+    assert len(alerts) == OF_NODE_MAX + 1
+    assert [heard.digest for heard in alerts.firing()][0] == f"{10**6:064x}"
+
+
+def test_of_a_node_what_is_over_is_forgotten_first() -> None:
+    alerts, site = Alerts(), Site(1)
+    (one,) = say(site, "Many")
+    for number in range(OF_NODE_MAX):
+        alerts.take(alert_of(one, 1, number))
+    alerts.take(alert_of(one, 1, 50, "resolved"))
+    alerts.take(alert_of(one, 1, 1_000))
+    assert len(alerts) == len(list(alerts.firing())) == OF_NODE_MAX
+    alerts.take(alert_of(one, 1, 1_001))
+    told = [int(heard.digest, 16) for heard in alerts.firing()]
+    assert (min(told), max(told)) == (1, 1_001)
+
+
+def test_what_is_over_is_forgotten_before_what_fires() -> None:
+    alerts, site = Alerts(), Site(1)
+    (one,) = say(site, "Many")
+    for number in range(ALERTS_MAX):
+        alerts.take(alert_of(one, number // 50, number))
+    alerts.take(alert_of(one, 10_000 // 50, 10_000, "resolved"))
+    alerts.take(alert_of(one, 5_000, 10**6))
+    assert len(alerts) == len(list(alerts.firing())) == ALERTS_MAX
+
+
+def test_the_sender_of_one_node_ends_no_alert_of_another() -> None:
+    """Whoever sends an alert chooses its fingerprint."""
+    alerts, site = Alerts(), Site(2)
+    (one,) = say(site, "Mine")
+    alerts.take(alert_of(one, 1, 7))
+    alerts.take(alert_of(one, 2, 7, "resolved"))
+    assert [heard.seen.component.node for heard in alerts.firing()] == [name(1)]
+    alerts.take(alert_of(one, 1, 7, "resolved"))
+    assert list(alerts.firing()) == []
 
 
 # --- replay ---

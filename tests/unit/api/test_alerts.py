@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from cloudevents.core.bindings.http import HTTPMessage, to_binary_event, to_structured_event
 from cloudevents.core.v1.event import CloudEvent
 
+from healer.api.quotas import BURST_S, OF_NODE
 from tests.support.api import CLUSTER, XID_79, Api
 
 Served = tuple[Api, httpx.Client]
@@ -255,3 +256,46 @@ def test_data_in_base64_is_read(served: Served) -> None:
         headers={"Content-Type": "application/cloudevents+json"} | api.headers("signals"),
     )
     assert answer.json()["accepted"] == 1
+
+
+def losses(api: Api, client: httpx.Client) -> dict[tuple[str, str, str], int]:
+    api.app.state.losses.flush()
+    told = client.get("/api/v1/signals/losses", headers=api.headers("viewer")).json()["items"]
+    return {(one["source"], one["reason"], one["cluster"]): one["count"] for one in told}
+
+
+def test_what_is_rejected_is_in_the_book_of_its_cluster(served: Served) -> None:
+    api, client = served
+    wrong = group("gpu0001", "gpu0002")
+    wrong["alerts"][0]["labels"].pop("alertname")
+    assert client.post(ALERTS, json=wrong, headers=api.headers("signals")).json()["accepted"] == 1
+    events = [
+        {"specversion": "1.0", "id": "1", "source": "s"},
+        {
+            "specversion": "1.0",
+            "id": "2",
+            "source": "s",
+            "type": "io.healer.signal.kernel-log.v1",
+            "data": {"entries": [{"node": "nowhere", "line": XID_79}]},
+        },
+        {"specversion": "1.0", "id": "3", "source": "s", "type": "io.healer.alert.v1", "data": 7},
+    ]
+    batch = {"Content-Type": "application/cloudevents-batch+json"}
+    answer = client.post(EVENTS, content=json.dumps(events), headers=api.headers("signals") | batch).json()
+    assert [one["index"] for one in answer["rejected"]] == [0, 1, 2]
+    assert losses(api, client) == {
+        ("alertmanager", "rejected", CLUSTER): 1,
+        ("kernel-log", "rejected", CLUSTER): 1,  # by the route of its body, which counts it alone
+        ("cloudevents", "rejected", CLUSTER): 2,
+    }
+
+
+def test_alerts_are_charged_as_entries(served: Served) -> None:
+    """A burst of 10, and two bursts may be owed; of bytes there are enough."""
+    api, client = served
+    headers = api.headers("signals", node="gpu0001", quota=10 / (OF_NODE.entries * BURST_S))
+    small = group()
+    small["alerts"] = [{}] * 20
+    answers = [client.post(ALERTS, json=small, headers=headers) for _ in range(3)]
+    assert [one.status_code for one in answers] == [202, 202, 429]
+    assert answers[2].json()["quota"] == "entries"

@@ -48,6 +48,19 @@ class MemoryStore:
         return new
 
 
+class Recorded(MemoryStore):
+    """Keeps the order too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[int] = []
+
+    def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
+        told = super().store(arrivals)
+        self.order += [int(one.observation.digest, 16) for one in arrivals]
+        return told
+
+
 def test_what_waits_is_written_together_and_answered_each() -> None:
     async def go() -> None:
         store = MemoryStore()
@@ -217,6 +230,96 @@ def test_the_first_of_a_batch_waits_for_others() -> None:
         assert await commit.add([arrival(2)]) == [True]
         assert await first == [True]
         assert store.batches == [2]
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_one_owner_holds_a_share_of_the_queue_and_keeps_nobody_out() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        store.gate.clear()
+        commit = GroupCommit(store.store, queue=100)
+        commit.start()
+        waiting = [
+            asyncio.create_task(
+                commit.add([arrival(n) for n in range(5 * k, 5 * k + 5)], owner="loud", share=0.1)
+            )
+            for k in range(2)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await commit.add([arrival(10)], owner="loud", share=0.1)
+        other = asyncio.create_task(commit.add([arrival(11)], owner="other", share=0.1))
+        await asyncio.sleep(0)
+        assert commit.depth == 11
+        store.gate.set()
+        assert await other == [True]
+        await asyncio.gather(*waiting)
+        assert await commit.add([arrival(10)], owner="loud", share=0.1) == [True], "its place is free again"
+        assert commit.depth == 0
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_a_request_longer_than_its_share_is_taken_and_fills_no_more_than_that() -> None:
+    async def go() -> None:
+        store = Recorded()
+        store.gate.clear()
+        commit = GroupCommit(store.store, queue=1_000, batch=1_000)
+        commit.start()
+        big = asyncio.create_task(commit.add([arrival(n) for n in range(3_300)], owner="loud", share=0.1))
+        await asyncio.sleep(0)
+        assert commit.depth == 100
+        small = [
+            asyncio.create_task(commit.add([arrival(9_000 + n)], owner=f"n{n}", share=0.1)) for n in range(50)
+        ]
+        await asyncio.sleep(0)
+        store.gate.set()
+        answers = await asyncio.gather(*small)
+        assert all(one == [True] for one in answers)
+        assert not big.done(), "others do not wait for all of it"
+        assert await big == [True] * 3_300
+        assert [n for n in store.order if n < 9_000] == list(range(3_300)), "its own order is kept"
+        assert commit.depth == 0
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_slices_of_a_request_keep_their_order_through_a_store_that_was_away_and_a_neighbours_poison() -> None:
+    async def go() -> None:
+        store = Recorded()
+        store.away, store.poison = 2, arrival(9_000).observation.digest
+        store.gate.clear()
+        commit = GroupCommit(store.store, batch=2_000)
+        commit.start()
+        big = asyncio.create_task(commit.add([arrival(n) for n in range(2_600)], owner="a", share=0.1))
+        bad = asyncio.create_task(commit.add([arrival(9_000)], owner="b", share=0.1))
+        same = asyncio.create_task(commit.add([arrival(3_000)], owner="a", share=0.9))
+        await asyncio.sleep(0)
+        store.gate.set()
+        answers = await asyncio.gather(big, bad, same, return_exceptions=True)
+        assert answers[0] == [True] * 2_600 and isinstance(answers[1], ValueError) and answers[2] == [True]
+        assert store.order == [*range(2_600), 3_000]
+        assert commit.depth == 0
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+def test_a_request_whose_sender_gave_up_frees_its_place() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        store.away = 10_000
+        commit = GroupCommit(store.store, wait_s=0.2, queue=1_000)
+        commit.start()
+        with pytest.raises(Unavailable):
+            await commit.add([arrival(n) for n in range(1_600)], owner="a", share=0.1)
+        store.away = 0
+        assert await commit.add([arrival(5_000)], owner="b", share=0.1) == [True]
+        assert commit.depth == 0
         await commit.stop()
 
     asyncio.run(go())

@@ -57,8 +57,8 @@ def test_retry_after_is_the_very_second() -> None:
 
 
 def test_what_matters_less_is_refused_first() -> None:
-    quotas, who = Quotas(), caller(node="n")
-    burst = round(OF_NODE.entries * BURST_S)
+    quotas, who = Quotas(), caller()
+    burst = round(OF_CLUSTER.entries * BURST_S)
     refusals: list[set[Kind]] = []
     for _ in range(13):
         quotas.spend(who, 0.0, entries=burst)
@@ -68,6 +68,25 @@ def test_what_matters_less_is_refused_first() -> None:
     assert refusals[2] == {Kind.metrics, Kind.steps}
     assert refusals[3] == refusals[10] == {Kind.metrics, Kind.steps, Kind.heartbeats}
     assert refusals[11] == set(Kind)
+
+
+def test_what_is_bound_to_a_node_owes_two_bursts_of_events_and_less_of_all_else() -> None:
+    quotas, who = Quotas(), caller(node="n")
+    burst, refusals = round(OF_NODE.entries * BURST_S), list[set[Kind]]()
+    for part in (1.0, 0.1, 0.2, 0.2, 1.5, 0.1):
+        quotas.spend(who, 0.0, entries=round(part * burst))
+        refusals.append({kind for kind in Kind if refused(quotas, who, kind, 0.0)})
+    less = {Kind.metrics, Kind.steps, Kind.heartbeats}
+    assert refusals == [set(), {Kind.metrics}, {Kind.metrics, Kind.steps}, less, less, set(Kind)]
+
+
+def test_all_tokens_of_a_job_have_one_quota() -> None:
+    quotas = Quotas()
+    for number in range(8):
+        quotas.spend(caller(f"t{number}", job="4711"), 0.0, entries=round(OF_JOB.entries * BURST_S / 4))
+    assert refused(quotas, caller("fresh", job="4711"), Kind.steps, 0.0) is not None
+    assert refused(quotas, caller("other", job="4712"), Kind.steps, 0.0) is None
+    assert len(quotas) == 1
 
 
 def test_metrics_never_keep_events_of_the_same_token_out() -> None:

@@ -474,3 +474,20 @@ def test_any_events_fall_into_one_heap_each(events: list[Any]) -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_any_enveloped_alert_is_one_heap(item: Any, source: str, name: str) -> None:
     _whole(1, enveloped_observations([Enveloped(index=0, alert=item, source=source, id=name)], site(), NOW))
+
+
+def test_another_place_with_the_same_fingerprint_is_another_alert() -> None:
+    """Both are chosen by the sender: a fingerprint, and the id and source of an envelope."""
+    tellings = [
+        alert(labels={"instance": "gpu0001:9100"}),
+        alert(labels={"instance": "gpu0002:9100"}),
+        alert(labels={"instance": "gpu0001:9100", "gpu": "3"}),
+    ]
+    by_fingerprint = [one(telling).digest for telling in tellings]
+    by_envelope = [
+        enveloped_observations([Enveloped(index=0, alert=telling, source="s", id="1")], site(), NOW)
+        .observations[0]
+        .digest
+        for telling in tellings
+    ]
+    assert len({*by_fingerprint, *by_envelope}) == 6

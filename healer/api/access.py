@@ -84,8 +84,9 @@ class Access:
         caller = find(digest, self._services.clock.now())
         with self._lock:
             newest, _ = self._cache.get((kind, digest), (asked, None))
-            if asked >= newest:  # one that hung may end behind one that was asked later
-                self._cache[(kind, digest)] = (asked, caller)
+            if asked < newest:  # it hung, and what was asked later is known already
+                return caller
+            self._cache[(kind, digest)] = (asked, caller)
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
             if kind == "token":

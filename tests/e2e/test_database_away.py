@@ -113,3 +113,35 @@ def test_an_api_that_is_killed_meanwhile_loses_nothing(stack: Stack, token: str)
     with connect(stack) as database:
         result = compare(fleet.accepted, fleet.stored(database))
     assert (result.missing, result.twice, result.out_of_order) == (0, 0, 0), result
+
+
+def test_a_database_that_is_back_and_takes_nothing_costs_no_event(stack: Stack, token: str) -> None:
+    """As a standby that was not promoted yet: it answers every question, and refuses every INSERT."""
+    fleet = Fleet(stack.url, token, NODES, every_s=0.02, lines=2)
+    with fleet.sending():
+        wait_until(lambda: fleet.count > 100, 30, what="events are accepted")
+        with frozen(stack):
+            before = fleet.count
+            wait_until(lambda: fleet.count > before + 200, 60, what="events are accepted meanwhile")
+            waiting = spooled(stack)["entries"]
+        read_only(stack, "on")
+        try:
+            more = fleet.count
+            wait_until(lambda: fleet.count > more + 300, 60, what="events are accepted by the spool")
+            assert spooled(stack)["entries"] > 0 and waiting > 0
+        finally:
+            read_only(stack, "off")
+        last = fleet.count
+        wait_until(lambda: fleet.count > last + 100, 60, what="events are accepted afterwards")
+    wait_until(lambda: spooled(stack).get("entries") == 0, 60, what="the spool is empty")
+    with connect(stack) as database:
+        result = compare(fleet.accepted, fleet.stored(database))
+    assert (result.missing, result.twice, result.out_of_order) == (0, 0, 0), result
+
+
+def read_only(stack: Stack, value: str) -> None:
+    """For every session there is, and every one that comes."""
+    with connect(stack) as database:
+        database.execute("SET default_transaction_read_only = off")
+        database.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}".encode())
+        database.execute("SELECT pg_reload_conf()")

@@ -1,19 +1,26 @@
 """A database that is away: nobody waits for it, and whom it knew a little while ago still tells signals."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, cast
 
+import anyio.to_thread
 import pytest
 import sqlalchemy as sa
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from healer.api import access as access_module
 from healer.api.access import Access
+from healer.api.entry import aside
 from healer.api.problems import Problem
-from healer.api.reach import Reach
+from healer.api.reach import Crowded, Reach, Readying
 from healer.api.services import Caller, Unavailable
+from healer.api.views import Readiness
 from healer.model import Role
 from tests.support.api import Api
 from tests.support.wait import wait_until
@@ -71,6 +78,86 @@ def test_one_that_refuses_is_away_until_it_answers() -> None:
         assert reach.away_s() > 0
         assert await reach.insist(lambda: 1) == 1
         assert not reach.away
+
+    asyncio.run(ask())
+
+
+def test_who_waits_for_a_thread_alone_learns_nothing_of_the_database() -> None:
+    """Strangers ask more than the threads can; each question would be answered at once."""
+    release = threading.Event()
+
+    async def ask() -> None:
+        reach = Reach(patience_s=30)
+        asked = [asyncio.create_task(reach.insist(release.wait, 60)) for _ in range(600)]
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        assert done, "what is more than may wait is refused at once"
+        with pytest.raises(Crowded, match="too many questions"):
+            await reach.ask(lambda: 1)
+        assert not reach.away
+        release.set()
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        crowded = [one for one in told if isinstance(one, Crowded)]
+        assert len(crowded) == 600 - told.count(True) and 400 <= len(crowded) < 600
+        assert not reach.away
+        assert await reach.ask(lambda: 1) == 1
+
+    asyncio.run(ask())
+
+
+def test_one_that_is_silent_is_away_though_others_wait() -> None:
+    release = threading.Event()
+
+    async def ask() -> None:
+        reach = Reach(patience_s=0.2)
+        asked = [asyncio.create_task(reach.insist(release.wait, 60)) for _ in range(50)]
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert reach.away
+        release.set()
+
+    asyncio.run(ask())
+
+
+def test_all_who_ask_whether_healer_is_ready_share_one_answer() -> None:
+    asked: list[int] = []
+    release = threading.Event()
+
+    def look() -> Readiness:
+        asked.append(1)
+        assert release.wait(60)
+        return Readiness(ready=True, checks={})
+
+    async def ask() -> None:
+        readying = Readying(look, Reach(patience_s=30))
+        told = [asyncio.create_task(readying.current()) for _ in range(500)]
+        await asyncio.sleep(0)
+        release.set()
+        assert all(one.ready for one in await asyncio.gather(*told))
+        assert len(asked) == 1
+
+    asyncio.run(ask())
+
+
+def test_one_that_is_away_is_not_ready() -> None:
+    readying = Readying(lambda: Readiness(ready=bool(away()), checks={}), Reach())
+    told = asyncio.run(readying.current())
+    assert not told.ready and told.checks["database"] == {"ok": False, "text": "connection refused"}
+
+
+def test_a_long_body_is_read_while_all_pages_wait() -> None:
+    """The threads of the pages hang in a database; a body of 1 MiB is read nevertheless."""
+    release = threading.Event()
+
+    async def ask() -> None:
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = 2
+        pages = [asyncio.create_task(run_in_threadpool(release.wait, 60)) for _ in range(4)]
+        while limiter.available_tokens:
+            await asyncio.sleep(0.01)
+        try:
+            assert await asyncio.wait_for(aside(1 << 20, lambda: "read"), 30) == "read"
+        finally:
+            release.set()
+            await asyncio.gather(*pages)
 
     asyncio.run(ask())
 
@@ -150,6 +237,56 @@ def test_a_revoked_token_is_forgotten_at_its_next_look(api: Api) -> None:
         access._cache.clear()
         reach.failed("away")
         with pytest.raises(Unavailable):
+            await access.sender(request(token))
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("known", [pytest.param(True, id="known"), pytest.param(False, id="new")])
+def test_a_look_that_hung_brings_no_revoked_token_back(api: Api, known: bool) -> None:
+    """It was asked before the token was revoked, and is answered after the next look found it revoked."""
+    token, reach = api.token(Role.signals), Reach()
+    find = api.services.tokens.by_token
+    taken, answered = threading.Event(), threading.Event()
+
+    class Tokens:
+        def by_token(self, digest: bytes, now: datetime) -> Caller | None:
+            found = find(digest, now)
+            if threading.current_thread().name == "hung":
+                taken.set()
+                assert answered.wait(60)
+            return found
+
+    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), reach)
+    digest = access_module.digest_of(token)
+    caller = find(digest, api.services.clock.now())
+    if known:
+        assert access.look_up("token", digest) == caller
+    hung = threading.Thread(target=access.look_up, args=("token", digest), name="hung")
+    hung.start()
+    assert taken.wait(60) and caller is not None
+    assert api.tokens.revoke(caller.id, by="test", now=api.services.clock.now())
+    assert access.look_up("token", digest) is None
+    answered.set()
+    hung.join()
+    assert access.cached("token", digest)[1] is None
+    access._cache.clear()
+    reach.failed("away")
+    with pytest.raises(Unavailable):
+        asyncio.run(access.sender(request(token)))
+
+
+def test_who_is_remembered_is_not_when_others_ask_too_much(api: Api) -> None:
+    """The database is there: what it says now counts, not what it said before."""
+    token = api.token(Role.signals)
+    reach = Reach()
+    access = Access(api.services, reach)
+
+    async def ask() -> None:
+        await access.sender(request(token))
+        access._cache.clear()
+        reach._queued = 10_000
+        with pytest.raises(Crowded):
             await access.sender(request(token))
 
     asyncio.run(ask())

@@ -15,13 +15,17 @@ log = structlog.get_logger()
 #: Files are looked at no more often than this.
 LOOK_EVERY_S = 1.0
 
+#: (path, time in ns, bytes) of each file.
+Stamp = tuple[tuple[str, int, int], ...]
+
 
 class Rulebook:
     """Callable: the rules of now. `problem` says why changed files were not taken, empty when all is well.
 
     `load(folder, prove)` reads them; to prove is to run detection rules on their cases, which takes a second
     or two. The first load proves nothing and raises RulesInvalid: a process starts at once, and never without
-    rules. Who detects with them calls `prove` first; changed files are always proven.
+    rules. Who detects with them calls `prove` first; changed files are always proven, in a thread of their
+    own: whoever asks meanwhile gets the old set at once.
     """
 
     def __init__(self, folder: Path, load: Callable[[Path, bool], Ruleset]) -> None:
@@ -33,13 +37,14 @@ class Rulebook:
         self._rules = load(folder, False)
 
     def __call__(self) -> Ruleset:
-        due = time.monotonic() - self._looked >= LOOK_EVERY_S
-        # Whoever comes meanwhile goes on with the old set: proving a new one takes a second or two.
-        if due and self._lock.acquire(blocking=False):
+        if time.monotonic() - self._looked >= LOOK_EVERY_S and self._lock.acquire(blocking=False):
+            # Held until a changed set is proven: one at a time, and what changes meanwhile is seen after it.
+            aside = False
             try:
-                self._refresh()
+                aside = self._changed()
             finally:
-                self._lock.release()
+                if not aside:
+                    self._lock.release()
         return self._rules
 
     def prove(self) -> bool:
@@ -52,23 +57,35 @@ class Rulebook:
             return False
         return True
 
-    def _refresh(self) -> None:
+    def _changed(self) -> bool:
+        """Whether files changed; then a thread reads them, and ends what the lock is held for."""
         if time.monotonic() - self._looked < LOOK_EVERY_S:
-            return  # another thread has just looked
+            return False  # another thread has just looked
         self._looked = time.monotonic()
         stamp = self._look()
         if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._rules = self._load(self.folder, True)
-        except RulesInvalid as error:
-            self.problem = str(error)
-            log.error("changed rules are not valid, the old set stays", problem=self.problem)
-        else:
-            self.problem = ""
-            log.info("rules reloaded", version=self._rules.version)
+            return False
+        threading.Thread(target=self._take, args=(stamp,), name="rules", daemon=True).start()
+        return True
 
-    def _look(self) -> tuple[tuple[str, int, int], ...]:
+    def _take(self, stamp: Stamp) -> None:
+        try:
+            rules = self._load(self.folder, True)
+        except RulesInvalid as error:
+            self._stamp = stamp
+            self._refused(error)
+        except Exception as error:  # a file that was being replaced, perhaps: it is read again
+            self._refused(error)
+        else:
+            self._stamp, self._rules, self.problem = stamp, rules, ""
+            log.info("rules reloaded", version=rules.version)
+        finally:
+            self._lock.release()
+
+    def _refused(self, error: Exception) -> None:
+        self.problem = str(error)
+        log.error("changed rules are not valid, the old set stays", problem=self.problem)
+
+    def _look(self) -> Stamp:
         files = sorted([*self.folder.rglob("*.yaml"), *self.folder.rglob("*.sh")])
         return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)

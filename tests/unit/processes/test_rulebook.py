@@ -1,6 +1,7 @@
 """The rules in force: a valid change is taken, a wrong one is not, and it is said why."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_change_is_taken_while_running(folder: Path) -> None:
     book = Rulebook(folder, load)
     before = book().version
     edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: 4")
-    wait_until(lambda: book().version != before, 5, what="the new rules")
+    wait_until(lambda: book().version != before, 30, what="the new rules")
     assert book().guards.max_nodes == 4
     assert book.problem == ""
 
@@ -47,11 +48,53 @@ def test_a_wrong_change_leaves_the_old_rules_and_says_why_until_it_is_mended(fol
     book = Rulebook(folder, load)
     before = book().version
     edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: many")
-    wait_until(lambda: book() and book.problem, 5, what="the problem")
+    wait_until(lambda: book() and book.problem, 30, what="the problem")
     assert "guards.yaml" in book.problem
     assert book().version == before
     edit(folder, "guards.yaml", "max_nodes: many", "max_nodes: 3")
-    wait_until(lambda: book().guards.max_nodes == 3, 5, what="the mended rules")
+    wait_until(lambda: book().guards.max_nodes == 3, 30, what="the mended rules")
+    assert book.problem == ""
+
+
+def test_who_asks_while_a_change_is_proven_gets_the_old_rules_at_once_and_it_is_proven_once(
+    folder: Path,
+) -> None:
+    proofs: list[str] = []
+    go_on = threading.Event()
+
+    def slow(where: Path, prove: bool) -> Ruleset:
+        if prove:
+            proofs.append(threading.current_thread().name)
+            go_on.wait(60)
+        return load(where, prove)
+
+    book = Rulebook(folder, slow)
+    before = book().version
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: 4")
+    wait_until(lambda: book().version == before and proofs, 30, what="somebody proves the change")
+    edit(folder, "guards.yaml", "max_nodes: 4", "max_nodes: 5")
+    book._looked = float("-inf")
+    for _ in range(100):
+        assert book().version == before
+    assert proofs == ["rules"]
+    go_on.set()
+    wait_until(lambda: book().guards.max_nodes == 5, 30, what="the change that came meanwhile")
+    assert set(proofs) == {"rules"} and book.problem == ""
+
+
+def test_files_that_could_not_be_read_are_read_again(folder: Path) -> None:
+    there = threading.Event()
+
+    def flaky(where: Path, prove: bool) -> Ruleset:
+        if prove and not there.is_set():
+            raise FileNotFoundError("guards.yaml is being replaced")
+        return load(where, prove)
+
+    book = Rulebook(folder, flaky)
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: 4")
+    wait_until(lambda: book() and "being replaced" in book.problem, 30, what="the problem")
+    there.set()
+    wait_until(lambda: book().guards.max_nodes == 4, 30, what="the new rules")
     assert book.problem == ""
 
 

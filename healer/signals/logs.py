@@ -13,7 +13,7 @@ import msgspec
 
 from healer.signals.journal import message_text, number, stamp_of
 from healer.signals.rejects import BadBody, BadEntry, check_marks
-from healer.signals.syslog import MARKS, of_the_kernel, small
+from healer.signals.syslog import is_others, of_the_kernel, proves, small
 from healer.signals.wire import ENTRIES_MAX, Accepted, Known, check_entries, entries_observations
 
 #: Objects and values of a large JSON body: an honest record has some 30.
@@ -38,7 +38,6 @@ _TELLING = frozenset(
         *_MICROS,
         "cluster",
         "_source_monotonic_timestamp",
-        *MARKS,
     )
 )
 
@@ -83,7 +82,17 @@ def json_records(raw: bytes) -> list[Record]:
 def telling(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """Those of a resource that may say something of its records: it may have thousands of records, and each
     is looked at with all of them."""
-    return {name: value for name, value in fields.items() if str(name).lower() in _TELLING}
+    kept: dict[Any, Any] = {}
+    other = False
+    for name, value in fields.items():
+        key = str(name).lower()
+        if is_others(key):  # one of them says all that they say
+            other, keeps = True, not other
+        else:
+            keeps = key in _TELLING or proves(key)
+        if keeps:
+            kept[name] = value
+    return kept
 
 
 def record_of(index: int, item: Any) -> Record:

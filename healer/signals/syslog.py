@@ -15,8 +15,33 @@ JOURNAL_INPUT = "imjournal"
 #: Names under which shippers tell the facility: journald, rsyslog's templates, Vector and the collector.
 FACILITY_NAMES = ("syslog_facility", "facility", "syslogfacility", "syslogfacility-text", "facility_text")
 _KERNEL_FACILITY = frozenset({0, "0", "kern", "kernel"})
-#: What is looked at to tell whose a line is; all that a record tells under such a name must agree.
-MARKS = frozenset({"_transport", "inputname", *FACILITY_NAMES})
+#: What is looked at to tell whose a line is; all that a record tells under such a name must agree. Any program
+#: may choose a `transport` without `_`: it proves nothing, and speaks against the kernel all the same.
+MARKS = frozenset({"_transport", "transport", "inputname", "source_type", *FACILITY_NAMES})
+#: What journald's records of the kernel never have: that of the process that wrote a line
+#: (systemd.journal-fields(7)), of a container's output, and of a file.
+_OTHERS = frozenset(
+    {
+        "_pid", "_uid", "_gid", "_comm", "_exe", "_cmdline", "_cap_effective", "_audit_session",
+        "_audit_loginuid", "_systemd_unit", "_systemd_user_unit", "_systemd_cgroup", "_systemd_slice",
+        "_systemd_session", "_systemd_owner_uid", "_stream_id", "_line_break", "uid", "gid", "systemd_unit",
+        "stream", "file", "filename", "log.iostream", "log.file.name", "log.file.path",
+    }
+)  # fmt: skip
+_OTHERS_BEGIN = ("kubernetes", "container_")
+#: Vector's name of the source that reads the journal.
+_JOURNAL_SOURCE = "journald"
+#: Under this, marks have what no record of the kernel tells.
+OTHER = "another origin"
+
+
+def proves(name: str) -> bool:
+    """Whether a name, in small letters, says something of whose a line is."""
+    return name in MARKS or is_others(name)
+
+
+def is_others(name: str) -> bool:
+    return name in _OTHERS or name.startswith(_OTHERS_BEGIN)
 
 
 def small(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
@@ -32,7 +57,11 @@ def small(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str
             key = str(name).lower()
             fields[key] = value
             if key in MARKS:
-                marks.setdefault(key, []).append(value)
+                # INPUTNAME is a field that any program may give to journald; rsyslog's own is small.
+                mark = key if key != "inputname" or name == key else OTHER
+                marks.setdefault(mark, []).append(value)
+            elif is_others(key):
+                marks.setdefault(OTHER, []).append(key)
     return fields, marks
 
 
@@ -41,11 +70,14 @@ def of_the_kernel(marks: Mapping[str, list[Any]]) -> bool:
 
     - `_TRANSPORT` is `kernel`, with or without a facility;
     - or `inputname` is one of KERNEL_INPUTS and the facility is told.
-    A facility that is told must be the kernel's, 0: root may write to /dev/kmsg with another one.
+    A facility that is told must be the kernel's, 0: root may write to /dev/kmsg with another one. And nothing
+    tells of a process, a container or a file.
     """
     transports, inputs = marks.get("_transport", []), marks.get("inputname", [])
     facilities = [value for name in FACILITY_NAMES for value in marks.get(name, ())]
-    if any(value != "kernel" for value in transports):
+    if OTHER in marks or any(value != _JOURNAL_SOURCE for value in marks.get("source_type", ())):
+        return False
+    if any(value != "kernel" for value in (*transports, *marks.get("transport", ()))):
         return False
     if any(isinstance(value, bool) or not _in(value, _KERNEL_FACILITY) for value in facilities):
         return False

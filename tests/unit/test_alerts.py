@@ -312,7 +312,7 @@ def test_a_node_that_tells_very_many_alerts_makes_no_others_forgotten() -> None:
     for number in range(ALERTS_MAX + 10):
         alerts.take(alert_of(one, 1, number))
     assert len(alerts) == OF_NODE_MAX + 1
-    assert [heard.digest for heard in alerts.firing()][0] == f"{10**6:064x}"
+    assert next(heard.digest for heard in alerts.firing()) == f"{10**6:064x}"
 
 
 def test_of_a_node_what_is_over_is_forgotten_first() -> None:

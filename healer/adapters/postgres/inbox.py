@@ -189,8 +189,8 @@ def consume(conn: sa.Connection, observations: Iterable[Observation], at: dateti
 def alerts(
     conn: sa.Connection, cluster: str, since: datetime, *, node: str | None = None, limit: int
 ) -> list[Observation]:
-    """The newest alerts of a cluster, or of one node; oldest first. Of each node `_ALERTS_OF_NODE` at most, so
-    that one that tells very many hides no other's."""
+    """The newest alerts of a cluster, or of one node; oldest first. Of each node `_ALERTS_OF_NODE` at most:
+    one that tells very many hides no other's."""
     newest = (inbox.c.arrived_at.desc(), inbox.c.id.desc())
     place = sa.func.row_number().over(partition_by=inbox.c.node, order_by=newest)
     told = sa.select(*COLUMNS, inbox.c.node, place.label("place")).where(

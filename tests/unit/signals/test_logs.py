@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from healer.signals import journal, logs
 from healer.signals.journal import export_records, message_text
-from healer.signals.logs import Logged, json_records, kernel_records, record_of
+from healer.signals.logs import Logged, json_records, kernel_records, record_of, telling
 from healer.signals.rejects import BadBody, BadEntry
+from healer.signals.syslog import of_the_kernel, small
 from healer.signals.wire import kernel_log_observations, kernel_text_observations
 from tests.unit.signals.shipped import (
     BOOT,
@@ -121,6 +122,33 @@ FORGED = {
     "the transport in a list": journalctl(transport=["kernel", "syslog"]),  # type: ignore[arg-type]
     "a mark that is true": rsyslog(inputname=True),  # type: ignore[arg-type]
     "a facility that is false": rsyslog(facility=False),
+    "fields of one's own, underscores stripped": {
+        "TRANSPORT": "journal",
+        "UID": "1000",
+        "INPUTNAME": "imklog",
+        "SYSLOG_FACILITY": "0",
+        "MESSAGE": LOST,
+        "HOSTNAME": "gpu0001",
+    },
+    "an input in capitals": {
+        "MESSAGE": LOST,
+        "INPUTNAME": "imklog",
+        "SYSLOG_FACILITY": "0",
+        "HOSTNAME": "gpu0001",
+    },
+    "an input, and the transport of a program": rsyslog(transport="journal"),
+    "an input, and a user": rsyslog(uid="1000"),
+    "read from a file": rsyslog(source_type="file", file="/home/u/x.log"),
+    "read from a file, whose source is not told": rsyslog(file="/home/u/x.log"),
+    "from another of Vector's sources": {**vector(), "source_type": "http_server"},
+    "a container's output": {**journalctl(), "container_id": "abc"},
+    "a container's stream": {**journalctl(), "stream": "stdout"},
+    "a pod's output": {**journalctl(), "kubernetes": {"pod_name": "x"}},
+    "a pod's output, flat": {**journalctl(), "kubernetes_pod_name": "x"},
+    "a process's": {**journalctl(), "_PID": "4711"},
+    "a user's": {**journalctl(), "_UID": "1000"},
+    "a unit's": {**journalctl(), "_SYSTEMD_UNIT": "job.service"},
+    "a file that the collector read": {**journalctl(), "log.file.path": "/home/u/x.log"},
     "within the message": {"MESSAGE": json.dumps(journalctl()), "_TRANSPORT": "syslog"},
     "nothing": {},
 }
@@ -138,6 +166,32 @@ def test_a_mark_is_never_overruled_by_another_place() -> None:
     said = ({"_TRANSPORT": "syslog"}, {**journalctl()})
     assert kernel_records([logs.Record(0, said)], known, NOW, cluster="pod1").not_kernel == 1
     assert kernel_records([logs.Record(0, said[::-1])], known, NOW, cluster="pod1").not_kernel == 1
+
+
+def test_all_that_journald_tells_of_the_kernels_lines_is_the_kernels() -> None:
+    """systemd.journal-fields(7): trusted fields of every record, and those of the kernel's."""
+    more = {
+        "_RUNTIME_SCOPE": "system",
+        "_KERNEL_DEVICE": "+pci:0000:9b:00.0",
+        "_KERNEL_SUBSYSTEM": "pci",
+        "_UDEV_SYSNAME": "0000:9b:00.0",
+        "_UDEV_DEVNODE": "/dev/nvidia3",
+        "_UDEV_DEVLINK": "/dev/char/195:3",
+    }
+    for record in (
+        journalctl(**more),
+        vector(journalctl(**more)),
+        fluent_bit(journalctl(**more), lower=True),
+    ):
+        _, marks = small((record,))
+        assert of_the_kernel(marks), marks
+
+
+def test_what_a_resource_tells_of_another_origin_counts_for_its_records() -> None:
+    around = telling({"kubernetes_pod": "a", "kubernetes_b": "c", "container_id": "d", "x": "y", "host": "z"})
+    assert set(around) == {"kubernetes_pod", "host"}
+    _, marks = small((around, journalctl()))
+    assert not of_the_kernel(marks)
 
 
 def test_a_lines_end_within_a_record_begins_no_line() -> None:

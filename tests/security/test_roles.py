@@ -22,6 +22,9 @@ OPEN = {"/healthz", "/readyz", "/openapi.json", "/docs"}
 #: Whose callers bring another proof than a token: tests/security/test_enroll.py.
 PROVEN = {"/enroll"}
 
+#: Whose errors are those of its own protocol, google.rpc.Status: 7 is PERMISSION_DENIED.
+OTLP = "/api/v1/signals/otlp/"
+
 #: (method, path, body, least role); what a POST about something unknown answers past the role is 404.
 MATRIX = [
     ("GET", "/api/v1/nodes", None, Role.viewer),
@@ -75,10 +78,16 @@ MATRIX = [
         {"specversion": "1.0", "id": "1", "source": "/x", "type": "com.example.other"},
         Role.signals,
     ),
+    ("POST", "/api/v1/signals/logs", [], Role.signals),
+    ("POST", "/api/v1/signals/otlp/v1/logs", {}, Role.signals),
+    ("POST", "/api/v1/signals/otlp/v1/metrics", {}, Role.signals),
     ("GET", "/api/v1/signals/catalogue", None, Role.viewer),
     ("GET", "/api/v1/signals/unknown", None, Role.viewer),
     ("GET", "/api/v1/signals/losses", None, Role.viewer),
     ("GET", "/api/v1/signals/senders", None, Role.viewer),
+    ("GET", "/api/v1/scrape", None, Role.viewer),
+    ("GET", "/api/v1/devices", None, Role.viewer),
+    ("GET", "/api/v1/devices/pod1/leaf1", None, Role.viewer),
 ]
 
 
@@ -146,7 +155,7 @@ def test_the_matrix_of_roles(served: Served, role: Role) -> None:
             assert told.status_code not in {401, 403}, (role, method, path, told.text)
         else:
             assert told.status_code == 403, (role, method, path, told.text)
-            assert told.json()["code"] == "forbidden"
+            assert told.json()["code"] == (7 if path.startswith(OTLP) else "forbidden")
 
 
 def test_without_a_token_everything_but_the_open_routes_is_401(served: Served) -> None:
@@ -155,7 +164,8 @@ def test_without_a_token_everything_but_the_open_routes_is_401(served: Served) -
         told = client.request(method, path, **content(body))
         assert told.status_code == 401, path
         assert told.headers["WWW-Authenticate"].startswith("Bearer")
-        assert told.headers["content-type"] == "application/problem+json"
+        kind = "application/json" if path.startswith(OTLP) else "application/problem+json"
+        assert told.headers["content-type"] == kind
     for path in OPEN:
         assert client.get(path).status_code in {200, 503}
 

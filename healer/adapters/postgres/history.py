@@ -12,12 +12,38 @@ from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.inbox import alerts
 from healer.adapters.postgres.samples import METRICS, STEPS, unpacked
 from healer.adapters.postgres.tables import inbox, samples
-from healer.model import Column, LastHeard, Observation
+from healer.model import DEVICE_MARK, Column, LastHeard, Observation
 from healer.model.samples import Report, StepBatch
+from healer.ports import Devices
 
 #: Rows of one answer; more is cut, oldest first. A node that reports every second for an hour; a job of 1,000
 #: ranks whose nodes each tell their own for ten minutes.
 MOST_ROWS = {METRICS: 3600, STEPS: 20_000}
+
+#: Reports of each device in a list: of one moment there are several where several senders speak of it, or
+#: where Prometheus spreads its series over requests.
+_OF_A_DEVICE = 8
+#: From each name to the next by the index: the table holds an hour of all nodes' samples, few are of devices.
+DEVICES_FOUND = sa.text("""
+WITH RECURSIVE named (subject, number) AS (
+    (SELECT subject, 1 FROM samples
+     WHERE cluster = :cluster AND subject > :after ORDER BY subject LIMIT 1)
+    UNION ALL
+    SELECT (SELECT other.subject FROM samples AS other
+            WHERE other.cluster = :cluster AND other.subject > named.subject ORDER BY other.subject LIMIT 1),
+           named.number + 1
+    FROM named WHERE starts_with(named.subject, :mark) AND named.number <= :limit
+)
+SELECT named.subject, newest.at, newest.arrived_at, newest.body
+FROM named LEFT JOIN LATERAL (
+    SELECT one.at, one.arrived_at, one.body, one.id FROM samples AS one
+    WHERE one.cluster = :cluster AND one.subject = named.subject AND one.arrived_at > :since
+      AND one.kind = :kind
+    ORDER BY one.arrived_at DESC, one.id DESC LIMIT :most
+) AS newest ON true
+WHERE starts_with(named.subject, :mark)
+ORDER BY named.number, newest.arrived_at, newest.id
+""")
 
 #: Alerts of a node that a page looks through; each that fires is told again once an hour at most.
 ALERTS_READ = 2000
@@ -35,6 +61,29 @@ class PostgresSignalReads:
         found = [one for one in self._rows(cluster, METRICS, node, since) if isinstance(one, Report)]
         ids = np.unique(np.concatenate([one.columns for one in found])).tolist() if found else []
         return found, self._columns.columns(ids)
+
+    def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> Devices:
+        told = {
+            "cluster": cluster, "after": DEVICE_MARK + after, "mark": DEVICE_MARK, "limit": limit,
+            "since": since, "kind": METRICS, "most": _OF_A_DEVICE,
+        }  # fmt: skip
+        with translated(), self._engine.connect() as conn:
+            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
+            rows = conn.execute(DEVICES_FOUND, told).all()
+        found: dict[str, list[Report]] = {}
+        for row in rows:
+            reports = found.setdefault(row.subject.removeprefix(DEVICE_MARK), [])
+            if row.body is None or len(found) > limit:
+                continue
+            one = unpacked(cluster, METRICS, row.subject, row.at, row.arrived_at, row.body)
+            if isinstance(one, Report):
+                reports.append(one)
+        more = len(found) > limit
+        if more:
+            found.popitem()
+        every = [one.columns for reports in found.values() for one in reports]
+        ids = np.unique(np.concatenate(every)).tolist() if every else []
+        return Devices(reports=found, columns=self._columns.columns(ids), more=more)
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         return [one for one in self._rows(cluster, STEPS, job, since) if isinstance(one, StepBatch)]

@@ -37,9 +37,12 @@ class MetricHistory(Protocol):
 
     name: str
 
-    def between(self, since: datetime, until: datetime, known: Known) -> "list[Report]":
+    def between(
+        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+    ) -> "list[Report]":
         """All samples of the catalogue's signals in that time, by their times; each report arrived when it
-        was measured. At most a minute at once."""
+        was measured. At most a minute at once. `go_on` is asked before each question to the server: when it
+        says no, that is HistoryAway."""
         ...
 
     def node(
@@ -64,7 +67,9 @@ class NoHistory:
 
     name = ""
 
-    def between(self, since: datetime, until: datetime, known: Known) -> "list[Report]":
+    def between(
+        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+    ) -> "list[Report]":
         return []
 
     def node(

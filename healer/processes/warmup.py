@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 SPAN = timedelta(minutes=15)
 STEP = timedelta(minutes=1)
-#: All of it; after that the windows fill by themselves.
+#: All of it, but for the question that is under way; after that the windows fill by themselves.
 MOST_S = 30.0
 #: A minute lacks nothing when the store has rows of so many of Slurm's nodes in it.
 ENOUGH_SHARE = 0.9
@@ -79,11 +79,11 @@ class WarmUp:
         told = {one.node for one in own if len(one.columns)}
         if self._over or len(told & self._nodes) >= ENOUGH_SHARE * len(self._nodes):
             return []
-        if self._stopwatch() > self._until_s or self.samples > SAMPLES_MAX:
+        if not self._in_time() or self.samples > SAMPLES_MAX:
             self._end(f"more than {MOST_S:g} s or {SAMPLES_MAX} samples: the rest fills by itself")
             return []
         try:
-            found = self._history.between(start, end, self._known)
+            found = self._history.between(start, end, self._known, go_on=self._in_time)
         except HistoryAway as error:
             self._end(str(error))
             return []
@@ -91,6 +91,9 @@ class WarmUp:
         self.samples += sum(len(one.columns) for one in fresh)
         self.minutes += bool(fresh)
         return fresh
+
+    def _in_time(self) -> bool:
+        return self._stopwatch() <= self._until_s
 
     def _known(self, cluster: str, node: str) -> bool:
         return cluster == self._cluster and node in self._nodes

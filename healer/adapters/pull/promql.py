@@ -4,7 +4,7 @@ Every answer is bounded in bytes and time. The address and the token never stand
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -121,17 +121,23 @@ class PromqlHistory:
         self._translator = Translator(catalogue, book, cluster)
         self._names: tuple[float, list[str]] | None = None
 
-    def between(self, since: datetime, until: datetime, known: Known) -> list[Report]:
+    def between(
+        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+    ) -> list[Report]:
         # Raw samples, by a range selector: their own times, and no point that nobody measured. A query_range
         # would repeat each value for up to five minutes after its series ended.
         span_s = max(1, round((until - since).total_seconds()))
+        _check(go_on)
         names = self._known_names(since)
         found: list[Report] = []
         for first in range(0, len(names), NAMES_TOGETHER):
-            found += self._samples(names[first : first + NAMES_TOGETHER], span_s, until, known)
+            found += self._samples(names[first : first + NAMES_TOGETHER], span_s, until, known, go_on)
         return sorted(found, key=lambda one: one.at)
 
-    def _samples(self, names: Sequence[str], span_s: int, until: datetime, known: Known) -> list[Report]:
+    def _samples(
+        self, names: Sequence[str], span_s: int, until: datetime, known: Known, go_on: Callable[[], bool]
+    ) -> list[Report]:
+        _check(go_on)
         try:
             raw = self._client.query(f"{selector(names, self._matchers)}[{span_s}s]", until)
         except TooLong:
@@ -139,7 +145,7 @@ class PromqlHistory:
                 return []  # one name alone is too much: the windows fill without it
             half = len(names) // 2
             parts = (names[:half], names[half:])
-            return [one for part in parts for one in self._samples(part, span_s, until, known)]
+            return [one for part in parts for one in self._samples(part, span_s, until, known, go_on)]
         return self._reports(raw, known, until)
 
     def _reports(self, raw: bytes, known: Known, until: datetime) -> list[Report]:
@@ -179,6 +185,11 @@ class PromqlHistory:
             for number, column in self._book.columns(own).items()
             if column.signal == signal
         }
+
+
+def _check(go_on: Callable[[], bool]) -> None:
+    if not go_on():
+        raise HistoryAway("the time is over in which the Prometheus-compatible server is asked")
 
 
 def _stamp(at: datetime) -> str:

@@ -1,11 +1,16 @@
 """Windows after a start: what the store lacks comes from what others remember, and is history."""
 
-from collections.abc import Iterator, Sequence
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import numpy as np
 import pytest
 
+from healer.adapters.pull.promql import PromqlClient, PromqlHistory
 from healer.detection.tick import Senses
 from healer.model import Column, Part, Ruleset, SlurmNode, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
@@ -13,7 +18,8 @@ from healer.observations import Picture
 from healer.ports.pull import HistoryAway, Known, NoHistory, Points
 from healer.processes import warmup as module
 from healer.processes.senses import Chunk, SensesLoop
-from healer.processes.warmup import WarmUp
+from healer.processes.warmup import MOST_S, WarmUp
+from healer.signals.promql import arriving
 from healer.sim.columns import MemoryColumns
 from tests.support.loop import shipped
 
@@ -44,7 +50,9 @@ class Remembered:
         self.reports, self.away = reports, away
         self.asked: list[tuple[datetime, datetime]] = []
 
-    def between(self, since: datetime, until: datetime, known: Known) -> list[Report]:
+    def between(
+        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+    ) -> list[Report]:
         self.asked.append((since, until))
         if len(self.asked) > self.away:
             raise HistoryAway("it does not answer")
@@ -180,3 +188,45 @@ def test_a_fault_that_ended_long_ago_is_not_found_as_new() -> None:
 def test_a_fault_that_still_stands_is_found_though_the_store_is_empty() -> None:
     history = Remembered(every(15, 890, 0, "gpu0", asked=RESET))
     assert [rule for rule, _ in findings_after_start(history)] == ["gpu-recovery-asked"]
+
+
+@pytest.fixture
+def slow_server() -> Iterator[tuple[str, list[str]]]:
+    """The address of a Prometheus-compatible server with all names of the catalogue; what it was asked."""
+    asked: list[str] = []
+    names = sorted(arriving(shipped().catalogue))
+
+    class Answers(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            data = names if "label" in self.path else {"resultType": "matrix", "result": []}
+            raw = json.dumps({"status": "success", "data": data}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_slow_server_is_asked_no_more_when_the_time_is_over(slow_server: tuple[str, list[str]]) -> None:
+    """Each question takes 9 s by the stopwatch, and a minute needs very many of them."""
+    address, asked = slow_server
+    client = PromqlClient(address, None)
+    history = PromqlHistory(client, shipped().catalogue, MemoryColumns(), CLUSTER)
+    made = WarmUp(history, CLUSTER, picture(), stopwatch=lambda: 9.0 * len(asked))
+    assert [report for reports, _ in made.chunks(iter(()), NOW) for report in reports] == []
+    client.close()
+    assert len(asked) == MOST_S // 9 + 1

@@ -6,7 +6,7 @@ Such a line is of all ranks together: it tells `step_s` and never who is slow. F
   (a mean over the log interval);
 - DeepSpeed: `steps: 10 loss: 2.31 iter time (s): 1.234 …` of its pipeline engine; else lines that name a step
   and begin with a time, `global_step=10, RunningAvgSamplesPerSec=…` and `[Rank 0] step=10, skipped=0`: the
-  time between two of them, by the number of steps;
+  time between two of them, by the number of steps, unless an evaluation or a save lay between;
 - Lightning: its progress bars (tqdm and rich: a smoothed rate), and `metrics.csv` while it is being written.
 
 Lines that say nothing of a step are passed over; nothing is ever raised.
@@ -14,12 +14,17 @@ Lines that say nothing of a step are passed over; nothing is ever raised.
 
 import math
 import re
+from collections import defaultdict, deque
 from collections.abc import Callable
 from datetime import datetime
+from statistics import median
 from typing import NamedTuple
 
 #: Bounds of what is believed: characters of a line, seconds of a step, steps between two lines, columns.
 LINE_MAX, SECONDS_MAX, STEPS_MAX, COLUMNS_MAX = 8_192, 86_400.0, 100_000, 500
+#: More than so many times the median of the last so many: something else lay between two lines. A pace that
+#: stays is believed once it is the median.
+GAP, PACES = 4.0, 15
 FORMATS = ("auto", "megatron", "deepspeed", "lightning")
 
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
@@ -64,6 +69,8 @@ class LogReader:
         self._last_told: int | None = None
         #: Of a kind of line: the last step and when.
         self._before: dict[str, tuple[int, datetime]] = {}
+        #: Of a kind of line: seconds a step between the last lines.
+        self._paces: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=PACES))
         self._columns: list[str] = []
 
     def line(self, text: str, at: datetime | None = None) -> LogStep | None:
@@ -106,7 +113,7 @@ class LogReader:
         return None if took is None else LogStep(int(row["step"]), took, loss=loss)
 
     def _since(self, kind: str, step: int, when: datetime | None) -> float | None:
-        """Seconds a step since the last line of this kind."""
+        """Seconds a step since the last line of this kind; None where more than steps lay between."""
         before = self._before.get(kind)
         if when is None:
             return None
@@ -115,7 +122,11 @@ class LogReader:
             return None
         if (when.tzinfo is None) is not (before[1].tzinfo is None):
             return None
-        return (when - before[1]).total_seconds() / (step - before[0])
+        took = (when - before[1]).total_seconds() / (step - before[0])
+        paces = self._paces[kind]
+        usual = median(paces) if paces else took
+        paces.append(max(took, 0.0))
+        return took if took <= GAP * usual else None
 
 
 def _megatron(text: str, _: datetime | None) -> LogStep | None:

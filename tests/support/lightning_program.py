@@ -26,8 +26,9 @@ class Model(lightning.LightningModule):
 
 def main() -> None:
     loader = DataLoader(TensorDataset(torch.randn(48, 8)), batch_size=8)
-    callback = StepTimes(work=lambda batch: len(batch[0]), loss=True, checksum=True)
-    saver = ModelCheckpoint(dirpath=os.environ["FOLDER"], every_n_train_steps=3, save_top_k=-1)
+    shared = os.environ["FOLDER"]
+    callback = StepTimes(work=lambda batch: len(batch[0]), loss=True, checksum=True, durable_under=shared)
+    saver = ModelCheckpoint(dirpath=shared, every_n_train_steps=3, save_top_k=-1)
     trainer = lightning.Trainer(
         max_steps=6, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
         enable_model_summary=False, val_check_interval=3,

@@ -28,8 +28,10 @@ def main() -> None:
         disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     callback = StepTimes(checksum=True)
-    Trainer(model=model, args=arguments, train_dataset=Words(), callbacks=[callback]).train()
-    print("sent", callback.steps.sent, "dropped", callback.steps.dropped)
+    trainer = Trainer(model=model, args=arguments, train_dataset=Words(), callbacks=[callback])
+    for _ in range(int(os.environ["TIMES"])):
+        trainer.train()
+        print("sent", callback.steps.sent, "dropped", callback.steps.dropped)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Iterable
 
 from healer_steps._sender import Sender, utc
 
@@ -72,6 +72,13 @@ class Checkpoints:
             except (OSError, TooMuch) as error:
                 self._sender.say("checksum", f"{path} has no checksum: {error}")
             self._sender.put_checkpoint(event)
+
+
+def lies_under(path: str, folders: str | Iterable[str]) -> bool:
+    """`path` lies in one of these folders, links followed."""
+    whole = os.path.realpath(path)
+    places = [os.path.realpath(one) for one in ([folders] if isinstance(folders, str) else folders)]
+    return any(whole.startswith(os.path.join(place, "")) for place in places)
 
 
 def checksum_of(path: str, owner: Checkpoints | None = None) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Mapping
+import sys
+from typing import Mapping, Tuple
 
 _JOB = re.compile(r"[0-9A-Za-z_.+\[\]-]{1,64}")
 
 
 class Settings:
-    """`url` empty: nothing is sent. `gpu` as nvidia-smi counts on that node; None where it is not known."""
+    """`url` empty: nothing is sent. `rank` and `local_rank` are None where nothing surely tells them; `gpu`
+    as nvidia-smi counts on that node, None where it is not known."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         env = os.environ if environ is None else environ
@@ -22,10 +24,27 @@ class Settings:
         self.cluster = env.get("HEALER_CLUSTER", "")
         self.job = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
         self.restart = _number(env, "SLURM_RESTART_COUNT") or 0
-        self.rank = _first(env, "RANK", "SLURM_PROCID") or 0
-        self.local_rank = _first(env, "LOCAL_RANK", "SLURM_LOCALID") or 0
         self.node = env.get("HEALER_NODE") or env.get("SLURMD_NODENAME") or ""
-        self.gpu = gpu_of(env, self.local_rank)
+        self._env = env
+        #: Somebody who knows has told the rank: it is not looked for any more.
+        self.sure = False
+        self._set(*ranks_of(env))
+
+    def placed(self, rank: int, local_rank: int | None) -> None:
+        """A trainer knows which rank this process is."""
+        self.sure = True
+        self._set(rank, local_rank)
+
+    def look(self) -> None:
+        """Asks torch.distributed, as soon as this process has set it up. Imports nothing."""
+        distributed = getattr(sys.modules.get("torch"), "distributed", None)
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            told = int(distributed.get_rank()), int(distributed.get_world_size())
+            self.placed(*ranks_of(self._env, told))  # type: ignore[arg-type]
+
+    def _set(self, rank: int | None, local_rank: int | None) -> None:
+        self.rank, self.local_rank = rank, local_rank
+        self.gpu = None if rank is None else gpu_of(self._env, local_rank)
 
     def wrong(self) -> str | None:
         """Why nothing can be sent, in one sentence; None when all is there."""
@@ -36,21 +55,39 @@ class Settings:
         return None
 
 
-def gpu_of(env: Mapping[str, str], local_rank: int) -> int | None:
+Ranks = Tuple["int | None", "int | None"]
+
+
+def ranks_of(env: Mapping[str, str], told: tuple[int, int] | None = None) -> Ranks:
+    """Rank and local rank, each None where nothing surely tells it. `told`: rank and world size, by torch.
+
+    Slurm's count is right only where each task of a step is one rank. In a batch script SLURM_PROCID is 0 for
+    all that it starts, and SLURM_STEP_NUM_TASKS is missing; a task that starts ranks of its own hands its
+    number on to them, and the world is larger than the step.
+    """
+    named, local = _number(env, "RANK"), _number(env, "LOCAL_RANK")
+    rank, world = (named, _number(env, "WORLD_SIZE")) if told is None else told
+    task, tasks = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
+    of_slurm = tasks is not None and tasks == _number(env, "SLURM_NTASKS")
+    of_slurm = of_slurm and (tasks == world if world is not None else tasks > 1)  # type: ignore[operator]
+    if rank is None and of_slurm:
+        rank = task
+    if rank is None:
+        return None, None
+    if named is not None and named != rank:  # the environment is the one of who started this process
+        return rank, None
+    if local is None and of_slurm and task == rank:
+        local = _number(env, "SLURM_LOCALID")
+    return rank, local
+
+
+def gpu_of(env: Mapping[str, str], local_rank: int | None) -> int | None:
     """The GPU of this rank. CUDA_VISIBLE_DEVICES may count anew within a job; Slurm's lists do not."""
     told = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or ""
     gpus = [int(one) for one in told.split(",") if one.strip().isdigit()]
     if len(gpus) == 1:
         return gpus[0]
-    return gpus[local_rank] if 0 <= local_rank < len(gpus) else None
-
-
-def _first(env: Mapping[str, str], *names: str) -> int | None:
-    for name in names:
-        number = _number(env, name)
-        if number is not None:
-            return number
-    return None
+    return gpus[local_rank] if local_rank is not None and 0 <= local_rank < len(gpus) else None
 
 
 def _number(env: Mapping[str, str], name: str) -> int | None:

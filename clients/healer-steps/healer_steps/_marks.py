@@ -21,8 +21,9 @@ class Timed:
         self.compute: Any = None
         self.comm: Any = None
         self.end: Any = None
-        #: The end of the step before, where the wait for data lies between it and this start.
+        #: The end of the step before, where data was waited for between it and this start.
         self.previous: Any = None
+        #: How long the host waited for data.
         self.data_s: float | None = None
         self.about: Any = None
 
@@ -34,18 +35,20 @@ Done = Callable[[Any, float, Optional[float], Optional[float], Optional[float]],
 class HostMarks:
     """Everything is over as soon as it is marked."""
 
-    mark = staticmethod(time.perf_counter)
-
-    def __init__(self, done: Done) -> None:
+    def __init__(self, done: Done, clock: Callable[[], float] = time.perf_counter) -> None:
         self._done = done
+        self.mark = clock
 
     def again(self, _: Any) -> float:
-        return time.perf_counter()
+        return self.mark()
 
     def ended(self, timed: Timed) -> int:
         """How many steps were dropped."""
         _read(timed, lambda a, b: b - a, self._done)
         return 0
+
+    def collect(self) -> None:
+        pass
 
     def finish(self) -> int:
         return 0
@@ -74,7 +77,7 @@ class CudaMarks:
 
     def ended(self, timed: Timed) -> int:
         self._pending.append(timed)
-        self._collect()
+        self.collect()
         dropped = 0
         while len(self._pending) > PENDING:
             self._pending.popleft()  # its events are still awaited by the stream: not used again
@@ -82,15 +85,18 @@ class CudaMarks:
         return dropped
 
     def finish(self) -> int:
-        self._collect()
+        self.collect()
         left, self._pending = len(self._pending), deque()
         return left
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         while self._pending and self._pending[0].end.query():
             timed = self._pending.popleft()
-            if timed.previous is not None:
-                timed.data_s = timed.previous.elapsed_time(timed.start) / 1000
+            if timed.previous is not None and timed.data_s is not None:
+                # The GPU waited no longer than it was idle, and for data no longer than the host did: what
+                # else lay between two steps (evaluation, saving) is neither.
+                idle_s = max(0.0, timed.previous.elapsed_time(timed.start) / 1000)
+                timed.data_s = min(timed.data_s, idle_s)
             _read(timed, lambda a, b: a.elapsed_time(b) / 1000, self._done)
             # The end may still be the next step's `previous`: two steps later it is nobody's.
             for event in (timed.start, timed.compute, timed.comm, timed.previous):

@@ -37,6 +37,8 @@ _NEVER = frozenset({400, 403, 404, 405, 413, 415, 422})
 FIELDS = (
     "time", "step", "step_s", "compute_s", "comm_s", "data_s", "work", "stage", "loss", "grad_norm",
 )  # fmt: skip
+#: Left out where it is not known which rank this is.
+_OF_A_RANK = frozenset({"compute_s", "comm_s"})
 Sample = Tuple[Any, ...]
 _STEPS, _CHECKPOINTS = "/api/v1/signals/step-times", "/api/v1/signals/checkpoints"
 
@@ -64,12 +66,17 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._end = float("inf")
-        #: Samples that the thread took and has not sent.
+        #: Samples and checkpoints that the thread took and has not sent.
         self._held = 0
+        #: Set when the next try to send is over.
+        self._flushes: deque[threading.Event] = deque()
 
     # --- the training thread ---
 
     def put(self, sample: Sample) -> None:
+        if self._closing:
+            self._late()
+            return
         if len(self._samples) >= self._limit:
             self.dropped += 1
         self._samples.append(sample)
@@ -77,11 +84,29 @@ class Sender:
             self._start()
 
     def put_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._closing:
+            self._late()
+            return
         if len(self._checkpoints) >= CHECKPOINTS:
             self.dropped += 1
         self._checkpoints.append(checkpoint)
         self._start()
         self._wake.set()
+
+    def _late(self) -> None:
+        self.dropped += 1
+        self.say("closed", "what comes after close() is not sent, only counted")
+
+    def flush(self, timeout_s: float = 3.0) -> None:
+        """Sends what waits now. Comes back when that was tried once, at the latest after this long; what did
+        not go stays in the queue."""
+        thread = self._thread
+        if thread is None or self._closing or not thread.is_alive():
+            return
+        over = threading.Event()
+        self._flushes.append(over)
+        self._wake.set()
+        over.wait(timeout_s)
 
     def _start(self) -> None:
         with self._lock:
@@ -99,10 +124,10 @@ class Sender:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
-        left = len(self._samples) + self._held
+        left = len(self._samples) + len(self._checkpoints) + self._held
         if left:
             self.dropped += left
-            log.debug("%d step times were not sent", left)
+            log.debug("%d step times and checkpoints were not sent", left)
 
     def say(self, kind: str, text: str) -> None:
         """One line in the log for each kind of trouble."""
@@ -124,7 +149,10 @@ class Sender:
         while True:
             self._wake.wait(min(wait, max(0.0, self._end - time.monotonic())))
             self._wake.clear()
+            flushes = _taken(self._flushes, len(self._flushes))
             wait = post.all()
+            for over in flushes:
+                over.set()
             if self._closing and (time.monotonic() >= self._end or not post.more()):
                 return
 
@@ -153,19 +181,24 @@ class _Post:
                 self._marks = _taken(sender._checkpoints, CHECKPOINTS)
             if not self.held:
                 self.held = _taken(sender._samples, BATCH)
-                sender._held = len(self.held)
+            self._count()
             if self._marks:
                 body = [dict(one, **self._about()) for one in self._marks]
                 if not self._went(_CHECKPOINTS, body, 0):
                     return self._later()
                 self._marks = []
+                self._count()
             if not self.held:
                 self._again_s = 1.0
                 return sender.every_s
             self._drop_old()
             if self.held and not self._went(_STEPS, self._body(), len(self.held)):
                 return self._later()
-            self.held, sender._held = [], 0
+            self.held = []
+            self._count()
+
+    def _count(self) -> None:
+        self._sender._held = len(self.held) + len(self._marks)
 
     def _later(self) -> float:
         if self._sender._closing:
@@ -178,7 +211,8 @@ class _Post:
         edge = time.time() - _OLD_S
         young = [sample for sample in self.held if sample[0] > edge]
         self._sender.dropped += len(self.held) - len(young)
-        self.held, self._sender._held = young, len(young)
+        self.held = young
+        self._count()
 
     def _went(self, path: str, body: Any, count: int) -> bool:
         """False: send it again later."""
@@ -220,13 +254,18 @@ class _Post:
         return about
 
     def _body(self) -> dict[str, Any]:
-        settings = self._sender.settings
-        who: dict[str, Any] = {"rank": settings.rank}
+        return dict(self._about(), samples=[self._sample(sample) for sample in self.held])
+
+    def _sample(self, sample: Sample) -> dict[str, Any]:
+        settings, told = self._sender.settings, _told(sample)
+        if settings.rank is None:  # of the job as a whole: nobody may be blamed for it
+            return {name: value for name, value in told.items() if name not in _OF_A_RANK}
+        told["rank"] = settings.rank
         if settings.node:
-            who["node"] = settings.node
+            told["node"] = settings.node
             if settings.gpu is not None:
-                who["gpu"] = settings.gpu
-        return dict(self._about(), samples=[dict(_told(sample), **who) for sample in self.held])
+                told["gpu"] = settings.gpu
+        return told
 
 
 def _taken(queue: deque[Any], most: int) -> list[Any]:

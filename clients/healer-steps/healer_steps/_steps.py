@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import time
+import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, TypeVar
 
 from healer_steps._checkpoints import Checkpoints
@@ -80,6 +82,10 @@ class Steps:
         cuda: bool | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
+        self._made = {
+            "every_s": every_s, "stage": stage, "first_step": first_step, "read_tensors": read_tensors,
+            "cuda": cuda, "environ": None if environ is None else dict(environ),
+        }  # fmt: skip
         self.settings = Settings(environ)
         self._sender: Sender | None = None
         if self.settings.url:
@@ -98,6 +104,12 @@ class Steps:
         self._data_s: float | None = None
         self._last_end: Any = None
         self._at_end: list[Callable[[], None]] = []
+        if self._sender is not None:
+            atexit.register(_close, weakref.ref(self))
+
+    def __reduce__(self) -> Any:
+        """A copy, as a launcher makes it for another process: made alike, with nothing in its queue."""
+        return _made, (self._made,)
 
     def __enter__(self) -> Steps:
         return self
@@ -168,11 +180,15 @@ class Steps:
     def checkpoint(
         self, path: Any, step: int | None = None, *, durable: bool = True, checksum: bool = False
     ) -> None:
-        """A checkpoint lies at `path` (a file or a folder), told by rank 0 alone. `durable`: it is whole, and
-        where a restarted job finds it. `checksum`: SHA-256 of it, made in the background."""
-        if self._checkpoints is None or self.settings.rank != 0:
+        """A checkpoint lies at `path` (a file or a folder), told by rank 0 alone, or where no rank is known.
+        `durable`: it is whole, and where a restarted job finds it. `checksum`: SHA-256 of it, made in the
+        background."""
+        if self._checkpoints is None:
             return
         try:
+            self._look()
+            if self.settings.rank:
+                return
             number = max(self._next - 1, 0) if step is None else step
             self._checkpoints.told(str(path), number, durable, checksum)
         except Exception as error:
@@ -182,8 +198,19 @@ class Steps:
         """Calls it once, when the next step ends."""
         self._at_end.append(call)
 
+    def flush(self, timeout_s: float = 3.0) -> None:
+        """Sends what waits now, as far as one try goes, for at most this long. More steps may follow."""
+        if self._sender is None:
+            return
+        try:
+            self._marks.collect()
+            self._sender.flush(timeout_s)
+        except Exception as error:
+            self._trouble(error)
+
     def close(self, timeout_s: float = 3.0) -> None:
-        """Sends what waits, for at most this long; a second time is nothing."""
+        """Sends what waits, for at most this long; a second time is nothing. Steps that come later are only
+        counted (`dropped`). At the end of the program it comes by itself."""
         if self._sender is None:
             return
         until = time.monotonic() + timeout_s
@@ -205,14 +232,18 @@ class Steps:
         try:
             self._open = step
             self._choose()
-            data_s, self._data_s = self._data_s, None
-            if data_s is not None and isinstance(self._marks, CudaMarks):
-                timed.previous = self._last_end  # the GPU's own idle time, not the host's
-            else:
-                timed.data_s = data_s
+            timed.data_s, self._data_s = self._data_s, None
+            if timed.data_s is not None and isinstance(self._marks, CudaMarks):
+                timed.previous = self._last_end
             timed.start = self._marks.mark()
         except Exception as error:
             self._trouble(error)
+
+    def _leave(self) -> None:
+        """Forgets the step that is open: its training broke off."""
+        if self._open is not None:
+            self._end(self._open, kept=False)
+        self._data_s = None
 
     def _mark(self, timed: Timed | None, name: str) -> None:
         if timed is None or timed.start is None:
@@ -229,6 +260,7 @@ class Steps:
         self._open = None
         try:
             if kept:
+                self._look()
                 timed.end = self._last_end = self._marks.mark()
                 timed.about = (time.time(), step)
                 lost = self._marks.ended(timed)  # may itself find the queue full, and count that
@@ -260,6 +292,19 @@ class Steps:
             )
         )  # fmt: skip
 
+    def _look(self) -> None:
+        """Which rank this is, as soon as torch knows."""
+        if not self.settings.sure:
+            self.settings.look()
+
+    def _placed(self, told: Callable[[], tuple[Any, Any]]) -> None:
+        """For callbacks: rank and local rank, as their trainer tells them."""
+        try:
+            rank, local_rank = told()
+            self.settings.placed(int(rank), int(local_rank))
+        except Exception as error:
+            self._trouble(error)
+
     def _choose(self) -> None:
         """By the GPU's events as soon as torch has used one."""
         if self._cuda is False or isinstance(self._marks, CudaMarks):
@@ -271,13 +316,28 @@ class Steps:
 
     def _number(self, value: Any) -> float | None:
         try:
-            if isinstance(value, (int, float)):
-                return float(value)
-            return float(value.item()) if self._read_tensors else None
+            if not isinstance(value, (bool, int, float)):
+                if not self._read_tensors:
+                    return None
+                value = value.item()
+            if isinstance(value, bool):  # the wrong one of the values that a step returns
+                raise TypeError("%r is a truth value" % value)
+            return float(value)
         except Exception as error:
-            self._trouble(error)
+            if self._sender is not None:
+                self._sender.say("number", f"a loss or gradient norm could not be read: {error!r}")
             return None
 
     def _trouble(self, error: Exception) -> None:
         if self._sender is not None:
             self._sender.say(type(error).__name__, f"a step could not be timed: {error!r}")
+
+
+def _made(how: dict[str, Any]) -> Steps:
+    return Steps(**how)
+
+
+def _close(one: weakref.ref[Steps]) -> None:
+    steps = one()
+    if steps is not None:
+        steps.close()

@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import Any, Iterable
 
 from transformers import TrainerCallback
 
+from healer_steps._checkpoints import lies_under
 from healer_steps._steps import Step, Steps
-from healer_steps.pytorch import watch
+from healer_steps.pytorch import Watch, watch
 
 
 class StepTimes(TrainerCallback):
     """Each optimizer step is a step, whatever the accumulation. The loss and gradient norm that the trainer
-    logs go with the step that follows; nothing is read from the GPU for them."""
+    logs go with the step that follows; nothing is read from the GPU for them.
 
-    def __init__(self, steps: Steps | None = None, *, checksum: bool = False) -> None:
+    `checksum`: of each checkpoint; `durable_under`: folders on shared storage, in which what lies when the
+    trainer says it has saved is whole. Checkpoints elsewhere are told as not durable.
+    """
+
+    def __init__(
+        self,
+        steps: Steps | None = None,
+        *,
+        checksum: bool = False,
+        durable_under: str | Iterable[str] = (),
+    ) -> None:
         self.steps = steps if steps is not None else Steps()
         self._checksum = checksum
+        self._durable_under = durable_under if isinstance(durable_under, str) else tuple(durable_under)
+        self._watch: Watch | None = None
         self._step: Step | None = None
         self._ended: float | None = None
         self._logged: Any = (None, None)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        self.steps._placed(lambda: (args.process_index, args.local_process_index))
+        self._forget()
         if about.get("model") is not None:
-            watch(about["model"], self.steps)
+            self._watch = watch(about["model"], self.steps)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if self._ended is not None:
@@ -56,10 +71,25 @@ class StepTimes(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         self._ended = None
         path = os.path.join(args.output_dir, "checkpoint-%d" % state.global_step)
-        self.steps.checkpoint(path, int(state.global_step), checksum=self._checksum)
+        if not self.steps.on or self.steps.settings.rank:
+            return
+        # A search of hyperparameters saves in a folder of the trial, which is not told here.
+        if getattr(state, "is_hyper_param_search", False) or not os.path.isdir(path):
+            return
+        durable = lies_under(path, self._durable_under)
+        self.steps.checkpoint(path, int(state.global_step), durable=durable, checksum=self._checksum)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        self.steps.close()
+        self._forget()
+        self.steps.flush()  # another train() may follow
+
+    def _forget(self) -> None:
+        """What was left of a training that ended, or broke off."""
+        if self._watch is not None:
+            self._watch.stop()
+        self.steps._leave()
+        self._watch = self._step = self._ended = None
+        self._logged = (None, None)
 
 
 def _float(value: Any) -> float | None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 try:
     from lightning.pytorch.callbacks import Callback
 except ImportError:
     from pytorch_lightning.callbacks import Callback  # type: ignore[no-redef]
 
+from healer_steps._checkpoints import lies_under
 from healer_steps._steps import Step, Steps
-from healer_steps.pytorch import watch
+from healer_steps.pytorch import Watch, watch
 
 
 class StepTimes(Callback):
-    """Each training batch is a step. `work(batch)`: its tokens or samples; `loss`: read the loss of each step
-    (the host then waits for the GPU); `checksum`: of each checkpoint."""
+    """Each optimizer step is a step, with all batches that it accumulates, and has the trainer's number.
+
+    `work(batch)`: its tokens or samples; `loss`: read the loss of each step (the host then waits for the
+    GPU); `checksum`: of each checkpoint; `durable_under`: folders on shared storage, in which what lies when
+    the trainer has saved is whole. Checkpoints elsewhere are told as not durable.
+    """
 
     def __init__(
         self,
@@ -25,25 +30,34 @@ class StepTimes(Callback):
         work: Callable[[Any], float] | None = None,
         loss: bool = False,
         checksum: bool = False,
+        durable_under: str | Iterable[str] = (),
     ) -> None:
         self.steps = steps if steps is not None else Steps(read_tensors=loss)
         self._work = work
         self._loss = loss
         self._checksum = checksum
+        self._durable_under = durable_under if isinstance(durable_under, str) else tuple(durable_under)
+        self._watch: Watch | None = None
         self._step: Step | None = None
+        self._losses: list[Any] = []
         self._ended: float | None = None
-        self._saved = ""
+        self._saved: tuple[str, int] = ("", 0)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        watch(pl_module, self.steps)
-        self.steps._next = int(trainer.global_step)
+        self.steps._placed(lambda: (trainer.global_rank, trainer.local_rank))
+        self._forget()
+        self._saved = _last_saved(trainer)  # by the training that is gone on with
+        self._watch = watch(pl_module, self.steps)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._checkpoints(trainer)
-        if self._ended is not None:
-            self.steps.waited(time.perf_counter() - self._ended)
-        self._step = self.steps.step(self._work(batch) if self._work is not None else None)
-        self._step.__enter__()
+        if self._step is None:
+            self._checkpoints(trainer)
+            if self._ended is not None:
+                self.steps.waited(time.perf_counter() - self._ended)
+            self._step = self.steps.step(step=int(trainer.global_step))
+            self._step.__enter__()
+        if self._work is not None:
+            self._step.work = (self._step.work or 0) + self._work(batch)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         self.steps.comm_done()
@@ -53,8 +67,11 @@ class StepTimes(Callback):
     ) -> None:
         if self._step is None:
             return
-        if self._loss:
-            self._step.tell(loss=outputs.get("loss") if isinstance(outputs, dict) else outputs)
+        if self._loss and self.steps.on:
+            self._losses.append(outputs.get("loss") if isinstance(outputs, dict) else outputs)
+        if int(trainer.global_step) <= self._step.number:
+            return  # gradients are still being accumulated
+        self._tell_loss(self._step)
         self._step.__exit__(None, None, None)
         self._step, self._ended = None, time.perf_counter()
 
@@ -66,15 +83,44 @@ class StepTimes(Callback):
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._checkpoints(trainer)
-        self.steps.close()
+        self._forget()
+        self.steps.flush()  # another fit() may follow
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.steps.close()
+        self._forget()
+        self.steps.flush()
+
+    def _tell_loss(self, step: Step) -> None:
+        """The mean over the batches of the step."""
+        losses, self._losses = [one for one in self._losses if one is not None], []
+        try:
+            if losses:
+                step.tell(loss=sum(losses[1:], losses[0]) / len(losses))
+        except Exception as error:
+            self.steps._trouble(error)
+
+    def _forget(self) -> None:
+        """What was left of a training that ended, or broke off."""
+        if self._watch is not None:
+            self._watch.stop()
+        self.steps._leave()
+        self._watch = self._step = self._ended = None
+        self._losses = []
 
     def _checkpoints(self, trainer: Any) -> None:
         """What the trainer's own checkpoint callback has written since the last look."""
-        told = getattr(trainer, "checkpoint_callback", None)
-        path = getattr(told, "_last_checkpoint_saved", "") or getattr(told, "best_model_path", "")
-        if path and path != self._saved:
-            self._saved, self._ended = path, None
-            self.steps.checkpoint(path, int(trainer.global_step), checksum=self._checksum)
+        saved = _last_saved(trainer)
+        if not saved[0] or saved == self._saved:
+            return
+        self._saved, self._ended = saved, None
+        if self.steps.on and not self.steps.settings.rank:
+            durable = lies_under(saved[0], self._durable_under)
+            step = saved[1] or int(trainer.global_step)
+            self.steps.checkpoint(saved[0], step, durable=durable, checksum=self._checksum)
+
+
+def _last_saved(trainer: Any) -> tuple[str, int]:
+    """Where, and at which step: the same path may be written again."""
+    told = getattr(trainer, "checkpoint_callback", None)
+    path = getattr(told, "_last_checkpoint_saved", "") or getattr(told, "best_model_path", "")
+    return str(path), int(getattr(told, "_last_global_step_saved", 0) or 0)

@@ -1,7 +1,10 @@
 """Loops as Megatron-LM writes them: `train_step` is one step, `finalize_model_grads_func` the collective.
 
-    train_step = wrap(train_step, steps, work=tokens, told=lambda result: {"grad_norm": result[2]})
+    train_step = wrap(train_step, steps, work=tokens, told=lambda result: {"grad_norm": result[5]})
     config.finalize_model_grads_func = wrap_finalize(config.finalize_model_grads_func, steps)
+
+`train_step` of today returns loss_reduced, skipped_iter, should_checkpoint, should_exit, exit_code, grad_norm
+and more; that of 2023 and before loss_reduced, skipped_iter, grad_norm: there it is `result[2]`.
 
 With pipeline parallel the time before the collective holds the waiting for other stages too; say `stage`, so
 that ranks are compared within theirs.

@@ -15,31 +15,40 @@ from typing import Any
 from healer_steps._steps import Steps
 
 
-def watch(module: Any, steps: Steps, optimizer: Any = None) -> None:
+def watch(module: Any, steps: Steps, optimizer: Any = None) -> Watch:
     """`module`: the model, wrapped or not. With `optimizer` the collective counts as over when its step
-    begins: backward has returned by then."""
-    if not steps.on:
-        return
-    try:
-        _Learner(module, steps).start()
-        if optimizer is not None and hasattr(optimizer, "register_step_pre_hook"):
-            optimizer.register_step_pre_hook(lambda *_: steps.comm_done())
-    except Exception as error:
-        steps._trouble(error)
+    begins: backward has returned by then. `stop()` of what is returned ends it."""
+    watching = Watch(steps)
+    if steps.on:
+        try:
+            watching.start(module, optimizer)
+        except Exception as error:
+            steps._trouble(error)
+    return watching
 
 
-class _Learner:
+class Watch:
     """Hooks on every parameter for one step; then on the last one alone."""
 
-    def __init__(self, module: Any, steps: Steps) -> None:
-        self._parameters = [one for one in module.parameters() if one.requires_grad]
+    def __init__(self, steps: Steps) -> None:
+        self._parameters: list[Any] = []
         self._steps = steps
         self._handles: list[Any] = []
+        self._stays: list[Any] = []
         self._last = -1
 
-    def start(self) -> None:
+    def start(self, module: Any, optimizer: Any) -> None:
+        if optimizer is not None and hasattr(optimizer, "register_step_pre_hook"):
+            self._stays.append(optimizer.register_step_pre_hook(lambda *_: self._steps.comm_done()))
+        self._parameters = [one for one in module.parameters() if one.requires_grad]
         for index, parameter in enumerate(self._parameters):
             self._handles.append(_on_gradient(parameter, self._hook(index)))
+
+    def stop(self) -> None:
+        """Takes every hook away."""
+        for handle in self._handles + self._stays:
+            handle.remove()
+        self._handles, self._stays, self._parameters = [], [], []
 
     def _hook(self, index: int) -> Any:
         def fired(*_: Any) -> None:
@@ -51,9 +60,12 @@ class _Learner:
         return fired
 
     def _learnt(self) -> None:
+        if not self._parameters:  # stopped meanwhile
+            return
         for handle in self._handles:
             handle.remove()
-        _on_gradient(self._parameters[self._last], lambda *_: self._steps.compute_done())
+        last = self._parameters[self._last]
+        self._stays.append(_on_gradient(last, lambda *_: self._steps.compute_done()))
         self._handles, self._parameters = [], []
 
 

@@ -14,6 +14,8 @@ RANK = {
     "SLURMD_NODENAME": "gpu0003",
     "SLURM_PROCID": "9",
     "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "16",
+    "SLURM_STEP_NUM_TASKS": "16",
     "SLURM_STEP_GPUS": "4,6",
     "HEALER_TOKEN": "heal_0_secret",
 }

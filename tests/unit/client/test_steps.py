@@ -4,20 +4,22 @@ import ast
 import hashlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import healer_steps
 import pytest
-from healer_steps import _checkpoints
-from healer_steps._checkpoints import checksum_of
-from healer_steps._environ import Settings, gpu_of
-from healer_steps._marks import PENDING, CudaMarks
+from healer_steps import _checkpoints, _steps
+from healer_steps._checkpoints import checksum_of, lies_under
+from healer_steps._environ import Settings, gpu_of, ranks_of
+from healer_steps._marks import PENDING, CudaMarks, HostMarks
 from healer_steps._sender import CHECKPOINTS
 from healer_steps.megatron import wrap, wrap_finalize
 
@@ -181,7 +183,7 @@ def test_a_full_queue_drops_the_oldest_and_counts() -> None:
     from healer_steps._sender import Sender
 
     sender = Sender(Settings(RANK | {"HEALER_URL": "http://127.0.0.1:1"}), every_s=3600, queue=5)
-    sender._closing = True  # its thread never starts
+    sender._thread = threading.Thread()  # one that never starts
     for number in range(12):
         sender.put((time.time(), number, 1.0))
     assert [one[1] for one in sender._samples] == [7, 8, 9, 10, 11] and sender.dropped == 7
@@ -249,6 +251,67 @@ def test_a_token_file_is_read_anew_and_proxies_are_passed_by(told: Told, tmp_pat
         pass
     steps.close()
     assert [headers["authorization"].split("_")[-1] for headers, _ in told.sink.asked] == ["first", "second"]
+
+
+# --- its end, and what comes after it ---
+
+
+def test_after_a_flush_more_may_follow(told: Told) -> None:
+    steps = healer_steps.Steps(every_s=3600, environ=told.environ())
+    for number in range(3):
+        with steps.step():
+            pass
+        steps.flush(30)
+        assert [one["step"] for one in told.samples()] == list(range(number + 1))
+    steps.close()
+    assert (steps.sent, steps.dropped) == (3, 0)
+
+
+def test_a_flush_is_over_after_one_try_that_fails() -> None:
+    """The time it may take is longer than the suite's own limit."""
+    steps = healer_steps.Steps(every_s=3600, environ=RANK | {"HEALER_URL": f"http://127.0.0.1:{free_port()}"})
+    with steps.step():
+        pass
+    steps.flush(3600)
+    assert steps.dropped == 0
+    steps.close(0.1)
+    steps.flush(3600)
+    assert steps.dropped == 1
+
+
+def test_what_comes_after_the_end_is_counted_and_said(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(SLURM_PROCID="0"))
+    with steps.step():
+        pass
+    steps.close()
+    for _ in range(4):
+        with steps.step():
+            pass
+    steps.checkpoint("/ckpt/1", 1)
+    assert (steps.sent, steps.dropped) == (1, 5) and caplog.text.count("after close()") == 1
+    assert steps._sender is not None and not steps._sender._samples
+
+
+def test_checkpoints_that_are_not_sent_are_counted() -> None:
+    steps = healer_steps.Steps(
+        every_s=3600,
+        environ=RANK | {"SLURM_PROCID": "0", "HEALER_URL": f"http://127.0.0.1:{free_port()}"},
+    )
+    steps.checkpoint("/ckpt/1", 1)
+    steps.close(0.3)
+    assert steps.dropped == 1
+
+
+def test_a_launcher_may_copy_it_into_another_process(told: Told) -> None:
+    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), stage=3, first_step=7)
+    with steps.step():
+        pass
+    copy = pickle.loads(pickle.dumps(steps))
+    with copy.step():
+        pass
+    for one in (steps, copy):
+        one.close()
+    assert [(one["step"], one["stage"]) for one in told.samples()] == [(7, 3), (7, 3)]
 
 
 # --- the process around it ---
@@ -321,6 +384,94 @@ def test_which_gpu_a_rank_has(env: dict[str, str], gpu: int | None) -> None:
     assert gpu_of(env, 1) == gpu
 
 
+TASK = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "16"}
+ALONE = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("env", "ranks"),
+    [
+        (TASK, (9, 1)),
+        (TASK | {"WORLD_SIZE": "16"}, (9, 1)),
+        (TASK | {"WORLD_SIZE": "128", "LOCAL_RANK": "3"}, (None, None)),  # each task starts eight
+        (TASK | {"SLURM_STEP_NUM_TASKS": ""}, (None, None)),  # a batch script, without srun
+        (TASK | {"SLURM_NTASKS": "4"}, (None, None)),  # left over from another step
+        (ALONE, (None, None)),  # who knows what it starts
+        (ALONE | {"WORLD_SIZE": "1"}, (0, 0)),
+        (ALONE | {"WORLD_SIZE": "8", "NODE_RANK": "0", "LOCAL_RANK": "3"}, (None, None)),  # Lightning's own
+        (ALONE | {"RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16"}, (11, 3)),
+        (TASK | {"RANK": "11"}, (11, None)),
+        ({"LOCAL_RANK": "3"}, (None, None)),
+        ({}, (None, None)),
+    ],
+    ids=["srun", "world", "more", "batch", "left", "alone", "one", "lightning", "torchrun", "rank", "local",
+         "none"],
+)  # fmt: skip
+def test_which_rank_this_is(env: dict[str, str], ranks: tuple[int | None, int | None]) -> None:
+    assert ranks_of(env) == ranks
+
+
+class Distributed:
+    """torch.distributed, which the program sets up after a while."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.up, self.rank, self.world = False, rank, world
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self.up
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def get_world_size(self) -> int:
+        return self.world
+
+
+GPUS = {"SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", "SLURM_STEP_GPUS": ""}
+
+
+@pytest.mark.parametrize(
+    ("env", "rank", "world", "place"),
+    [
+        (ALONE, 3, 8, (3, None)),  # torch.multiprocessing.spawn: nothing tells its GPU
+        (ALONE | {"LOCAL_RANK": "3", "WORLD_SIZE": "8"}, 3, 8, (3, 3)),
+        (ALONE | {"RANK": "0", "WORLD_SIZE": "1"}, 3, 8, (3, None)),  # of the node, not of the process
+        (TASK, 9, 16, (9, 1)),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8"}, 3, 8,
+         (3, None)),
+    ],
+    ids=["spawn", "launcher", "imagenet", "srun", "batch"],
+)  # fmt: skip
+def test_torch_tells_the_rank_once_it_is_set_up(
+    told: Told, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], rank: int, world: int, place: Any
+) -> None:
+    made = Distributed(rank, world)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=made, cuda=None))
+    bare = {name: text for name, text in told.environ().items() if name not in TASK}
+    steps = healer_steps.Steps(every_s=0.05, environ=bare | GPUS | env)
+    with steps.step():
+        made.up = True  # in the first step at the latest
+    steps.checkpoint("/ckpt/1", 1)
+    steps.close()
+    (one,) = told.samples()
+    assert (one["rank"], one.get("gpu"), one["node"]) == (*place, "gpu0003")
+    assert not told.bodies("signals/checkpoints")  # rank 0 does that
+
+
+def test_where_nothing_tells_the_rank_nobody_can_be_blamed(told: Told) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=told.environ(**ALONE, **GPUS)) as steps:
+        with steps.step(work=8) as step:
+            step.compute_done()
+            step.comm_done()
+        steps.checkpoint("/ckpt/1", 1)
+    (one,) = told.samples()
+    assert set(one) == {"time", "step", "step_s", "work"}
+    assert len(told.bodies("signals/checkpoints")) == 1
+
+
 def test_torchruns_ranks_go_before_slurms() -> None:
     settings = Settings(RANK | {"RANK": "17", "LOCAL_RANK": "0"})
     assert (settings.rank, settings.local_rank, settings.gpu) == (17, 0, 4)
@@ -383,6 +534,17 @@ def test_a_checksum_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         checksum_of(str(tmp_path))
 
 
+def test_a_path_under_shared_storage(tmp_path: Path) -> None:
+    (tmp_path / "shared" / "run").mkdir(parents=True)
+    (tmp_path / "shared-not").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "shared")
+    shared = str(tmp_path / "shared")
+    assert lies_under(f"{shared}/run/1", shared) and lies_under(f"{tmp_path}/link/run", [shared + "/"])
+    assert lies_under("/local/1", ["/scratch", "/local"])
+    assert not lies_under(f"{shared}-not/1", shared) and not lies_under(f"{shared}/../x", shared)
+    assert not lies_under(shared, ()) and not lies_under("/local/1", "/scratch")
+
+
 def test_other_ranks_tell_no_checkpoints(told: Told) -> None:
     steps = healer_steps.Steps(every_s=0.05, environ=told.environ())
     steps.checkpoint("/ckpt/1", 1)
@@ -434,12 +596,82 @@ def test_events_of_the_gpu_are_read_once_they_are_over_and_never_waited_for(told
     stream.reached = 8  # two steps of four events are over
     with steps.step():
         pass
-    assert [round(one[2], 3) for one in steps._sender._samples] == [0.3, 0.4]
+    assert [round(one[2] - one[5], 3) for one in steps._sender._samples] == [0.3, 0.3]
     stream.reached = stream.put
     steps.close()
-    assert [round(one["step_s"], 3) for one in told.samples()] == [0.3, 0.4, 0.4, 0.1]
+    step_s = [one["step_s"] - one.get("data_s", 0.0) for one in told.samples()]
+    assert [round(one, 3) for one in step_s] == [0.3, 0.3, 0.3, 0.1]
     assert [one.get("compute_s") for one in told.samples()] == [0.1, 0.1, 0.1, None]
-    assert [one.get("data_s") for one in told.samples()] == [None, 0.1, 0.1, None]
+    # No longer than the host waited, which was next to nothing.
+    assert all(one["data_s"] < 0.1 for one in told.samples()[:3])
+
+
+class Clock:
+    """Of the host and of a GPU that is always done: `Event(…).record()` is now."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def Event(self, enable_timing: bool) -> "Moment":
+        return Moment(self)
+
+
+class Moment:
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.at = clock, 0.0
+
+    def record(self) -> None:
+        self.at = self.clock.now
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: "Moment") -> float:
+        return 1000 * (other.at - self.at)
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["host", "gpu"])
+def test_what_lies_between_steps_is_no_waiting_for_data(
+    told: Told, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(_steps, "time", SimpleNamespace(**vars(time) | {"perf_counter": clock}))
+    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), cuda=False)
+    steps._marks = CudaMarks(clock, steps._done) if gpu else HostMarks(steps._done, clock)
+
+    def batches() -> Any:
+        for number in range(4):
+            clock.now += 0.25
+            yield number
+
+    for number in steps.data(batches()):
+        with steps.step() as step:
+            clock.now += 1.0
+            step.compute_done()
+            clock.now += 0.5
+            step.comm_done()
+        if number == 1:
+            clock.now += 600.0  # evaluation, saving
+    steps.close()
+    for one in told.samples():
+        assert (one["step_s"], one["data_s"]) == pytest.approx((1.75, 0.25))
+        assert (one["compute_s"], one["comm_s"]) == pytest.approx((1.0, 0.5))
+    assert len(told.samples()) == 4
+
+
+def test_a_gpu_that_was_busy_did_not_wait_for_data(told: Told) -> None:
+    clock = Clock()
+    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), cuda=False)
+    steps._marks = CudaMarks(clock, steps._done)
+    for _ in range(2):
+        steps.waited(5.0)  # of the host alone: the GPU still had work
+        with steps.step():
+            clock.now += 1.0
+    steps.close()
+    assert told.samples()[1]["data_s"] == 0.0 and told.samples()[1]["step_s"] == pytest.approx(1.0)
 
 
 def test_a_gpu_that_hangs_costs_bounded_memory(told: Told) -> None:
@@ -470,19 +702,19 @@ def test_events_are_used_again(told: Told) -> None:
 # --- loops as Megatron writes them ---
 
 
-def test_a_loop_as_megatron_writes_it(told: Told) -> None:
+def test_a_loop_as_megatron_writes_it(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     def reduce(model: list[str]) -> None:
         model.append("reduced")
 
     with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
         finalize = wrap_finalize(reduce, steps)
 
-        def train_step(model: list[str]) -> tuple[dict[str, float], int, float]:
+        def train_step(model: list[str]) -> tuple[dict[str, float], int, bool, bool, int, float]:
             finalize(model)
-            return {"lm loss": 2.0}, 0, 1.5
+            return {"lm loss": 2.0}, 0, False, False, 0, 1.5
 
         def told_of(result: Any) -> dict[str, float]:
-            return {"loss": result[0]["lm loss"], "grad_norm": result[2]}
+            return {"loss": result[0]["lm loss"], "grad_norm": result[5]}
 
         timed = wrap(
             train_step,
@@ -491,10 +723,13 @@ def test_a_loop_as_megatron_writes_it(told: Told) -> None:
             told=told_of,
         )
         model: list[str] = []
-        assert timed(model) == ({"lm loss": 2.0}, 0, 1.5) and model == ["reduced"]
+        assert timed(model)[5] == 1.5 and model == ["reduced"]
         broken = wrap(train_step, steps, told=lambda result: {"nonsense": result})
-        assert broken(model)[2] == 1.5
-    one, other = told.samples()
+        assert broken(model)[5] == 1.5
+        wrong = wrap(train_step, steps, told=lambda result: {"grad_norm": result[2]})
+        assert wrong(model)[5] == 1.5
+    one, other, third = told.samples()
+    assert "grad_norm" not in third and "False is a truth value" in caplog.text
     assert (one["loss"], one["grad_norm"], one["work"]) == (2.0, 1.5, 4096.0)
     assert "compute_s" in one and "comm_s" in one and "loss" not in other
 

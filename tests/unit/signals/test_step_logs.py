@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healer.signals.step_logs import FORMATS, LINE_MAX, LogReader, LogStep
+from healer.signals.step_logs import FORMATS, LINE_MAX, PACES, LogReader, LogStep
 
 MEGATRON = (
     " [2025-08-01 07:19:50] iteration        2/    5000 | consumed samples:          256 | elapsed time per "
@@ -64,6 +64,37 @@ def test_deepspeeds_other_lines_count_from_one_to_the_next() -> None:
     ]
     # A restart goes back; what lies between is no step.
     assert read(RANK.format(second=2, step=100), RANK.format(second=30, step=10)) == []
+
+
+def stamped(minute: float, step: int) -> str:
+    when = AT + timedelta(minutes=minute)
+    return f"[{when:%Y-%m-%d %H:%M:%S},1] [INFO] [Rank 0] step={step}, skipped=0"
+
+
+def test_an_evaluation_between_two_lines_is_no_step() -> None:
+    minutes = [0, 1, 2, 22, 23]  # twenty minutes lay between 20 and 30
+    told = read(*[stamped(minute, 10 * number) for number, minute in enumerate(minutes)])
+    assert [(one.step, one.step_s) for one in told] == [(10, 6.0), (20, 6.0), (40, 6.0)]
+
+
+def test_a_pace_that_stays_slow_is_believed() -> None:
+    minutes = [*range(21), *range(30, 30 + 10 * PACES, 10)]
+    told = read(*[stamped(minute, 10 * number) for number, minute in enumerate(minutes)])
+    assert [one.step_s for one in told[:20]] == [6.0] * 20
+    slow = [(one.step, one.step_s) for one in told[20:]]
+    assert {pace for _, pace in slow} == {60.0}
+    # The first of them came after 10 minutes instead of 1; half of the last paces have to be slow.
+    assert [step for step, _ in slow] == list(range(10 * (21 + PACES // 2 + 1), 10 * (21 + PACES), 10))
+
+
+def test_lines_that_come_in_heaps_tell_nothing() -> None:
+    """As Lightning's CSVLogger flushes them, a hundred at a time: their times are those of the writing."""
+    reader = LogReader("lightning")
+    reader.line("epoch,step,train_loss")
+    told = [
+        reader.line(f"0,{step},0.5", AT + timedelta(seconds=step // 100 * 60)) for step in range(0, 400, 10)
+    ]
+    assert [one for one in told if one is not None] == []
 
 
 def test_megatron_over_deepspeed_tells_each_step_once() -> None:

@@ -130,7 +130,7 @@ def _alerts(told: Sequence[Observation]) -> dict[str, Any]:
             "labels": one.data["labels"],
             "annotations": {"summary": one.data["summary"]},
             "startsAt": one.data["starts_at"],
-            "endsAt": one.event_at if one.data["status"] == "resolved" else None,
+            "endsAt": one.data.get("ends_at"),
             "fingerprint": one.data["fingerprint"],
             "generatorURL": one.data["url"],
         }

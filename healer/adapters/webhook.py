@@ -8,6 +8,7 @@ line: an address often holds a token.
 
 import base64
 import binascii
+import contextlib
 import hmac
 import logging
 import time
@@ -26,6 +27,8 @@ from healer.ports import DeliveryFailed
 TIMEOUT_S = 10.0
 #: More than this of an answer is not read; a reference is short.
 _ANSWER_MAX = 64 * 1024
+#: 4xx that do not mean "never": a time-out, too early, too many.
+_LATER = (408, 425, 429)
 #: Standard Webhooks: what follows is base64.
 _SECRET_PREFIX = "whsec_"  # noqa: S105
 
@@ -67,7 +70,7 @@ class SignedWebhook:
                 return self._read(response)
         except httpx.TimeoutException:
             raise DeliveryFailed(f"the sink did not answer in {self._timeout_s:g} s") from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise DeliveryFailed(f"the sink cannot be reached: {_cause(error)}") from None
         except httpx.InvalidURL:
             raise DeliveryFailed("the sink's address is not a URL") from None
@@ -80,13 +83,15 @@ class SignedWebhook:
             raise DeliveryFailed(
                 f"the sink answered {response.status_code} {response.reason_phrase}".rstrip(),
                 retry_after_s=_retry_after(response.headers.get("retry-after"), self._now()),
+                refused=response.is_client_error and response.status_code not in _LATER,
             )
         content, deadline = b"", time.monotonic() + self._timeout_s
-        for part in response.iter_bytes():
-            content += part
-            # What is left does not matter: the sink has taken the message.
-            if len(content) > _ANSWER_MAX or time.monotonic() > deadline:
-                break
+        # What is left, or packed wrongly, does not matter: the sink has taken the message.
+        with contextlib.suppress(httpx.DecodingError):
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > _ANSWER_MAX or time.monotonic() > deadline:
+                    break
         return Answer(body=_object(content), location=response.headers.get("location", ""))
 
 
@@ -151,7 +156,7 @@ def _object(content: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _cause(error: httpx.TransportError) -> str:
+def _cause(error: httpx.RequestError) -> str:
     """The system's words (`Connection refused`) if there are any, never the address."""
     cause: BaseException | None = error
     while cause is not None:

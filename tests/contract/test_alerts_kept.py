@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.postgres import retention
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox, alerts, consume
@@ -59,6 +60,43 @@ def test_a_node_that_tells_very_many_hides_no_others_at_the_start(
         known = alerts(conn, CLUSTER, BEGUN, limit=2_500)
     assert known[0].digest == older.digest
     assert len(known) == 2_001
+
+
+def test_a_backlog_goes_in_portions_that_stay_gone(
+    inbox: PostgresInbox, fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row cannot go: what went before it is gone, and when it can the rest goes."""
+    monkeypatch.setattr(retention, "PORTION", 100)
+    inbox.add([alert(BEGUN, fingerprint=f"{number:016x}") for number in range(1_000)])
+    with fresh_database.begin() as conn:
+        consume(conn, inbox.unconsumed(2_000), NOW)
+        first = conn.scalar(sa.text("SELECT min(id) FROM inbox"))
+        assert first is not None
+        conn.execute(
+            sa.text(
+                "CREATE FUNCTION stays() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$BEGIN IF OLD.id = {first + 550} THEN RAISE 'it stays'; END IF; RETURN OLD; END$$"
+            )
+        )
+        conn.execute(
+            sa.text("CREATE TRIGGER stays BEFORE DELETE ON inbox FOR EACH ROW EXECUTE FUNCTION stays()")
+        )
+        for number in range(250):
+            key = {"key": str(number), "at": BEGUN}
+            conn.execute(
+                sa.text("INSERT INTO idempotency (key, who, request, at) VALUES (:key, 'x', '', :at)"), key
+            )
+    later = BEGUN + timedelta(days=91)
+    count = sa.text("SELECT count(*) FROM inbox")
+    with pytest.raises(sa.exc.DBAPIError, match="it stays"):
+        tidy(fresh_database, later)
+    with fresh_database.begin() as conn:
+        assert conn.scalar(count) == 500
+        conn.execute(sa.text("DROP TRIGGER stays ON inbox"))
+    tidy(fresh_database, later)
+    with fresh_database.connect() as conn:
+        assert conn.scalar(count) == 0
+        assert conn.scalar(sa.text("SELECT count(*) FROM idempotency")) == 0
 
 
 def test_repeats_go_after_three_days_and_the_alert_stays_known(

@@ -136,6 +136,41 @@ def test_an_event_that_the_sink_never_takes_is_passed_over(feed: Feed) -> None:
     assert len(feed.sink.asked) == 6
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param((503, {}, b""), id="503"),
+        pytest.param((429, {}, b""), id="429"),
+        pytest.param((500, {"content-encoding": "gzip"}, b"not gzip"), id="broken"),
+    ],
+)
+def test_a_sink_that_is_away_for_hours_misses_nothing(
+    feed: Feed, answer: tuple[int, dict[str, str], bytes]
+) -> None:
+    feed.record("node.drained", "node/gpu0001")
+    for _ in range(40):
+        feed.sink.answers.append(answer)
+        assert feed.deliver() == 0
+        feed.hand.at += timedelta(minutes=30)
+    asked = len(feed.sink.asked)
+    assert asked == 40, "each time it was due"
+    assert feed.deliver() == 1
+    feed.sink.answers.append((400, {}, b""))
+    feed.record("node.resumed", "node/gpu0001")
+    assert feed.deliver() == 0
+    feed.hand.at += timedelta(hours=1)
+    assert feed.deliver() == 1, "tries of before are not counted"
+
+
+def test_an_answer_in_a_packing_that_is_none_holds_nobody_up(feed: Feed) -> None:
+    """The sink took it: 200. What it says beyond that cannot be read."""
+    feed.record("node.drained", "node/gpu0001")
+    feed.record("node.resumed", "node/gpu0001")
+    feed.sink.answers.append((200, {"content-encoding": "gzip"}, b"this is not gzip"))
+    assert feed.deliver() == 2
+    assert len(feed.sink.asked) == 2
+
+
 def test_what_is_older_than_a_day_and_deliveries_of_our_own_are_not_told(feed: Feed) -> None:
     feed.record("node.drained", "node/gpu0001", at=START - timedelta(hours=25))
     feed.record("message.sent", "message/1")

@@ -1,8 +1,8 @@
 """The feed of events: each sealed record of the audit to one sink, in order, at least once.
 
 The chain is the outbox: a record is there once what it tells of is committed, and is never changed. Only how
-far the sink has come is stored. One that cannot be delivered in `MAX_TRIES` is passed over, so that a sink
-which refuses one event hears the next.
+far the sink has come is stored. One that the sink refused `MAX_TRIES` times is passed over, so that it hears
+the next; while it cannot be reached nothing is passed over but by age.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,8 @@ log = structlog.get_logger()
 
 #: Events of one call, so that a backlog does not hold the caller for long.
 ROUND_MAX = 50
+#: A sink that cannot be reached is tried as after the first refusal for so long, then as after the second.
+_SOON = timedelta(minutes=1)
 #: What is older when its turn comes is passed over: a feed that was off for a week begins with yesterday.
 OLDEST = timedelta(hours=24)
 
@@ -50,9 +52,12 @@ def deliver_events(
                 sink.send(seq, record)
                 sent += 1
         except DeliveryFailed as error:
-            if feed.tries + 1 < MAX_TRIES:
-                wait = timedelta(seconds=wait_after(feed.tries + 1, error.retry_after_s, chance()))
-                _note(engine, cluster, feed.seq, feed.seq, tries=feed.tries + 1, next_try_at=now + wait)
+            tries = feed.tries + 1 if error.refused else feed.tries
+            if tries < MAX_TRIES:
+                failures = tries if error.refused else 1 if now - record.at < _SOON else 2
+                wait_s = wait_after(failures, error.retry_after_s, chance())
+                then = now + timedelta(seconds=wait_s)
+                _note(engine, cluster, feed.seq, feed.seq, tries=tries, next_try_at=then)
                 break
             log.warning("an event is passed over", cluster=cluster, seq=seq, why=str(error))
         _note(engine, cluster, feed.seq, seq, tries=0, next_try_at=None)

@@ -34,6 +34,9 @@ UNKNOWN_SERIES = timedelta(days=7)
 #: them, and no longer: they come again, events do not.
 LOW_SHARE = 0.1
 
+#: Rows that one statement looks at, so that it ends in time whatever has gathered.
+PORTION = 20_000
+
 log = structlog.get_logger()
 
 
@@ -43,26 +46,58 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
     if low and (emptied := samples.forget(engine, now, kept=1)):
         # First, because all else here writes before it frees anything.
         log.warning("the database's disk is nearly full: samples are dropped early", free=free, slots=emptied)
+    walked = inbox.c.consumed_at.is_not(None)
+    arrived = inbox.c.arrived_at
+    again = inbox.c.doc[("data", "again")].astext.is_not(None)
+    _by_number(
+        engine,
+        inbox,
+        sa.and_(
+            walked,
+            sa.or_(
+                sa.and_(inbox.c.kind.in_(_SAID_AGAIN), arrived < now - HEARTBEATS),
+                sa.and_(inbox.c.kind == "alert", again, arrived < now - AGAIN),
+                arrived < now - EVENTS,
+            ),
+        ),
+    )
+    _by_number(engine, permits, permits.c.at < now - EVENTS)
+    _all(engine, idempotency, idempotency.c.at < now - KEYS)
+    _all(engine, sessions, sessions.c.expires_at < now - SESSIONS)
+    for seen in (unknown_series, losses, senders):
+        _all(engine, seen, seen.c.last_seen < now - UNKNOWN_SERIES)
     with engine.begin() as conn:
-        walked = inbox.c.consumed_at.is_not(None)
-        conn.execute(
-            sa.delete(inbox).where(
-                walked, inbox.c.kind.in_(_SAID_AGAIN), inbox.c.arrived_at < now - HEARTBEATS
-            )
-        )
-        again = inbox.c.doc[("data", "again")].astext.is_not(None)
-        conn.execute(
-            sa.delete(inbox).where(walked, inbox.c.kind == "alert", again, inbox.c.arrived_at < now - AGAIN)
-        )
-        conn.execute(sa.delete(inbox).where(walked, inbox.c.arrived_at < now - EVENTS))
-        conn.execute(sa.delete(permits).where(permits.c.at < now - EVENTS))
-        conn.execute(sa.delete(idempotency).where(idempotency.c.at < now - KEYS))
-        conn.execute(sa.delete(sessions).where(sessions.c.expires_at < now - SESSIONS))
-        conn.execute(sa.delete(unknown_series).where(unknown_series.c.last_seen < now - UNKNOWN_SERIES))
-        conn.execute(sa.delete(losses).where(losses.c.last_seen < now - UNKNOWN_SERIES))
-        conn.execute(sa.delete(senders).where(senders.c.last_seen < now - UNKNOWN_SERIES))
         features.forget(conn, now)
     samples.forget(engine, now)
+
+
+def _by_number(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> None:
+    """Deletes in the order of the rows' ids, a portion in each transaction: after a backlog of days, or where
+    one row cannot go, all others are gone for good."""
+    begin = 0
+    while True:
+        behind = (
+            sa.select(table.c.id).where(table.c.id > begin).order_by(table.c.id).limit(PORTION).subquery()
+        )
+        with engine.begin() as conn:
+            end = conn.scalar(sa.select(sa.func.max(behind.c.id)))
+            if end is None:
+                return
+            conn.execute(sa.delete(table).where(table.c.id > begin, table.c.id <= end, old))
+        begin = end
+
+
+def _all(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> None:
+    """The same for a table without numbers."""
+    place = sa.literal_column("ctid")
+    some = sa.select(place).select_from(table).where(old).limit(PORTION).scalar_subquery()
+    while True:
+        with engine.begin() as conn:
+            if (
+                conn.execute(sa.delete(table).where(place == sa.func.any(sa.func.array(some)))).rowcount
+                < PORTION
+            ):
+                return
 
 
 def free_share(engine: sa.Engine) -> float | None:

@@ -114,6 +114,35 @@ def test_the_labels_of_each_series_may_say_whose_it_is(fresh_database: sa.Engine
         )
 
 
+def test_an_inbox_that_takes_nothing_doubles_no_sample(fresh_database: sa.Engine, server: Server) -> None:
+    """GPU names go into the inbox: a batch that comes again because of them has stored nothing before."""
+    server.page = 'DCGM_FI_DEV_GPU_TEMP{gpu="2",UUID="GPU-0000feed-0000-4000-8000-000000000002",' + (
+        'pci_bus_id="00000000:9B:00.0"} 61\n'
+    )
+
+    def run(*statements: str) -> None:
+        with fresh_database.begin() as conn:
+            for one in statements:
+                conn.execute(sa.text(one))
+
+    def number(query: str) -> int:
+        with fresh_database.connect() as conn:
+            return conn.scalar(sa.text(query)) or 0
+
+    run(
+        "CREATE SEQUENCE tried",  # it counts also what is rolled back
+        "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM nextval('tried'); "
+        "RAISE SQLSTATE '25006'; END$$",
+        "CREATE TRIGGER refuses BEFORE INSERT ON inbox FOR EACH ROW EXECUTE FUNCTION refuses()",
+    )
+    with Pulled(fresh_database, rules(job(server.at))) as pulled:
+        wait_until(lambda: number("SELECT last_value FROM tried") >= 5, WAIT_S, what="it is tried again")
+        assert number("SELECT count(*) FROM samples") == 0
+        run("DROP TRIGGER refuses ON inbox")
+        wait_until(lambda: pulled.values("gpu0001"), WAIT_S)
+        assert number("SELECT count(*) FROM inbox WHERE kind = 'gpu_inventory'") == 1
+
+
 def test_parts_that_make_one_number_are_kept_when_they_come_in_one_scrape(
     fresh_database: sa.Engine, server: Server
 ) -> None:

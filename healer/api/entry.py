@@ -116,7 +116,9 @@ class Entry:
         caller: Caller = request.scope[SENDER]
         raw = arrived(request.receive)
         if raw is None:
-            raw = await self.receiver.body(request.receive, limit, caller)
+            raw = await self.receiver.body(
+                request.receive, limit, caller, lambda n: self.charge(request, size=n)
+            )
         elif len(raw) > limit:
             raise too_large(limit)
         self.senders.heard(caller, route_of(request.scope["path"]), len(raw))

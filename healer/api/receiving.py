@@ -6,13 +6,14 @@ bytes and no more, and all tokens together so many bytes: who stalls keeps nobod
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from healer.api.problems import Problem
+from healer.api.quotas import owner_of
 from healer.api.services import Caller
 from healer.api.unpacking import too_large
 
@@ -20,10 +21,13 @@ from healer.api.unpacking import too_large
 WHOLE_S = 30.0
 #: After so long at least so much must have come for each second: one that drips is told before `WHOLE_S`.
 GRACE_S, LEAST_RATE = 10.0, 1024
-#: Bodies of one token on their way at once: of one bound to a node, and of any other.
-OPEN_OF_NODE, OPEN = 64, 4096
-#: Bytes of bodies that are not whole yet: of one token, and of all together.
-HELD_OF_NODE, HELD_OF_TOKEN, HELD = 16 * 2**20, 64 * 2**20, 256 * 2**20
+#: Bodies on their way at once: of a token bound to a node, of all tokens of a job, whose ranks send by
+#: themselves, and of any other token.
+OPEN_OF_NODE, OPEN_OF_JOB, OPEN = 64, 1024, 4096
+#: Bytes of bodies that are not whole yet: of one token or one job, and of all together.
+HELD_OF_NODE, HELD_OF_JOB, HELD_OF_TOKEN, HELD = 16 * 2**20, 16 * 2**20, 64 * 2**20, 256 * 2**20
+#: Beyond `HELD` for short bodies alone, such as events are: long ones keep them out no more than this.
+SHORT, RESERVE = 256 * 1024, 32 * 2**20
 #: A body up to this is taken from uvicorn as a whole; of longer ones it has stopped to read.
 _SHORT = 32 * 1024
 
@@ -77,41 +81,60 @@ class Receiver:
         #: Bytes of bodies that are not whole yet.
         self.held = 0
 
-    async def body(self, receive: Receive, limit: int, caller: Caller) -> bytes:
-        """The whole body. Raises 413 as soon as it is too long, 408, 429, or 400 where it breaks off."""
-        of_node = caller.node is not None
-        with self._place(caller.id, OPEN_OF_NODE if of_node else OPEN):
-            return await self._read(receive, limit, caller.id, HELD_OF_NODE if of_node else HELD_OF_TOKEN)
+    async def body(
+        self,
+        receive: Receive,
+        limit: int,
+        caller: Caller,
+        came: Callable[[int], None] = lambda _: None,
+    ) -> bytes:
+        """The whole body. Raises 413 as soon as it is too long, 408, 429, or 400 where it breaks off; then
+        `came` is told how many bytes had come."""
+        most = (OPEN, HELD_OF_TOKEN)
+        if caller.node is not None:
+            most = (OPEN_OF_NODE, HELD_OF_NODE)
+        elif caller.job is not None:
+            most = (OPEN_OF_JOB, HELD_OF_JOB)
+        owner = owner_of(caller)
+        with self._place(owner, most[0]):
+            return await self._read(receive, limit, owner, most[1], came)
 
     @contextmanager
-    def _place(self, token: str, most: int) -> Iterator[None]:
-        if self._open[token] >= most:
+    def _place(self, owner: str, most: int) -> Iterator[None]:
+        if self._open[owner] >= most:
             raise Crowded(f"{most} bodies of this token are on their way already")
-        self._open[token] += 1
+        self._open[owner] += 1
         try:
             yield
         finally:
-            self._open[token] -= 1
-            if not self._open[token]:
-                del self._open[token]
+            self._open[owner] -= 1
+            if not self._open[owner]:
+                del self._open[owner]
 
-    async def _read(self, receive: Receive, limit: int, token: str, most: int) -> bytes:
+    async def _read(
+        self, receive: Receive, limit: int, owner: str, most: int, came: Callable[[int], None]
+    ) -> bytes:
         pieces: list[bytes] = []
         size = 0
+        is_whole = False
         try:
             async for piece in _pieces(receive, limit):
                 pieces.append(piece)
                 size += len(piece)
-                self._held[token] += len(piece)
+                self._held[owner] += len(piece)
                 self.held += len(piece)
-                if self._held[token] > most or self.held > HELD:
+                of_all = HELD + RESERVE if size <= SHORT else HELD
+                if self._held[owner] > most or self.held > of_all:
                     raise Crowded("too many bytes of bodies that are not whole yet wait here")
+            is_whole = True
             return b"".join(pieces)
         finally:
+            if not is_whole and size:
+                came(size)
             self.held -= size
-            self._held[token] -= size
-            if self._held[token] <= 0:
-                del self._held[token]
+            self._held[owner] -= size
+            if self._held[owner] <= 0:
+                del self._held[owner]
 
 
 async def whole(receive: Receive, limit: int) -> bytes:

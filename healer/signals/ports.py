@@ -6,6 +6,7 @@ virtual.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from healer.signals.gpu_names import Where
@@ -20,7 +21,13 @@ NO_PORT = "not the name of a hardware port, such as mlx5_0/1 or eth0"
 TOO_MANY = f"more than {PORTS_MAX} ports of this node"
 #: Different names of ports in one cluster: machines of one kind have the same ones.
 NAMES_MAX = 512
+#: While fewer names are known, any node may bring them; then one may bring so many that nobody told before:
+#: no few nodes use up what all share, and machines of a new kind are soon known.
+NAMES_FREE, NAMES_OF_NODE = 128, 8
 TOO_MANY_NAMES = f"more than {NAMES_MAX} different names of ports in this cluster"
+TOO_MANY_NEW = f"more than {NAMES_OF_NODE} names of ports that only this node told"
+#: Reasons that may be gone with what other nodes tell.
+PASSING = frozenset({TOO_MANY, TOO_MANY_NEW})
 
 #: Drivers' names of RDMA devices and of NICs, and systemd's (not `eni`: clouds' pod interfaces).
 _HARDWARE = re.compile(
@@ -48,6 +55,8 @@ class Ports:
     def __init__(self) -> None:
         self._nodes: dict[Where, dict[str, None]] = {}
         self._names: set[str] = set()
+        #: How many of the names a node brought after the free ones.
+        self._brought: Counter[Where] = Counter()
 
     def wrong(self, where: Where, names: Iterable[str]) -> dict[str, str]:
         """Why some of these ports of the node are not taken, by name; learns the others."""
@@ -66,7 +75,17 @@ class Ports:
                 wrong[name] = TOO_MANY
             elif name not in self._names and len(self._names) >= NAMES_MAX:
                 wrong[name] = TOO_MANY_NAMES
+            elif not self._may_bring(where, name):
+                wrong[name] = TOO_MANY_NEW
             else:
                 self._names.add(name)
                 node[name] = None
         return wrong
+
+    def _may_bring(self, where: Where, name: str) -> bool:
+        if name in self._names or len(self._names) < NAMES_FREE:
+            return True
+        if self._brought[where] >= NAMES_OF_NODE:
+            return False
+        self._brought[where] += 1
+        return True

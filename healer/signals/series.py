@@ -23,7 +23,7 @@ from healer.signals.kernel_log import normal_pci
 from healer.signals.measured import TOO_MANY_SERIES
 from healer.signals.names import Names, Numbers, Way
 from healer.signals.parts import GPU_BEYOND, GPUS_LEAST, LINK_BEYOND, Parts
-from healer.signals.ports import TOO_MANY, TOO_MANY_NAMES, Ports
+from healer.signals.ports import TOO_MANY, TOO_MANY_NAMES, TOO_MANY_NEW, Ports
 from healer.signals.wire import Known
 
 #: Labels that may name the node, the surest first; the first one that names a node we know counts.
@@ -51,6 +51,7 @@ LIMITS = frozenset(
         LINK_BEYOND,
         TOO_MANY,
         TOO_MANY_NAMES,
+        TOO_MANY_NEW,
         TOO_MANY_DEVICES,
         TOO_MANY_PARTS,
         TOO_MANY_SERIES,

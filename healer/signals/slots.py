@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from healer.model import Combine
 from healer.model.samples import Report
+from healer.signals import ports
 from healer.signals.devices import NOT_YOURS
 from healer.signals.gpu_names import Where
 from healer.signals.measured import (
@@ -21,7 +22,6 @@ from healer.signals.measured import (
     Measured,
 )
 from healer.signals.parts import GPU_BEYOND
-from healer.signals.ports import TOO_MANY
 from healer.signals.prepared import Prepared, Refusal
 from healer.signals.rejects import Rejects
 from healer.signals.series import NAME_MAX, NO_GPU, NO_NODE, NOT_KNOWN, Placer, check_labels, example
@@ -47,7 +47,7 @@ _EXAMPLES_MAX = 5_000
 _SEVERAL = "several series make one number: send this exporter's text to /signals/openmetrics"
 _TOO_MANY_SAMPLES = f"more than {SAMPLES_MAX} samples of one moment"
 #: Reasons that may be gone with the next request of the node, or of another sender.
-_PASSING = frozenset({NO_GPU, TOO_MANY, NOT_YOURS, GPU_BEYOND})
+_PASSING = frozenset({NO_GPU, NOT_YOURS, GPU_BEYOND}) | ports.PASSING
 _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
 

@@ -8,7 +8,18 @@ from starlette.types import Message
 
 from healer.api import receiving
 from healer.api.problems import Problem
-from healer.api.receiving import HELD_OF_NODE, OPEN_OF_NODE, Broken, Crowded, Receiver, Stalled, whole
+from healer.api.receiving import (
+    HELD_OF_JOB,
+    HELD_OF_NODE,
+    OPEN_OF_NODE,
+    RESERVE,
+    SHORT,
+    Broken,
+    Crowded,
+    Receiver,
+    Stalled,
+    whole,
+)
 from healer.api.services import Caller
 from healer.model import Role
 
@@ -115,8 +126,45 @@ def test_a_token_holds_so_many_bytes_and_all_together_no_more_than_theirs() -> N
         ]
         begun += await held(receiver, many, HELD_OF_NODE)
         with pytest.raises(Crowded):
+            await receiver.body(Feed(bytes(SHORT + 1), end=True), BIG, OTHER)
+        assert len(await receiver.body(Feed(bytes(SHORT), end=True), BIG, OTHER)) == SHORT, "of the reserve"
+        short = [
+            Caller(id=f"s{number}", name="s", role=Role.signals, node="n")
+            for number in range(RESERVE // SHORT)
+        ]
+        begun += await held(receiver, short, SHORT)
+        with pytest.raises(Crowded):
             await receiver.body(Feed(b"x", end=True), 10, OTHER)
         await let_go(begun)
         assert receiver.held == 0
+
+    asyncio.run(run())
+
+
+def test_all_tokens_of_a_job_hold_together_what_one_may() -> None:
+    async def run() -> None:
+        receiver = Receiver()
+        job = [
+            Caller(id=f"t{number}", name="ann", role=Role.signals, job="4711", cluster="pod1")
+            for number in range(9)
+        ]
+        begun = await held(receiver, job[:8], HELD_OF_JOB // 8)
+        with pytest.raises(Crowded):
+            await receiver.body(Feed(b"x", end=True), 10, job[8])
+        other = Caller(id="u", name="ann", role=Role.signals, job="4712", cluster="pod1")
+        assert await receiver.body(Feed(b"x", end=True), 10, other) == b"x"
+        await let_go(begun)
+        assert receiver.held == 0 and not receiver._open and not receiver._held
+
+    asyncio.run(run())
+
+
+def test_what_came_of_a_broken_body_is_told_and_of_a_whole_one_not() -> None:
+    async def run() -> None:
+        receiver, came = Receiver(), list[int]()
+        with pytest.raises(Broken):
+            await receiver.body(Feed(b"abc", b"de", gone=True), 10, NODE, came.append)
+        assert await receiver.body(Feed(b"abc", end=True), 10, NODE, came.append) == b"abc"
+        assert came == [5]
 
     asyncio.run(run())

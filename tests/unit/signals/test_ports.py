@@ -2,7 +2,19 @@
 
 import pytest
 
-from healer.signals.ports import NO_PORT, PORTS_MAX, TOO_MANY, VIRTUAL, Ports, wrong_port
+from healer.signals.ports import (
+    NAMES_FREE,
+    NAMES_MAX,
+    NAMES_OF_NODE,
+    NO_PORT,
+    PORTS_MAX,
+    TOO_MANY,
+    TOO_MANY_NAMES,
+    TOO_MANY_NEW,
+    VIRTUAL,
+    Ports,
+    wrong_port,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,3 +92,32 @@ def test_ports_of_a_node_are_bounded_and_its_first_stay() -> None:
     assert ports.wrong(("pod1", "a"), [*names, "lo"]) == {names[-1]: TOO_MANY, "lo": VIRTUAL}
     assert ports.wrong(("pod1", "a"), names[:-1]) == {}
     assert ports.wrong(("pod1", "b"), names[-1:]) == {}
+
+
+def test_a_few_nodes_do_not_use_up_the_names_that_all_share() -> None:
+    ports = Ports()
+    for node in range(NAMES_MAX // PORTS_MAX):
+        ports.wrong(("pod1", f"bad{node}"), [f"eth{node}x{number}" for number in range(PORTS_MAX)])
+    assert ports.wrong(("pod1", "good"), ["mlx5_0/1"]) == {}
+
+
+def test_a_node_brings_few_names_beyond_the_free_ones_and_what_others_told_is_taken() -> None:
+    ports = Ports()
+    for node in range(2):
+        ports.wrong(("pod1", f"first{node}"), [f"eth{node}x{number}" for number in range(NAMES_FREE // 2)])
+    new = [f"mlx5_{number}/1" for number in range(NAMES_OF_NODE + 4)]
+    left = dict.fromkeys(new[NAMES_OF_NODE:], TOO_MANY_NEW)
+    assert ports.wrong(("pod1", "a"), new) == left
+    assert ports.wrong(("pod1", "a"), new) == left, "asked again it has no more"
+    assert ports.wrong(("pod1", "b"), new) == {}
+    assert ports.wrong(("pod1", "a"), new) == {}, "known now"
+
+
+def test_names_of_a_cluster_are_bounded() -> None:
+    ports, node = Ports(), 0
+    while (
+        TOO_MANY_NAMES not in ports.wrong(("pod1", f"n{node}"), [f"ib{node}x{n}" for n in range(4)]).values()
+    ):
+        node += 1
+        assert node <= NAMES_MAX
+    assert node * 4 >= NAMES_MAX - 4

@@ -8,7 +8,15 @@ from healer.model import Scope
 from healer.signals.measured import SERIES_OF_NODE_MAX, TOO_MANY_SERIES
 from healer.signals.names import Names
 from healer.signals.parts import GPU_BEYOND, GPUS_UNKNOWN, LINK_BEYOND, NVLINKS_MAX
-from healer.signals.ports import NAMES_MAX, PORTS_MAX, TOO_MANY, TOO_MANY_NAMES
+from healer.signals.ports import (
+    NAMES_FREE,
+    NAMES_MAX,
+    NAMES_OF_NODE,
+    PORTS_MAX,
+    TOO_MANY,
+    TOO_MANY_NAMES,
+    TOO_MANY_NEW,
+)
 from healer.signals.series import LIMITS
 from tests.unit.signals.measuring import NOW, Bench, known, shipped
 
@@ -104,8 +112,11 @@ def test_names_of_ports_are_bounded_in_a_cluster() -> None:
         ]
         return text(bench, *lines)
 
-    for node in range(1, NAMES_MAX // PORTS_MAX + 1):
+    free = NAMES_FREE // PORTS_MAX
+    for node in range(1, free + 1):
         assert ports(node, node * 100) == {}
+    for node in range(free + 1, free + 1 + (NAMES_MAX - NAMES_FREE) // NAMES_OF_NODE):
+        assert ports(node, node * 100) == {"net_carrier": TOO_MANY_NEW}
     assert ports(100, 100_00) == {"net_carrier": TOO_MANY_NAMES}
     assert ports(101, 100) == {}, "names that are known are taken of any node"
     assert text(bench, 'net_carrier{node="gpu0101",device="eth200"} 1') == {"net_carrier": TOO_MANY}

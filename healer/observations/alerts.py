@@ -11,7 +11,7 @@ from healer.model import Component, Observation
 #: Beyond them one that is over is forgotten first, else the oldest.
 ALERTS_MAX, OF_NODE_MAX = 20_000, 100
 
-#: (cluster, node, switch, gpu, pci, nic, device, fingerprint): the sender chooses the fingerprint, so that alone it
+#: (cluster, node, switch, gpu, pci, nic, device, fingerprint). The sender chooses the fingerprint: alone it
 #: would let one node's sender end another node's alert.
 _Key = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None, str]
 

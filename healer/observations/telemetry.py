@@ -48,8 +48,8 @@ class Counts:
     """Of this process. `late`: samples older than the windows, or of a time that a repair ended.
     `out_of_order`: not newer than the last of their series, or told twice. `future`: reports whose clock, or
     that of the host where they arrived, was ahead. `unknown_columns`: samples of series that the catalogue
-    does not know. `dropped`: samples for which there was no room, of another cluster, or of a node that told of
-    more moments than are looked at."""
+    does not know. `dropped`: samples for which there was no room, of another cluster, or of a node that told
+    of more moments than are looked at."""
 
     reports: int = 0
     samples: int = 0

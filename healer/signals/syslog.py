@@ -16,7 +16,7 @@ JOURNAL_INPUT = "imjournal"
 FACILITY_NAMES = ("syslog_facility", "facility", "syslogfacility", "syslogfacility-text", "facility_text")
 _KERNEL_FACILITY = frozenset({0, "0", "kern", "kernel"})
 #: What is looked at to tell whose a line is; all that a record tells under such a name must agree. Any
-#: program may choose a `transport` without `_`: it proves nothing, and speaks against the kernel all the same.
+#: program may choose a `transport` without `_`: it proves nothing, and speaks against the kernel as well.
 MARKS = frozenset({"_transport", "transport", "inputname", "source_type", *FACILITY_NAMES})
 #: What journald's records of the kernel never have: that of the process that wrote a line
 #: (systemd.journal-fields(7)), of a container's output, and of a file.

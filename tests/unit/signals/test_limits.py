@@ -115,8 +115,10 @@ def test_names_of_ports_are_bounded_in_a_cluster() -> None:
     free = NAMES_FREE // PORTS_MAX
     for node in range(1, free + 1):
         assert ports(node, node * 100) == {}
-    for node in range(free + 1, free + 1 + (NAMES_MAX - NAMES_FREE) // NAMES_OF_NODE):
+    last = free + (NAMES_MAX - NAMES_FREE) // NAMES_OF_NODE
+    for node in range(free + 1, last):
         assert ports(node, node * 100) == {"net_carrier": TOO_MANY_NEW}
+    assert ports(last, last * 100) == {"net_carrier": TOO_MANY_NAMES}, "it brings the last of them"
     assert ports(100, 100_00) == {"net_carrier": TOO_MANY_NAMES}
     assert ports(101, 100) == {}, "names that are known are taken of any node"
     assert text(bench, 'net_carrier{node="gpu0101",device="eth200"} 1') == {"net_carrier": TOO_MANY}

@@ -119,7 +119,9 @@ class Poster:
         if self.route in _IN_INBOX:
             wanted = f"{'%' if self.route == 'kernel-log' else 'feed-'}{self.mark}"
             rows = database.execute(
-                "SELECT substring(doc::text FROM %s) FROM inbox WHERE doc::text LIKE %s ORDER BY id",
+                "SELECT substring(doc::text FROM %s) FROM inbox WHERE doc::text LIKE %s "
+                # An alert that was sent again is noted as going on, beside its first telling.
+                "AND doc #> '{data,again}' IS NULL ORDER BY id",
                 [
                     rf"(\d+)-feed-4000-8000-{self.mark}"
                     if self.route == "kernel-log"

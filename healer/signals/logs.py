@@ -201,13 +201,13 @@ def _time(fields: Mapping[str, Any]) -> str | None:
         return time_text(micros / 1e6)
     value = _first(fields, _TIMES)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return time_text(float(value))  # Fluent Bit: seconds since 1970
+        return time_text(value)  # Fluent Bit: seconds since 1970
     return value if isinstance(value, str) and value else None
 
 
 def time_text(seconds: float) -> str:
     """RFC 3339 of seconds since 1970. Raises BadEntry."""
     try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat()
+        return datetime.fromtimestamp(float(seconds), UTC).isoformat()
     except (OverflowError, ValueError, OSError):
         raise BadEntry("time: not a time") from None

@@ -349,3 +349,13 @@ def test_numbers_of_the_journal() -> None:
     ]  # fmt: skip
     with pytest.raises(BadEntry):
         message_text(7)
+
+
+@pytest.mark.parametrize(
+    "time", [10**400, -(10**400), 1e300], ids=["huge", "hugely negative", "beyond all calendars"]
+)
+def test_a_time_that_no_calendar_has_costs_its_record_alone(time: float) -> None:
+    told = take({**fluent_bit(), "date": time}, fluent_bit())
+    assert [one.index for one in told.accepted.rejected] == [0]
+    assert "not a time" in told.accepted.rejected[0].reason
+    assert len(told.accepted.observations) == 1

@@ -33,6 +33,7 @@ from tests.fuzz.decoders import BY_NAME, DECODERS, Decoder, check, problem_with
 from tests.fuzz.growing import HARD, HEADS, SHAPES, TAILS
 from tests.fuzz.mutation import SIZE_MAX, mutated
 from tests.unit.signals import collected, pushing
+from tests.unit.signals import shipped as shipped_records
 from tests.unit.signals.measuring import NOW, Bench, known, shipped
 
 HOME = str(Path(healer.__file__).parent)
@@ -122,6 +123,10 @@ _FOUND = (
     ("file_sd_json", b'[{"targets":[],"x":' + b"[" * 5000),
     ("file_sd_yaml", b"- ? [a]\n  : 1\n  ? [a]\n  : 2\n"),
     ("scrape_yaml", b"? [a]\n: 1\n? {b: c}\n: 2\n? [a]\n: 3\n"),
+    (
+        "logs_json",
+        seeds.js(shipped_records.fluent_bit() | {"date": 10**400, "_SOURCE_REALTIME_TIMESTAMP": ""}),
+    ),
     ("munge", seeds.MUNGE[0].replace(b"1795143600", b"9" * 15)),
     ("munge", seeds.MUNGE[0].replace(b"1795143601", b"9" * 30)),
     ("munge", seeds.MUNGE[0].partition(b"{")[0] + b"[" * 5000),

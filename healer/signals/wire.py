@@ -24,8 +24,8 @@ LINE_LIMIT_BYTES = 4096
 ENTRIES_MAX = 100_000
 #: Lines of one request as text; most lines of a log say nothing that counts.
 LINES_MAX = 250_000
-#: A sender's clock that is further ahead of ours is not believed.
-FUTURE_LIMIT = timedelta(hours=1)
+#: A sender's clock that is further ahead of ours is not believed; more than zones can differ is no clock.
+FUTURE_LIMIT, FUTURE_MOST = timedelta(hours=1), timedelta(hours=26)
 #: The widest offset of any time zone: a date without zone is surely past only beyond it.
 _WIDEST_ZONE = timedelta(hours=14)
 #: What host names and Slurm's hostlists can hold.
@@ -258,7 +258,7 @@ class _Heap:
         size = len(one.line.encode("utf-8", "surrogatepass"))
         if size > LINE_LIMIT_BYTES:
             raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
-        at = None if one.time is None else utc_time(one.time)
+        at = None if one.time is None else told_time(one.time, self.now)
         return _Taken(index, cluster, node, boot_id, one, at)
 
     def done(self) -> Accepted:
@@ -320,7 +320,15 @@ def event_time(text: str | None, now: datetime) -> datetime | None:
     A clock that is hours ahead is one that was set to local time, or never set: its node's words are as true
     as any other's, and count as of their arrival.
     """
-    return None if text is None else believed(utc_time(text), now)
+    return None if text is None else believed(told_time(text, now), now)
+
+
+def told_time(text: str, now: datetime) -> datetime:
+    """The time as it is told, in UTC. Raises BadEntry, also for one that no zone explains."""
+    told = utc_time(text)
+    if told > now + FUTURE_MOST:
+        raise BadEntry(f"time: {text} is more than 26 h ahead of this server's clock")
+    return told
 
 
 def believed(told: datetime, now: datetime) -> datetime:
@@ -409,7 +417,7 @@ def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observat
     where = beat.cluster or cluster
     if wrong := wrong_node(where, beat.node, known):
         raise BadEntry(wrong)
-    told = utc_time(beat.time) if beat.time is not None else now
+    told = told_time(beat.time, now) if beat.time is not None else now
     at = believed(told, now)
     boot_id = normal_boot_id(beat.boot_id)
     _check_id("boot_id", boot_id)

@@ -43,7 +43,8 @@ class Command:
 
     @contextmanager
     def following(self, path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-        told = [*self.command, "--from-log", str(path), "--follow", *options]
+        # A shell's background jobs ignore Ctrl-C, and what they start inherits that.
+        told = ["env", "--default-signal=INT", *self.command, "--from-log", str(path), "--follow", *options]
         process = subprocess.Popen(
             told, env=self.environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

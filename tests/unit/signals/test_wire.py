@@ -50,9 +50,7 @@ def test_every_entry_falls_into_one_heap() -> None:
     assert [one.index for one in taken.rejected] == [2]
 
 
-@pytest.mark.parametrize(
-    "told", ["2026-11-20T04:00:01Z", "2026-11-20T11:00:00+00:00", "9999-01-01T00:00:00Z"]
-)
+@pytest.mark.parametrize("told", ["2026-11-20T04:00:01Z", "2026-11-20T11:00:00+00:00"])
 def test_a_clock_that_is_hours_ahead_costs_no_line(told: str) -> None:
     (seen,) = take({"line": LOST, "time": told}).observations
     assert (seen.event_at, seen.arrived_at) == (NOW, NOW), "it counts as of its arrival"
@@ -76,6 +74,10 @@ def test_a_clock_that_is_hours_ahead_costs_no_line(told: str) -> None:
         ({"line": LOST, "time": "yesterday"}, "time: not an RFC 3339 time"),
         ({"line": LOST, "time": 1763607600}, "time"),
         ({"line": LOST, "time": "2026-11-20T03:00:00"}, "time: has no time zone"),
+        (
+            {"line": LOST, "time": "2099-01-01T00:00:00Z"},
+            "time: 2099-01-01T00:00:00Z is more than 26 h ahead",
+        ),
         ({"line": LOST, "job": "4711\0"}, "job: "),
         ({"line": LOST, "boot_id": "b 1"}, "boot_id: "),
         ({"line": "x" * 4097}, "line: 4097 bytes"),

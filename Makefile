@@ -1,7 +1,8 @@
 # `make` prints what there is to do. Everything runs in .venv, made from uv.lock by tools/setup.
 
 PYTEST_ARGS ?=
-# Most tests wait for servers: more processes than cores. A file stays in one process, which starts its servers once.
+# Most tests wait for servers: more processes than cores. A file stays in one process, which starts its servers once;
+# in the order of their folders, as the slow ones with servers stand in the first.
 PYTEST_JOBS ?= 4
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +22,7 @@ demo: ## the whole product with a faulty cluster to heal, on this machine; Ctrl-
 test: ## sets up everything tests need (Slurm, Chromium), then checks and runs all tests
 	@tools/setup --dev --system
 	@$(MAKE) --no-print-directory check
-	@.venv/bin/pytest -n $(PYTEST_JOBS) --dist loadfile $(PYTEST_ARGS)
+	@.venv/bin/pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: ## format, lint, types, import rules
 	@tools/setup --dev

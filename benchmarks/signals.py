@@ -3,7 +3,7 @@
     python -m benchmarks.signals [--connections 32] [--seconds 8] [--rate 5000]
 
 One server process on an embedded PostgreSQL, one load process. Prints requests/s, p50 and p99 of the answer,
-the API's processor time for each, and how many rows are there afterwards (it must be all of them).
+the processor time for each by process, and how many rows are there afterwards (it must be all of them).
 
 Without --rate each connection sends its next line when the last one was answered. With it lines come at fixed
 moments, so many a second, whether or not the ones before were answered; the time of an answer counts from its
@@ -13,6 +13,7 @@ on its way at a time, as senders do: the moments go round over the connections.
 
 import argparse
 import asyncio
+import dataclasses
 import gc
 import json
 import multiprocessing
@@ -20,88 +21,161 @@ import os
 import shutil
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import sqlalchemy as sa
 import uvicorn
+import uvloop
 
 from healer import migrate
+from healer.adapters.spool import FileSpool
+from healer.api.app import create_app
 from healer.api.connections import uvicorn_settings
 from healer.embedded.postgres import Postgres
 from tests.support.api import CLUSTER, XID_79, Api
+from tests.support.processes import descendants
 from tests.support.stack import make_scratch
 from tests.support.wait import wait_until
 
+#: All of one width, so that all requests have one length.
+_FIRST_SEQ = 10_000_000
 
-def serve(url: str, port: int, pipe: Connection) -> None:
+
+def serve(url: str, port: int, spool: Path, pipe: Connection) -> None:
     api = Api(sa.create_engine(url), nodes=1250)
+    app = create_app(dataclasses.replace(api.services, spool=FileSpool(spool)))  # as `healer api` has one
     pipe.send(api.token("signals"))
     gc.collect()
-    gc.freeze()  # as `healer api` does
+    gc.freeze()
+    gc.set_threshold(20_000)  # all three as `healer api` does
     uvicorn.run(
-        api.app, host="127.0.0.1", port=port, log_level="warning", access_log=False, loop="uvloop",
+        app, host="127.0.0.1", port=port, log_level="warning", access_log=False, loop="uvloop",
         **uvicorn_settings(),
     )  # fmt: skip
 
 
-async def client(
-    port: int, token: str, number: int, moments: Iterator[float | None], seconds: list[float]
-) -> None:
-    """`moments`: when each line is due, None for at once."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for sent, due in enumerate(moments, 1):
-        node = f"gpu{(number * 37 + sent) % 1250 + 1:04d}"
+class Client(asyncio.Protocol):
+    """One connection that sends a line, waits for its answer, and sends the next. It does little:
+    it takes part of the two cores that it measures."""
+
+    def __init__(self, token: str, number: int, due: Iterator[float | None], seconds: list[float]) -> None:
+        """`due`: when each line is due by `time.perf_counter`, None for at once."""
         body = json.dumps(
             {
                 "cluster": CLUSTER,
-                "node": node,
+                "node": "gpu@@@@",
                 "boot_id": f"boot-{number}",
-                "entries": [{"seq": sent, "time": "2026-11-20T03:00:00Z", "line": XID_79}],
+                "entries": [{"seq": 0, "time": "2026-11-20T03:00:00Z", "line": XID_79}],
             }
-        ).encode()
+        ).replace('"seq": 0', '"seq": @@@@@@@@')
         head = (
             f"POST /api/v1/signals/kernel-log HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
+        self._form = (head + body).replace("@@@@@@@@", "%d").replace("@@@@", "%04d").encode()
+        self._number, self._due, self._seconds = number, due, seconds
+        self._sent, self._began, self._answer = 0, 0.0, b""
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        self._next()
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        head, _, told = self._answer.partition(b"\r\n\r\n")
+        length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        if not length or len(told) < int(length):
+            return
+        if not head.startswith(b"HTTP/1.1 202"):
+            self._end(RuntimeError(f"{head!r} {told!r}"))
+            return
+        self._seconds.append(time.perf_counter() - self._began)
+        self._answer = b""
+        self._next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc or RuntimeError("the server ended the connection"))
+
+    def _next(self) -> None:
+        try:
+            due = next(self._due)
+        except StopIteration:
+            self._end(None)
+            return
         if due is not None and (wait_s := due - time.perf_counter()) > 0:
-            await asyncio.sleep(wait_s)
-        started = time.perf_counter() if due is None else due
-        writer.write(head.encode() + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        told = await reader.readexactly(length)
-        seconds.append(time.perf_counter() - started)
-        if not answer.startswith(b"HTTP/1.1 202"):
-            sys.exit(f"{answer!r} {told!r}")
-    writer.close()
+            self._loop.call_later(wait_s, self._send, due)
+        else:
+            self._send(due)
+
+    def _send(self, due: float | None) -> None:
+        self._sent += 1
+        self._began = time.perf_counter() if due is None else due
+        node = (self._number * 37 + self._sent) % 1250 + 1
+        self._transport.write(self._form % (node, _FIRST_SEQ + self._sent))
+
+    def _end(self, error: Exception | None) -> None:
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+        self._transport.close()
 
 
 async def load(port: int, token: str, connections: int, seconds: float, rate: float) -> list[float]:
     """Seconds that each answer took. `rate`: lines per second, 0 for as many as go."""
     taken: list[float] = []
+    loop = asyncio.get_running_loop()
     begin = time.perf_counter()
 
-    def moments(number: int) -> Iterator[float | None]:
+    def due(number: int) -> Iterator[float | None]:
         if not rate:
             while time.perf_counter() < begin + seconds:
                 yield None
+            return
         for line in range(number, int(rate * seconds), connections):
             yield begin + line / rate
 
-    await asyncio.gather(
-        *(client(port, token, number, moments(number), taken) for number in range(connections))
-    )
+    async def one(number: int) -> None:
+        _, client = await loop.create_connection(
+            lambda: Client(token, number, due(number), taken), "127.0.0.1", port
+        )
+        await client.ended
+
+    await asyncio.gather(*(one(number) for number in range(connections)))
     return taken
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far: on a shared machine the only figure that compares."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+class Spent(NamedTuple):
+    """CPU seconds so far: on a shared machine the only figure that compares."""
+
+    api_loop: float
+    api_threads: float
+    postgres: float
+    client: float
+
+    @classmethod
+    def so_far(cls, api: int, postgres: int) -> "Spent":
+        loop = _on_cpu_s(api, api)
+        backends = sum(_on_cpu_s(pid) for pid in descendants(postgres))
+        return cls(loop, _on_cpu_s(api) - loop, backends, _on_cpu_s(os.getpid()))
+
+    def each_us(self, before: "Spent", lines: int) -> str:
+        spent = [(now - then) / lines * 1e6 for now, then in zip(self, before, strict=True)]
+        return ", ".join(f"{name} {one:.0f}" for name, one in zip(self._fields, spent, strict=True))
+
+
+def _on_cpu_s(pid: int, thread: int | str = "*") -> float:
+    """Of one thread, or of all that a process has now."""
+    times = (one.read_text() for one in Path(f"/proc/{pid}/task").glob(f"{thread}/schedstat"))
+    return sum(int(one.split()[0]) for one in times) / 1e9
 
 
 def listens(port: int) -> bool:
@@ -126,26 +200,27 @@ def main() -> None:
             port = probe.getsockname()[1]
         mine, theirs = multiprocessing.Pipe()
         process = multiprocessing.get_context("spawn").Process(
-            target=serve, args=(server.url_of("healer"), port, theirs), daemon=True
+            target=serve, args=(server.url_of("healer"), port, folder / "spool", theirs), daemon=True
         )
         process.start()
         token = mine.recv()
         wait_until(lambda: listens(port), 20, what="the API listens")
-        asyncio.run(load(port, token, asked.connections, 1, 0))
+        uvloop.run(load(port, token, asked.connections, 1, 0))
         with engine.begin() as conn:
             conn.execute(sa.text("DELETE FROM inbox"))
-        before = cpu_s(process.pid or 0)
+        api, postgres = process.pid or 0, server.process.pid if server.process else 0
+        before = Spent.so_far(api, postgres)
         begun = time.perf_counter()
-        taken = asyncio.run(load(port, token, asked.connections, asked.seconds, asked.rate))
+        taken = uvloop.run(load(port, token, asked.connections, asked.seconds, asked.rate))
         took_s = time.perf_counter() - begun
-        spent = cpu_s(process.pid or 0) - before
+        spent = Spent.so_far(api, postgres).each_us(before, len(taken))
         with engine.connect() as conn:
             rows = conn.execute(sa.text("SELECT count(*) FROM inbox")).scalar_one()
         cut = statistics.quantiles(taken, n=100)
         print(
             f"{asked.connections} connections: {len(taken) / took_s:,.0f} events/s, "
             f"p50 {cut[49] * 1000:.1f} ms, p99 {cut[98] * 1000:.1f} ms, "
-            f"{spent / len(taken) * 1e6:.0f} us CPU of the API each; {rows} rows of {len(taken)}"
+            f"{rows} rows of {len(taken)}; us CPU each: {spent}"
         )
         process.terminate()
         process.join()

@@ -68,6 +68,7 @@ class DetectionCase(msgspec.Struct, frozen=True, kw_only=True):
     devices: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: {"d1": ("p1", "p2")})
     jobs: dict[str, tuple[str, ...]] = {}
     switches: dict[str, tuple[str, ...]] = {}
+    racks: dict[str, tuple[str, ...]] = {}
     states: dict[str, tuple[str, ...]] = {}
 
 
@@ -266,8 +267,13 @@ def _slurm(case: DetectionCase) -> SlurmSnapshot:
 
 
 def _places(case: DetectionCase) -> Topology:
+    switch_of = {node: name for name, nodes in case.switches.items() for node in nodes}
+    rack_of = {node: name for name, nodes in case.racks.items() for node in nodes}
     return Topology(
-        places={node: Place(switch=switch) for switch, nodes in case.switches.items() for node in nodes}
+        places={
+            node: Place(switch=switch_of.get(node, ""), rack=rack_of.get(node, ""))
+            for node in switch_of.keys() | rack_of.keys()
+        }
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from healer.actions import CHECKS, VERBS, WAITS, Action, Again, Context, Done, Failed, Result, Skipped, note
+from healer.actions.beside import beside
 from healer.actions.checks import told_since
 from healer.decisions import settings_of
 from healer.leave import TELLING, Leave, paused, remedy_use
@@ -23,6 +24,7 @@ from healer.model import (
     CommandKind,
     Incident,
     LogEntry,
+    Playbook,
     RemedyUse,
     Ruleset,
     Run,
@@ -32,7 +34,8 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.playbooks.advance import Ask, Do, Finish, Skip, Sleep, advance
+from healer.model.run import tests_of, tried_of
+from healer.playbooks.advance import BEGIN, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
 from healer.ports import (
     Checkpoints,
     Clock,
@@ -51,6 +54,7 @@ from healer.runlog import (
     began_at,
     effect_key,
     entry_of,
+    facts_of,
     has_drained,
     has_removed,
     has_reserved,
@@ -130,6 +134,10 @@ class Driver:
                     entries.append(entry)
                 case Skip():
                     entries.append(self._skip(claim, intent))
+                case Know():
+                    entries.append(self._know(claim, playbook))
+                case Undo():
+                    entries.append(self._undo(claim, intent, entries))
                 case Sleep() | Ask() if claim.run.shadow and (would := _would(intent)):
                     self._end(claim, RunState.done, would)
                     return
@@ -140,26 +148,32 @@ class Driver:
                     return
                 case Ask():
                     self._note(claim, entries, "stuck")
-                    self._ask(claim, intent.question)
+                    self._ask(claim, intent.question, entries)
                     return
                 case Finish():
                     early = any(one.data.get("ends_run") for one in entries)
-                    self._end(claim, RunState.done, intent.why, early=early)
+                    if intent.undone:
+                        by = _data(entries, UNDO).get("by")
+                        self._end(claim, RunState.undone, intent.why, by=by)
+                    else:
+                        self._end(claim, RunState.done, intent.why, early=early)
                     return
 
     def _sleep(self, claim: RunClaim, intent: Sleep, entries: list[LogEntry]) -> None:
         """A wait for a moment keeps the node; a wait for a person may be taken over by theirs."""
         if intent.until is None:
-            tell = self._news(claim.run, RunState.waiting)
-            claim.set_state(RunState.waiting, why=intent.why, tell=tell)
+            tell = self._news(claim.run, RunState.waiting, entries)
+            approval = data.get("approval") if (data := _data(entries, intent.key)) else None
+            question = intent.why if approval else None
+            claim.set_state(RunState.waiting, why=intent.why, question=question, tell=tell)
             return
         last = last_of(entries, intent.key)
         held = last is not None and last.event is StepEvent.held
         question = intent.why if held else None  # what a guard holds is shown, and paged like any hold
         claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)
 
-    def _ask(self, claim: RunClaim, question: str) -> None:
-        tell = self._news(claim.run, RunState.stuck)
+    def _ask(self, claim: RunClaim, question: str, entries: Sequence[LogEntry] = ()) -> None:
+        tell = self._news(claim.run, RunState.stuck, entries)
         claim.set_state(RunState.stuck, why=question, question=question, tell=tell)
 
     def _note(self, claim: RunClaim, entries: list[LogEntry], state: str) -> None:
@@ -277,6 +291,45 @@ class Driver:
         claim.write(entry)
         return entry
 
+    def _know(self, claim: RunClaim, playbook: Playbook) -> LogEntry:
+        """What conditions and inputs of this run rest on, once and for all: its first line."""
+        step = Do(step=Step(id=BEGIN), key=BEGIN, item=None, attempt=1, fresh=True)
+        told = facts_of(claim.run, playbook, claim.incident())
+        entry = entry_of(claim.run, step, self.clock.now(), StepEvent.done, "", {"knows": told})
+        claim.write(entry)
+        return entry
+
+    def _undo(self, claim: RunClaim, intent: Undo, entries: list[LogEntry]) -> LogEntry:
+        """Takes one step back. What nothing takes back stays, and is said."""
+        step = intent.step
+        part = Do(step=step, key=intent.key, item=intent.item, attempt=intent.attempt, fresh=False)
+        undo = _action(step).undo
+        title = (step.title or step.id) + (f" ({intent.item})" if intent.item else "")
+        if undo is None or step.undo == "keep":
+            return self._write(claim, part, StepEvent.skipped, title)
+        if claim.run.shadow:
+            return self._write(claim, part, StepEvent.undone, f"shadow: would take back {title}")
+        if paused(claim, self.clock):
+            wake = (self.clock.now() + timedelta(seconds=1)).isoformat()
+            text = "a pause: nothing is taken back now"
+            return entry_of(claim.run, part, self.clock.now(), StepEvent.waiting, text, {"wake_at": wake})
+        own = intent.key.partition(":")[2]
+        ctx = self._context(claim, msgspec.structs.replace(part, key=own), entries)
+        if not is_started(entries, intent.key):
+            # Whoever sees the node come back knows by this that it is no person's doing.
+            lifts = {"verb": str(Verb.undrain)} if step.do in REMOVING_VERBS else {}
+            self._write(claim, part, StepEvent.started, "", dict(lifts))
+        self.checkpoint(f"undoing:{own}")
+        result = self._guarded(lambda: undo(ctx))
+        self.checkpoint(f"undid:{own}")
+        event = StepEvent.undone if isinstance(result, Done | Skipped) else _EVENT[type(result)]
+        data: dict[str, object] = {"verb": f"undo {step.do}"}
+        if isinstance(result, Again):
+            data["wake_at"] = (self.clock.now() + timedelta(seconds=result.after_s or 5.0)).isoformat()
+        if isinstance(result, Failed) and (result.final or intent.attempt > step.retries):
+            data["final"] = True
+        return self._write(claim, part, event, result.text, data)
+
     def _perform(self, action: Action, ctx: Context, key: str) -> Result:
         result = action.probe(ctx)
         if result is None:
@@ -388,8 +441,8 @@ class Driver:
         claim.write(entry, audit=audit_of(claim.run, intent, entry), drained=drained)
         return entry
 
-    def _news(self, run: Run, state: RunState) -> Command | None:
-        """What the detector is told of a run's new state; nothing for shadow runs."""
+    def _news(self, run: Run, state: RunState, entries: Sequence[LogEntry] = ()) -> Command | None:
+        """What the detector is told of a run's new state, and of its tests; nothing for shadow runs."""
         if run.incident is None or run.shadow:
             return None
         return Command(
@@ -399,20 +452,32 @@ class Driver:
             by=run.by,
             incident=run.incident,
             reason=run.reason,
-            data={"run": run.id, "playbook": run.playbook, "state": str(state)},
+            data={"run": run.id, "playbook": run.playbook, "state": str(state)}
+            | tests_of(entries)
+            | tried_of(entries),
         )
 
-    def _end(self, claim: RunClaim, state: RunState, why: str, *, early: bool = False) -> None:
-        """`early`: not by its last step; its incident stands as if nobody had worked on it."""
+    def _end(
+        self, claim: RunClaim, state: RunState, why: str, *, early: bool = False, by: str | None = None
+    ) -> None:
+        """`early`: not by its last step; its incident stands as if nobody had worked on it. `by`: who ended
+        it, where that is not who asked for it."""
         tell = self._news(claim.run, state)
+        if tell is not None and by is not None:
+            tell = msgspec.structs.replace(tell, by=by)
         if tell is not None and early:
             tell = msgspec.structs.replace(tell, data={**tell.data, "early": True})
         claim.set_state(state, why=why, tell=tell)
 
 
+def _data(entries: Sequence[LogEntry], key: str) -> dict[str, Any]:
+    last = last_of(entries, key)
+    return last.data if last is not None else {}
+
+
 def _action(step: Step) -> Action:
     if step.do is not None:
-        return VERBS[step.do]
+        return beside(VERBS[step.do], step)
     return CHECKS[step.check] if step.check is not None else WAITS[step.wait or ""]
 
 

@@ -1,6 +1,7 @@
 """Slurm's hostlist brackets: `gpu[0001-0016,0020]` -> names. Pure."""
 
 import re
+from collections.abc import Iterable
 
 #: More than the largest Slurm cluster; a typing mistake must not eat the memory.
 MOST_NAMES = 100_000
@@ -10,6 +11,8 @@ _MOST_BRACKETS = 16
 _BRACKET = re.compile(r"\[([0-9,\- ]+)\]")
 #: Up to a comma that stands in no bracket. Users write such lists too: linear, whatever they hold.
 _PART = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
+#: 9 digits at most: what is longer is no number to count by.
+_NUMBERED = re.compile(r"(.*?[^0-9]|)([0-9]{1,9})")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -59,3 +62,30 @@ def _numbers(text: str) -> list[str]:
         if len(numbers) > MOST_NAMES:
             raise ValueError(f"[{text[:80]}] names more than {MOST_NAMES} nodes")
     return numbers
+
+
+def compact(names: Iterable[str]) -> str:
+    """`gpu[0001-0003,0007]` of names that end with a number of equal width; others stand as they are."""
+    by_head: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for name in sorted(set(names)):
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            plain.append(name)
+        else:
+            by_head.setdefault((match[1], len(match[2])), []).append(int(match[2]))
+    found = [_bracketed(head, width, sorted(numbers)) for (head, width), numbers in by_head.items()]
+    return ",".join(sorted(found) + plain)
+
+
+def _bracketed(head: str, width: int, numbers: list[int]) -> str:
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    if len(numbers) == 1:
+        return f"{head}{numbers[0]:0{width}}"
+    pieces = [f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs]
+    return f"{head}[{','.join(pieces)}]"

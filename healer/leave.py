@@ -26,6 +26,7 @@ from healer.decisions import (
 from healer.decisions.places import node_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.senses import ended_work, not_looked
+from healer.incidents.severity import urgency_of
 from healer.model import (
     JOB_VERBS,
     LIFTING_VERBS,
@@ -179,6 +180,7 @@ class Leave:
             mode=asked.mode if ride else _mode(rules, run),
             adopts=adopts(playbook),
             stuck_since=stuck_since(self.entries),
+            urgency=urgency_of(incident, facts.snapshot) if incident is not None else None,
             granted=is_started(self.entries, intent.key, attempt),
         )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from math import isnan
+from math import isinf, isnan
 from typing import Any
 
 from healer.model import Column
@@ -101,5 +101,5 @@ def steps_body(batch: StepBatch) -> dict[str, Any]:
     for name in _FIGURES:
         for row, value in zip(rows, getattr(batch, name).tolist(), strict=True):
             if not isnan(value):
-                row[name] = value
+                row[name] = "NaN" if isinf(value) else value
     return {"cluster": batch.cluster, "job": batch.job, "restart": batch.restart, "samples": rows}

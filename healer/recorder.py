@@ -6,19 +6,25 @@ over the same signals.
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 
-from healer.model import Observation, ObservationKind, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model import Observation, ObservationKind, Reference, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.ports import ColumnBook
 from healer.recorded_samples import Layouts, steps_body
 
 _LINES = frozenset(
-    {ObservationKind.xid, ObservationKind.sxid, ObservationKind.gpu_lost, ObservationKind.gpu_identity}
+    {
+        ObservationKind.xid,
+        ObservationKind.sxid,
+        ObservationKind.gpu_lost,
+        ObservationKind.gpu_identity,
+        ObservationKind.kernel_line,
+    }
 )
 
 
@@ -43,13 +49,25 @@ class Recorder:
         self._snapshot: SlurmSnapshot | None = None
         self._nodes: object = None
         self._jobs: object = None
+        #: By kind, as written; None: nothing is written in this file yet.
+        self._references: dict[str, Reference] | None = None
         self._last: datetime | None = None
 
-    def note(self, batch: Sequence[Observation], snapshot: SlurmSnapshot | None, now: datetime) -> None:
-        """What one walk is about to see."""
+    def note(
+        self,
+        batch: Sequence[Observation],
+        snapshot: SlurmSnapshot | None,
+        now: datetime,
+        *,
+        facts: Mapping[str, Mapping[str, str]] | None = None,
+        references: Mapping[str, Reference] | None = None,
+    ) -> None:
+        """What one walk is about to see. `facts`: what nodes told of themselves before, by node;
+        `references`: what nodes should be, by kind."""
         with self._lock:
             self._snapshot = snapshot or self._snapshot
             self._show(now)
+            self._show_drift(now, facts or {}, references or {})
             for route, body in _bodies(batch):
                 self._put(now, route, body)
 
@@ -64,7 +82,7 @@ class Recorder:
 
     def _show(self, now: datetime) -> None:
         if self._file.begun():
-            self._nodes = self._jobs = None
+            self._nodes = self._jobs = self._references = None
         snapshot = self._snapshot
         if snapshot is not None and snapshot.nodes != self._nodes:
             self._nodes = snapshot.nodes
@@ -74,6 +92,28 @@ class Recorder:
             self._jobs = snapshot.jobs
             rows = [_job(job) for job in snapshot.jobs.values()]
             self._put(now, "slurm/jobs", {"cluster": snapshot.cluster, "jobs": rows})
+
+    def _show_drift(
+        self, now: datetime, facts: Mapping[str, Mapping[str, str]], references: Mapping[str, Reference]
+    ) -> None:
+        """Facts at the begin of a file, for they are told on a change alone; references when they change. One
+        that was forgotten is one that holds nothing."""
+        cluster = self._snapshot.cluster if self._snapshot is not None else None
+        if self._references is None:
+            self._references = {}
+            told = [
+                _told({"cluster": cluster, "node": node, "inventory": dict(known)})
+                for node, known in sorted(facts.items())
+                if known
+            ]
+            if told:
+                self._put(now, "signals/metrics", told)
+        for kind in sorted(self._references.keys() - references.keys()):
+            self._put(now, "reference", {"kind": kind, "facts": {}})
+        for kind, one in sorted(references.items()):
+            if self._references.get(kind) != one:
+                self._put(now, "reference", {"kind": kind, "node": one.node, "facts": one.facts})
+        self._references = dict(references)
 
     def _put(self, now: datetime, route: str, body: Any) -> None:
         # Two threads tell their own time: a recording never goes back.
@@ -106,6 +146,10 @@ def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any]]
         elif kind == ObservationKind.hook:
             for one in told:
                 yield f"signals/hooks/{one.data['hook']}", _told(_hook(one))
+        elif kind == ObservationKind.inventory and node is not None:
+            for one in told:
+                body = {"cluster": cluster, "node": node, "inventory": one.data.get("facts") or {}}
+                yield "signals/metrics", body
         elif kind == ObservationKind.gpu_inventory and node is not None:
             for one in told:
                 yield "signals/metrics", _inventory(cluster, node, one)

@@ -1,4 +1,4 @@
-"""What one file of `rules/` must hold beyond the right types: guards, playbooks, topology."""
+"""What one file of `rules/` must hold beyond the right types: guards, watches, topology."""
 
 import re
 from collections.abc import Sequence
@@ -6,23 +6,16 @@ from typing import Any
 
 import msgspec
 
-from healer.actions import CHECKS, VERBS, WAITS
 from healer.hostlist import expand
 from healer.model import (
-    REMOVING_VERBS,
     GuardSettings,
     Maintenance,
     Peer,
     Place,
-    Playbook,
-    Sense,
-    Step,
     Switch,
     Topology,
-    Verb,
     WatchSettings,
 )
-from healer.playbooks.advance import JOB_LISTS
 from healer.rulefiles import Source, did_you_mean
 from healer.signals.kernel_log import normal_pci
 
@@ -36,25 +29,7 @@ _SHARES = (
 )
 _AT_LEAST_ONE = ("max_nodes",)
 _AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h")
-_STEP_ID = re.compile(r"[a-z][a-z0-9_-]{0,39}")
-_TARGETS = ("node", "job")
-_LEVELS = (1, 2)
-#: They answer yes or no; every other step either works or asks a person.
-_VERDICTS = frozenset({"fabric_state", "jobs_left", Verb.diagnose})
-#: They may end the run where nothing needs to be done: a node that is out already would stay so.
-_BEFORE_REMOVING = frozenset({"still_slow", "job_end_or_checkpoint", "reached"})
-#: What a step reads of `input`: name, type, whether it has to be there.
-_INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
-    "still_slow": {"senses": (int, False)},
-    "jobs_left": {"run_on_s": (int, False)},
-    Verb.drain: {"adopt": (bool, False)},
-    Verb.release: {"hold": (bool, False)},
-    Verb.diagnose: {"script": (str, False), "limit_s": (int, False)},
-    Verb.restart_service: {"service": (str, True)},
-}
-_WANTED: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
 _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
-_SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 
 
 def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]) -> GuardSettings | None:
@@ -72,6 +47,10 @@ def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]
     for name in _AT_LEAST_ZERO:
         if getattr(settings, name) < 0:
             source.problem((*path, name), f"{name}: must not be negative")
+    if settings.earn.incidents < 1:
+        source.problem((*path, "earn", "incidents"), "earn: incidents has to be at least 1")
+    if not 0 <= settings.earn.precision <= 1:
+        source.problem((*path, "earn", "precision"), "earn: precision lies between 0 and 1")
     protected = _hosts(source, (*path, "protected"), settings.protected)
     windows = tuple(
         _window(source, (*path, "maintenance", index), window)
@@ -104,105 +83,6 @@ def _window(source: Source, path: Sequence[str | int], window: Maintenance) -> M
     if window.since and window.until and window.since >= window.until:
         source.problem((*path, "until"), "until: lies before since")
     return msgspec.structs.replace(window, nodes=_hosts(source, (*path, "nodes"), window.nodes))
-
-
-def check_playbook(source: Source, playbook: Playbook) -> None:
-    _one_of(source, ("target",), "target", playbook.target, _TARGETS)
-    if playbook.level not in _LEVELS:
-        source.problem(("level",), "level: 1 (responders may start it) or 2 (operators)")
-    if not playbook.steps:
-        source.problem(("steps",), "steps: the list is empty")
-    seen: dict[str, Step] = {}
-    for index, step in enumerate(playbook.steps):
-        path = ("steps", index)
-        if step.id in seen:
-            source.problem((*path, "id"), f"the step {step.id} stands here twice")
-        _check_step(source, path, step)
-        if step.when is not None:
-            _check_when(source, (*path, "when"), step.when, seen, playbook)
-        removed = any(one.do in REMOVING_VERBS for one in seen.values())
-        word = step.check or step.wait
-        if removed and word in _BEFORE_REMOVING:
-            text = f"{word} may end the run: it has to stand before the first step that takes anything away"
-            source.problem(path, text)
-        seen[step.id] = step
-
-
-def _check_when(
-    source: Source, path: Sequence[str | int], when: str, before: dict[str, Step], playbook: Playbook
-) -> None:
-    name, dot, word = when.partition(".")
-    if not dot or word not in ("passed", "failed"):
-        source.problem(path, f"when: {when!r} has to be STEP.passed or STEP.failed")
-        return
-    step = before.get(name)
-    if step is None:
-        later = any(one.id == name for one in playbook.steps)
-        text = f"the step {name} comes later" if later else f"there is no step {name}"
-        source.problem(path, f"when: {text}", did_you_mean(name, list(before)) or "name an earlier step")
-    elif step.for_each is not None:
-        source.problem(path, f"when: the step {name} is made of parts, each with an end of its own")
-    elif word == "failed" and (step.check or step.do) not in _VERDICTS:
-        hint = f"only {' and '.join(sorted(str(one) for one in _VERDICTS))} may answer no"
-        source.problem(path, f"when: the step {name} never fails, it asks a person", hint)
-
-
-def _check_step(source: Source, path: tuple[str, int], step: Step) -> None:
-    if not _STEP_ID.fullmatch(step.id):
-        source.problem((*path, "id"), f"id: {step.id!r} has to be small letters, digits, _ and -")
-    kinds = [name for name in ("do", "check", "wait") if getattr(step, name) is not None]
-    if len(kinds) != 1:
-        text = f"has {' and '.join(kinds)}" if kinds else "has none of do, check and wait"
-        source.problem(path, f"the step {step.id} {text}", "a step is exactly one of do, check and wait")
-    for kind, word, known in (
-        ("do", step.do, VERBS),
-        ("check", step.check, CHECKS),
-        ("wait", step.wait, WAITS),
-    ):
-        if word is not None:
-            _one_of(source, (*path, kind), kind, word, [str(name) for name in known])
-    if step.for_each is not None:
-        _one_of(source, (*path, "for_each"), "for_each", step.for_each, list(JOB_LISTS))
-    if step.timeout_s <= 0:
-        source.problem((*path, "timeout_s"), "timeout_s: has to be more than 0")
-    if step.retries < 0:
-        source.problem((*path, "retries"), "retries: must not be negative")
-    if step.wait_s is not None and step.wait_s <= 0:
-        source.problem((*path, "wait_s"), "wait_s: has to be more than 0")
-    if step.wait_s is not None and (step.wait is None or step.wait == "repair"):
-        what = "a repair ends only by a person" if step.wait else "this step does not wait"
-        source.problem((*path, "wait_s"), f"wait_s: {what}", "only a wait for a moment is bounded")
-    _check_input(source, path, step)
-
-
-def _check_input(source: Source, path: tuple[str, int], step: Step) -> None:
-    word = step.do or step.check or step.wait or ""
-    if word not in {*VERBS, *CHECKS, *WAITS}:
-        return  # said already
-    known = _INPUTS.get(word, {})
-    for name, value in step.input.items():
-        if name not in known:
-            hint = did_you_mean(name, list(known)) or (f"it reads {', '.join(known)}" if known else "")
-            source.problem((*path, "input", name), f"input: {word} does not read {name}", hint)
-        elif type(value) is not known[name][0]:
-            wanted = _WANTED[known[name][0]]
-            source.problem((*path, "input", name), f"input: {name} has to be {wanted}")
-    for name, (_, needed) in known.items():
-        if needed and name not in step.input:
-            source.problem(path, f"the step {step.id}: {word} needs input.{name}")
-    service = step.input.get("service")
-    if isinstance(service, str) and not _SERVICE.fullmatch(service):
-        source.problem((*path, "input", "service"), f"input: {service!r} is no name of a service")
-    senses = step.input.get("senses")
-    most = len(Sense) - 1  # an alert agrees with none of the others
-    if type(senses) is int and not 1 <= senses <= most:
-        source.problem((*path, "input", "senses"), f"input: senses lies between 1 and {most}")
-
-
-def _one_of(source: Source, path: Sequence[str | int], name: str, word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        hint = did_you_mean(word, known) or f"one of {', '.join(known)}"
-        source.problem(path, f"{name}: there is no {word}", hint)
 
 
 def read_watches(source: Source | None) -> WatchSettings:

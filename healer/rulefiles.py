@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -141,6 +141,9 @@ class Source:
         if isinstance(data, list | tuple):
             for index, item in enumerate(data):
                 self._unknown_fields((*path, index), item, kind)
+        elif isinstance(data, dict) and get_origin(kind) is dict:
+            for key, value in data.items():  # the names are the site's own
+                self._unknown_fields((*path, key), value, get_args(kind)[1])
         elif isinstance(data, dict) and struct is not None:
             types = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
             for key, value in data.items():

@@ -2,8 +2,9 @@
 
 Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
 `xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml`, `watches.yaml`, `signals.yaml`, `scrape.yaml`,
-`alerts.yaml` may be left out.
-Formats: `docs/rules.md`, `docs/signals.md`.
+`alerts.yaml`, `sharing.yaml`, `escalations.yaml`, `ladders.yaml`, `forecasts.yaml`,
+`notifications.yaml` may be left out.
+Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`.
 """
 
 import hashlib
@@ -18,11 +19,18 @@ import msgspec
 
 from healer.alertrules import policy_of_alert, read_alerts
 from healer.catalogue import read_catalogue
+from healer.contextrules import read_context
+from healer.detection.silence import PLACES_SILENT
+from healer.detection.slurm_conditions import PLACES_OFFLINE
 from healer.detection.tables import bit_pattern
 from healer.detectioncases import DETECTION_CASES, run_detection_cases
 from healer.detectioncases import prove as prove_rules
 from healer.detectionrules import Placed, as_policy, read_models, read_rules
+from healer.escalationrules import REPEATS, policies_of, read_escalations, read_ladders
+from healer.forecastrules import policy_of_forecast, read_forecasts
+from healer.linerules import read_lines
 from healer.model import (
+    WAVE_FAULT,
     Catalogue,
     CatalogueEntry,
     DriverAsk,
@@ -35,31 +43,38 @@ from healer.model import (
     Ruleset,
     Xid74Bits,
 )
-from healer.rulechecks import check_guards, check_playbook, read_topology, read_watches
+from healer.notificationrules import read_notifications
+from healer.playbookrules import ALWAYS, needs, read_playbooks
+from healer.proven import is_proven, note_proven
+from healer.rulechecks import check_guards, read_topology, read_watches
 from healer.rulefiles import Problem, Source, did_you_mean
 from healer.scraperules import read_scrape
+from healer.sharingrules import policy_of_sharing, read_sharings
 from healer.topology_found import FOUND, by_hand_first
 
 __all__ = ["Problem", "RulesInvalid", "load"]
 
 T = TypeVar("T")
 
-#: Playbooks that people and the API may start by these names at any time.
-ALWAYS = ("drain", "resume", "requeue")
 #: Faults that no catalogue lists: told without a number, or found by other detectors than the kernel's.
 OTHER_FAULTS = (
     "gpu-lost",
+    "lemon",
     "node-silent",
     "sender-silent",
-    "switch-silent",
+    *sorted(PLACES_SILENT),
     "fleet-silent",
     "person-drain",
     "healer-drain",
     "straggler",
     "job-slow",
     "unusual-node",
+    "result-differs",
+    "loss-nan",
+    "loss-spike",
+    "fabric-manager-version",
     "node-offline",
-    "switch-offline",
+    *sorted(PLACES_OFFLINE),
     "fleet-offline",
     "below-configured",
     "jobs-completing",
@@ -68,7 +83,16 @@ OTHER_FAULTS = (
 )
 #: Faults with an open tail: the kind of drain that Slurm set, the program that drained, the check of a node's
 #: own hooks, the partition of jobs and why they wait.
-OPEN_FAULTS = ("slurm-drain:", "foreign-drain:", "hook:", "jobs-waiting:", "jobs-held:")
+OPEN_FAULTS = (
+    WAVE_FAULT,
+    "slurm-drain:",
+    "foreign-drain:",
+    "hook:",
+    "jobs-waiting:",
+    "jobs-held:",
+    "drift:",
+    REPEATS,
+)
 _RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
@@ -97,14 +121,19 @@ def load(
     sxids = folder.by_code("sxid.yaml", CatalogueEntry, lambda entry: entry.code)
     asks = folder.by_code("xid154.yaml", DriverAsk, lambda ask: ask.code, required=False)
     nvlink5 = _nvlink5(folder)
+    lines = read_lines(folder.source("kernel_lines.yaml", required=False))
     xid74 = tuple(row for _, row in folder.entries("xid74.yaml", Xid74Bits, required=False))
     scripts = _scripts(folder)
-    playbooks = _playbooks(folder, scripts)
-    known = _known_faults(xids, sxids, asks)
+    paths = sorted((rules_dir / "playbooks").glob("*.yaml"))
+    books = [source for path in paths if (source := folder.source(f"playbooks/{path.name}"))]
+    playbooks = read_playbooks(books, scripts)
+    _always_there(folder)
+    known = [*_known_faults(xids, sxids, asks), *(one.fault for one in lines.lines)]
     rules = _rules(folder, known, playbooks)
     guards, clusters, partitions = _guards(folder, dict(overrides or {}))
     hand, found = (folder.source(name, required=False) for name in ("topology.yaml", FOUND))
     topology = by_hand_first(read_topology(hand), read_topology(found))
+    context = read_context(folder.source("context.yaml", required=False))
     watches = read_watches(folder.source("watches.yaml", required=False))
     catalogue = read_catalogue(*_signals(folder))
     scrape = read_scrape(folder.source("scrape.yaml", required=False), catalogue, rules_dir)
@@ -114,6 +143,23 @@ def load(
     policies = (*rules, *map(as_policy, detection))
     check = partial(_check_playbook_of, folder, playbooks=playbooks)
     alerts = read_alerts(folder.source("alerts.yaml", required=False), policies, check)
+    sharings = read_sharings(folder.source("sharing.yaml", required=False), policies)
+    over_time = [*known, *(one.name for one in detection)]
+    escalations = read_escalations(
+        folder.source("escalations.yaml", required=False),
+        over_time,
+        [one.name for one in (*policies, *alerts)],
+        models,
+        check,
+    )
+    ladders = read_ladders(
+        folder.source("ladders.yaml", required=False),
+        [*over_time, *(one.name for one in escalations.combinations)],
+        models,
+    )
+    told = folder.source("forecasts.yaml", required=False)
+    forecasts = read_forecasts(told, catalogue.signals, models, over_time, playbooks, check)
+    notifications = read_notifications(folder.source("notifications.yaml", required=False))
     if prove and placed and not problems:
         _prove(folder, placed, catalogue, models)
     if problems:
@@ -122,13 +168,20 @@ def load(
         version=folder.version(),
         xids=xids,
         sxids=sxids,
-        rules=(*policies, *(policy_of_alert(one) for one in alerts if one.opens)),
+        rules=(
+            *policies,
+            *(policy_of_alert(one) for one in alerts if one.opens),
+            *map(policy_of_sharing, sharings),
+            *policies_of(escalations),
+            *map(policy_of_forecast, forecasts),
+        ),
         guards=guards,
         playbooks=playbooks,
         topology=topology,
         nvlink5=nvlink5,
         driver_asks=asks,
         xid74=xid74,
+        kernel_lines=lines,
         default_mode=default_mode,
         settle_s=settle_s,
         cluster_guards=clusters,
@@ -137,9 +190,15 @@ def load(
         detection=detection,
         gpu_models=models,
         alerts=alerts,
+        context=context,
         watches=watches,
         scripts=scripts,
         scrape=scrape,
+        sharings=sharings,
+        escalations=escalations,
+        ladders=ladders,
+        forecasts=forecasts,
+        notifications=notifications,
     )
 
 
@@ -242,28 +301,10 @@ def _scripts(folder: _Folder) -> dict[str, str]:
     return found
 
 
-def _playbooks(folder: _Folder, scripts: Mapping[str, str]) -> dict[str, Playbook]:
-    found: dict[str, Playbook] = {}
-    for path in sorted((folder.path / "playbooks").glob("*.yaml")):
-        source = folder.source(f"playbooks/{path.name}")
-        if source is None:
-            continue
-        playbook = source.convert((), source.data, Playbook)
-        if playbook is None:
-            continue
-        check_playbook(source, playbook)
-        for index, step in enumerate(playbook.steps):
-            script = step.input.get("script")
-            if isinstance(script, str) and script not in scripts:
-                hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
-                source.problem(("steps", index, "input", "script"), f"there is no script {script}", hint)
-        if playbook.name != path.stem:
-            source.problem(("name",), f"the playbook {playbook.name} stands in a file of another name")
-        found[playbook.name] = playbook
+def _always_there(folder: _Folder) -> None:
     for name in ALWAYS:
-        if name not in found and not (folder.path / "playbooks" / f"{name}.yaml").exists():
+        if not (folder.path / "playbooks" / f"{name}.yaml").exists():
             folder.problems.append(Problem(f"playbooks/{name}.yaml", 1, "the file is missing"))
-    return found
 
 
 def _known_faults(
@@ -328,7 +369,8 @@ def _prove(
     told = (*signals, "gpu_models.yaml", *sorted({one.source.name for one in placed}))
     read = [folder.read.get(name, b"") for name in told]
     seen = sha256_of([*read, *(source.raw for source in sources)])
-    if seen in _proven:
+    if seen in _proven or is_proven(seen):
+        _proven.add(seen)
         return
     rules = {one.rule.name: one.rule for one in placed}
     prove_rules(run_detection_cases(sources, rules, catalogue, models), placed)
@@ -336,18 +378,27 @@ def _prove(
         if len(_proven) >= MOST_PROVEN:
             _proven.clear()
         _proven.add(seen)
+        note_proven(seen)
 
 
 def _check_playbook_of(
-    folder: _Folder, source: Source, index: int, name: str, playbooks: Mapping[str, Playbook]
+    folder: _Folder,
+    source: Source,
+    place: int | tuple[str | int, ...],
+    name: str,
+    playbooks: Mapping[str, Playbook],
 ) -> None:
     # A playbook whose file is wrong has its own problem already.
     names = {path.stem for path in (folder.path / "playbooks").glob("*.yaml")}
+    path = (*place, "playbook") if isinstance(place, tuple) else (place, "playbook")
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(sorted(names))}"
-        source.problem((index, "playbook"), f"there is no playbook {name}", hint)
+        source.problem(path, f"there is no playbook {name}", hint)
     elif name in playbooks and playbooks[name].target == "job":
-        source.problem((index, "playbook"), f"the playbook {name} is for a job, not for a node")
+        source.problem(path, f"the playbook {name} is for a job, not for a node")
+    elif name in playbooks and (needed := needs(playbooks[name])):
+        text = f"the playbook {name} needs {', '.join(needed)}, which only a person gives"
+        source.problem(path, text, "give its inputs a default")
 
 
 def _check_fault(source: Source, path: Sequence[str | int], fault: str, known: Sequence[str]) -> None:

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+import msgspec
+
 from healer.model import (
     JOB_VERBS,
     REMOVING_VERBS,
     AuditRecord,
+    Incident,
     LogEntry,
     Playbook,
     Run,
@@ -15,6 +18,7 @@ from healer.model import (
     Verb,
 )
 from healer.playbooks.advance import Do, jobs_all
+from healer.playbooks.inputs import taken
 
 _PAST = {
     Verb.drain: "node.drained",
@@ -27,6 +31,7 @@ _PAST = {
     Verb.undrain: "node.undrained",
     Verb.down: "node.set_down",
     Verb.reboot: "node.rebooted",
+    Verb.reset_gpu: "gpu.reset",
     Verb.reserve: "node.reserved",
 }
 
@@ -78,7 +83,8 @@ def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now
 
 def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tuple[Step, timedelta] | None:
     """The earlier step of the run that waited for a good moment, and how long such a moment lasts."""
-    for earlier in playbook.steps[: playbook.steps.index(step)]:
+    before = [one.id for one in playbook.steps].index(step.id)  # its input may have been filled since
+    for earlier in playbook.steps[:before]:
         last = last_of(entries, earlier.id)
         lasts = last.data.get("moment_s") if last is not None and last.event is StepEvent.done else None
         if lasts is not None:
@@ -127,6 +133,24 @@ def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int 
         return jobs_all(entries).get(item)
     given = run.input.get("restarts")
     return int(given) if given is not None else None
+
+
+def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[str, str | int | bool]:
+    """What a condition may ask of this run, by its name. What is not known is left out."""
+    found: dict[str, str | int | bool] = {}
+    if incident is not None:
+        found = {
+            "severity": str(incident.severity),
+            "fault_class": str(incident.fault_class),
+            "verdict.cause": str(incident.cause),
+        }
+        remedy = run.input.get("remedy") or next(iter(incident.remedy), None)
+        found |= {"verdict.remedy": str(remedy)} if remedy else {}
+    given = run.input.get("inputs") or {}
+    optional = {name: msgspec.structs.replace(one, required=False) for name, one in playbook.inputs.items()}
+    book = msgspec.structs.replace(playbook, inputs=optional)
+    known = taken(book, {name: value for name, value in given.items() if name in playbook.inputs})
+    return found | {f"input.{name}": value for name, value in known.items()}
 
 
 def entry_of(

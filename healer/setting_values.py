@@ -54,6 +54,22 @@ def number(low: float, high: float, *, open_low: bool = False) -> Callable[[str]
     return parse
 
 
+def whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def user(text: str) -> str:
+    """As useradd(8) allows it: it becomes a word of a command line."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", text):
+        raise ValueError("the name of a user")
+    return text
+
+
 def nodes(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ValueError("a whole number of nodes, at least 1")

@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 
 from healer import setting_values as values_of
+from healer import ticket_settings
+from healer.model.routes import ChannelKind
 from healer.model.words import Mode
 from healer.setting_values import Listen
 
@@ -55,6 +57,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slurm_conf: Path | None = None
     sim_socket: Path | None = None
     sim_nodes_socket: Path | None = None
+    ssh_key_file: Path | None = None
+    ssh_known_hosts: Path | None = None
+    ssh_user: str | None = None
+    ssh_port: int | None = None
+    ssh_config: Path | None = None
+    ssh_diagnose_level: int | None = None
     recording: Path | None = None
     guard_max_share: float | None = None
     guard_max_nodes: int | None = None
@@ -66,8 +74,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     breaker_share: float | None = None
     notify_webhook_url: str | None = None
     ticket_webhook_url: str | None = None
+    tickets: str | None = None
+    tickets_url: str | None = None
+    tickets_project: str | None = None
+    tickets_user: str | None = None
+    tickets_token: str | None = None
+    tickets_type: str | None = None
+    tickets_close: str | None = None
     events_webhook_url: str | None = None
     webhook_secret: str | None = None
+    slack_token: str | None = None
+    slack_signing_secret: str | None = None
+    wecom_url: str | None = None
+    dingtalk_url: str | None = None
+    dingtalk_secret: str | None = None
+    feishu_url: str | None = None
+    feishu_secret: str | None = None
+    pagerduty_key: str | None = None
+    alertmanager_token: str | None = None
+    smtp_password: str | None = None
     prometheus_url: str | None = None
     prometheus_token_file: Path | None = None
     prometheus_match: str = ""
@@ -91,6 +116,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if cluster not in self.clusters:
             raise SettingsError(f"{cluster} is no cluster of HEALER_CONFIG: it has {known}.")
         return self.clusters[cluster]
+
+
+#: Settings that hold what proves a channel of rules/notifications.yaml, and the addresses that are secrets.
+SECRET_OF: dict[ChannelKind, tuple[str, ...]] = {
+    ChannelKind.slack: ("HEALER_SLACK_TOKEN",),
+    ChannelKind.dingtalk: ("HEALER_DINGTALK_SECRET",),
+    ChannelKind.feishu: ("HEALER_FEISHU_SECRET",),
+    ChannelKind.pagerduty: ("HEALER_PAGERDUTY_KEY",),
+    ChannelKind.alertmanager: ("HEALER_ALERTMANAGER_TOKEN",),
+    ChannelKind.email: ("HEALER_SMTP_PASSWORD",),
+}
+URL_OF: dict[ChannelKind, tuple[str, ...]] = {
+    ChannelKind.wecom: ("HEALER_WECOM_URL",),
+    ChannelKind.dingtalk: ("HEALER_DINGTALK_URL",),
+    ChannelKind.feishu: ("HEALER_FEISHU_URL",),
+}
 
 
 def guard_overrides(settings: Settings) -> dict[str, Any]:
@@ -131,6 +172,8 @@ def load(
     _check_apart(clusters)
     if not clusters:
         _check_rest(values)
+    if (problem := ticket_settings.problem(values)) is not None:
+        raise SettingsError(problem)
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
     return Settings(**values, clusters=clusters)
 
@@ -164,6 +207,12 @@ PER_CLUSTER = (
     "HEALER_MUNGE_SOCKET",
     "HEALER_SIM_SOCKET",
     "HEALER_SIM_NODES_SOCKET",
+    "HEALER_SSH_KEY_FILE",
+    "HEALER_SSH_KNOWN_HOSTS",
+    "HEALER_SSH_USER",
+    "HEALER_SSH_PORT",
+    "HEALER_SSH_CONFIG",
+    "HEALER_SSH_DIAGNOSE_LEVEL",
     "HEALER_RECORDING",
     "HEALER_PROMETHEUS_URL",
     "HEALER_PROMETHEUS_TOKEN_FILE",
@@ -328,6 +377,12 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_MUNGE_SOCKET": _Known(values_of.path),
     "HEALER_SIM_SOCKET": _Known(values_of.path),
     "HEALER_SIM_NODES_SOCKET": _Known(values_of.path),
+    "HEALER_SSH_KEY_FILE": _Known(values_of.path),
+    "HEALER_SSH_KNOWN_HOSTS": _Known(values_of.path),
+    "HEALER_SSH_USER": _Known(values_of.user),
+    "HEALER_SSH_PORT": _Known(values_of.whole(1, 65535)),
+    "HEALER_SSH_CONFIG": _Known(values_of.path),
+    "HEALER_SSH_DIAGNOSE_LEVEL": _Known(values_of.whole(1, 4)),
     "HEALER_RECORDING": _Known(values_of.path),
     "HEALER_MODE": _Known(values_of.mode),
     "HEALER_GUARD_MAX_SHARE": _Known(_SHARE),
@@ -341,8 +396,25 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_SETTLE_S": _Known(values_of.number(0, 60)),
     "HEALER_NOTIFY_WEBHOOK_URL": _Known(values_of.web, secret=True),
     "HEALER_TICKET_WEBHOOK_URL": _Known(values_of.web, secret=True),
+    "HEALER_TICKETS": _Known(ticket_settings.system),
+    "HEALER_TICKETS_URL": _Known(values_of.web),
+    "HEALER_TICKETS_PROJECT": _Known(values_of.text),
+    "HEALER_TICKETS_USER": _Known(values_of.text),
+    "HEALER_TICKETS_TOKEN": _Known(values_of.text, secret=True),
+    "HEALER_TICKETS_TYPE": _Known(values_of.text),
+    "HEALER_TICKETS_CLOSE": _Known(values_of.text),
     "HEALER_EVENTS_WEBHOOK_URL": _Known(values_of.web, secret=True),
     "HEALER_WEBHOOK_SECRET": _Known(values_of.text, secret=True),
+    "HEALER_SLACK_TOKEN": _Known(values_of.text, secret=True),
+    "HEALER_SLACK_SIGNING_SECRET": _Known(values_of.text, secret=True),
+    "HEALER_WECOM_URL": _Known(values_of.web, secret=True),
+    "HEALER_DINGTALK_URL": _Known(values_of.web, secret=True),
+    "HEALER_DINGTALK_SECRET": _Known(values_of.text, secret=True),
+    "HEALER_FEISHU_URL": _Known(values_of.web, secret=True),
+    "HEALER_FEISHU_SECRET": _Known(values_of.text, secret=True),
+    "HEALER_PAGERDUTY_KEY": _Known(values_of.text, secret=True),
+    "HEALER_ALERTMANAGER_TOKEN": _Known(values_of.text, secret=True),
+    "HEALER_SMTP_PASSWORD": _Known(values_of.text, secret=True),
     "HEALER_PROMETHEUS_URL": _Known(values_of.web),
     "HEALER_PROMETHEUS_TOKEN_FILE": _Known(values_of.path),
     "HEALER_PROMETHEUS_MATCH": _Known(values_of.matchers),

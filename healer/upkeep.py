@@ -1,7 +1,7 @@
 """What the walk puts right under the gate's lock before it decides: slots, vetoes, the breaker."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from healer.model import (
     GateFacts,
     Incident,
     IncidentState,
+    Inventory,
     Ruleset,
     Run,
     RunState,
@@ -22,8 +23,11 @@ from healer.model import (
     Veto,
 )
 from healer.observations import Picture
+from healer.observations.picture import NodePicture
 from healer.ports import WalkTx
 
+#: A person takes or forgets a reference rarely, and nothing is done for it.
+REFERENCES_EVERY = timedelta(seconds=15)
 #: What a detector tells again while it stands: drains of others, silence.
 TOLD_ANEW = FaultClass.informational
 
@@ -78,8 +82,7 @@ class Upkeep:
     def release(self, facts: GateFacts, runs: Mapping[str, Run]) -> list[str]:
         """Jobs that a permitted prolog left held, and those that need not be kept off a node any more; the
         runs that were set going for it."""
-        open_ones = (one for one in self.work.by_id.values() if one.is_open and one.known_bad_in_service)
-        bad = {one.root.node or "" for one in open_ones}
+        bad = {name for one in self.work.by_id.values() if one.is_open for name in one.bad_nodes}
         at_work = {run.job for run in runs.values() if run.job is not None}
         back = [run for run in take_backs(facts.snapshot, bad, self.now) if run.job not in at_work]
         held = releases(facts, self.picture.ran_on, self.rules, self.now)
@@ -127,4 +130,23 @@ def healers_record(
 ) -> AuditRecord:
     return AuditRecord(
         cluster=picture.cluster, at=now, actor="healer", verb=verb, subject=subject, data=dict(data)
+    )
+
+
+def note_inventories(tx: WalkTx, picture: Picture, now: datetime) -> None:
+    """Stores what nodes told anew of themselves, and reads from time to time what nodes should be."""
+    nodes = (picture.nodes[name] for name in sorted(picture.facts_changed))
+    tx.save_inventories([_inventory(picture, one, now) for one in nodes])
+    if picture.references_at is None or now - picture.references_at >= REFERENCES_EVERY:
+        picture.references = {one.kind: one for one in tx.references()}
+        picture.references_at = now
+
+
+def _inventory(picture: Picture, node: NodePicture, now: datetime) -> Inventory:
+    return Inventory(
+        node=node.name,
+        at=node.facts_at or now,
+        facts=node.facts,
+        changed=dict(picture.new_versions.get(node.name, {})),
+        booted_at=node.booted_at,
     )

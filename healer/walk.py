@@ -4,8 +4,10 @@ The same in the detector, the simulator and replay: one batch in, one transactio
 out. The caller pokes the workers; what a lost poke leaves behind, the sweep finds.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,19 +28,29 @@ from healer.decisions import (
     severity_of,
     takes_canary,
 )
+from healer.decisions.places import planned_window
 from healer.detection import detect
+from healer.explain import keep_verdict, note_cost, note_merged
 from healer.incidents import (
     Correlator,
     apply_command,
     by_urgency,
     clear_since,
     close_what_is_over,
+    folding,
     forgotten_drains,
     is_measured,
     our_drains,
 )
+from healer.incidents.context import Context, note_context, told_now
+from healer.incidents.foretold import settle
+from healer.incidents.heals import ended_by, heal_of, noted, nothing_done
 from healer.incidents.jobs import hit_so_far
+from healer.incidents.ladder import place_and_climb
 from healer.incidents.messages import approval_page, opened_message, p0_page
+from healer.incidents.over import note_settled
+from healer.incidents.repeats import with_history
+from healer.incidents.tickets import stage_after, ticket_after
 from healer.model import (
     ENDED_RUN_STATES,
     AnswerKind,
@@ -52,6 +64,7 @@ from healer.model import (
     Guard,
     Incident,
     IncidentState,
+    Maintenance,
     Observation,
     ObservationKind,
     Outcome,
@@ -63,11 +76,13 @@ from healer.model import (
     Sensed,
     Severity,
     Slot,
+    SlurmNode,
+    TicketStage,
 )
 from healer.model.permits import permit_for
 from healer.observations import Picture
 from healer.ports import Ledger, WalkTx
-from healer.upkeep import Upkeep, healers_record, open_on
+from healer.upkeep import Upkeep, healers_record, note_inventories, open_on
 
 #: How often an incident notes that it is still looked at: each tick would be a write.
 LOOK_NOTED_S = 15.0
@@ -95,17 +110,29 @@ def walk(
     findings = detect(rules, picture, live, now)
     if sensed is not None:
         findings += sensed.findings
+    context = Context(rules, picture, now, partial(planned_on, rules, picture, now))
+    findings, passed = told_now(context, findings)
+    findings = with_history(rules, picture, batch, live, findings, now)
     with ledger.transaction() as tx:
         pass_ = _Pass(tx, rules, picture, now)
         pass_.lock(commands, findings)
         for command in commands:
             pass_.apply(command)
+        pass_.heal()
         pass_.work.take_all(pass_.without_own(findings))
+        place_and_climb(rules, picture, pass_.work, pass_.known, now)
+        pass_.pass_over(note_context(context, pass_.work, passed, rules))
         pass_.close_what_is_over()
         pass_.decide_all(batch)
+        note_merged(pass_.work, pass_.known)
+        note_cost(pass_.work, tx, picture, now)
         pass_.save()
+        settle(tx, rules, picture, findings, pass_.work.placed, now)
+        note_inventories(tx, picture, now)
         tx.consume(batch)
+    picture.history.keep()
     picture.nodes_changed = False
+    picture.facts_changed.clear()
     picture.told(findings, now)
     settling = [
         one.settle_until for one in pass_.work.by_id.values() if one.is_open and one.settle_until > now
@@ -115,6 +142,11 @@ def walk(
         (one.fault, one.root) for one in pass_.work.by_id.values() if one.is_open and is_measured(rules, one)
     )
     return pass_.started
+
+
+def planned_on(rules: Ruleset, picture: Picture, now: datetime, node: SlurmNode) -> Maintenance | None:
+    """Work that is planned on the node now, by the site's list or by Slurm."""
+    return planned_window(rules, picture.cluster, node, now, picture.slurm)
 
 
 def _moment(command: Command, name: str) -> datetime:
@@ -153,10 +185,20 @@ class _Pass:
             meant += [one for one in others if one.id != command.incident and one.opened <= since]
         for one in meant:
             self._apply_to(one, command)
+        if command.kind is CommandKind.split and known is not None:
+            self._split(self.work.by_id[known.id], command)
+
+    def _split(self, incident: Incident, command: Command) -> None:
+        wanted = set(command.data["incidents"])
+        parts = [one for one in self.tx.merged_into(incident.id) if one.id in wanted]
+        self.known |= {one.id: one for one in parts if one.id not in self.known}
+        folding.split(self.work, incident, parts, command.by)
 
     def _apply_to(self, known: Incident, command: Command) -> None:
         self.known.setdefault(known.id, known)
         changed = apply_command(known, command)
+        if command.kind is CommandKind.resolve and not changed.is_open:
+            note_settled(self.picture, known, command.by, command.at)
         run = self.tx.run(known.run) if known.run and changed.run is None else None
         if run is not None and run.state not in ENDED_RUN_STATES and run.id != command.data.get("run"):
             self.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or "", at=self.now)
@@ -176,6 +218,22 @@ class _Pass:
             for one in findings
             if not (one.fault.startswith("slurm-drain:") and one.component.node in own)
         ]
+
+    def heal(self) -> None:
+        """Before the walk's findings: the same fault after its end is a new one."""
+        for incident in self._open():
+            if (over := heal_of(self.rules, self.picture, incident)) is None:
+                continue
+            ends = over.proven and nothing_done(incident)
+            if ends and self._withdrawn(incident, over.why):
+                self.work.put(ended_by(incident, over, self.now))
+            elif (changed := noted(incident, over, self.now)) != incident:
+                self.work.put(changed)
+
+    def pass_over(self, passed: Sequence[tuple[str, str, str]]) -> None:
+        """What is not told now is kept where people can look for it."""
+        for node, fault, why in passed:
+            self._audit("finding.passed_over", f"node/{node}", {"fault": fault, "why": why}, None)
 
     def close_what_is_over(self) -> None:
         for name in list(self.work.by_id):
@@ -261,18 +319,20 @@ class _Pass:
         runs = {run.id: run for run in self.tx.active_runs()}
         upkeep = Upkeep(self.tx, self.rules, self.picture, self.work, now=self.now)
         facts = upkeep.put_right(facts, runs)
+        self._unfold(facts)
         self.started += upkeep.release(facts, runs)
         self.work.take_all(
             forgotten_drains(our_drains(self.picture), facts, list(runs.values()), self._open(), self.now)
         )
         untold = self.tx.spoken_of(batch)
-        for listed in by_urgency(self._open()):
+        for listed in by_urgency(self._open(), self.picture.slurm):
             incident = self.work.by_id[listed.id]  # one before it may have changed it
             rule = self.rules.by_name.get(incident.rule)
             if (
                 rule is None
                 or not incident.is_open
                 or incident.stopped_by is not None
+                or incident.folded  # its parts were decided: they wait for the breaker
                 or incident.id in untold
             ):
                 continue
@@ -291,6 +351,34 @@ class _Pass:
         for run in list(runs.values()):
             if run.id in runs:
                 facts = self._people_wait(run, facts, runs)
+        self._fold(facts)
+
+    # --- waves ---
+
+    def _fold(self, facts: GateFacts) -> None:
+        """What the breaker holds now stands in its wave."""
+        if facts.breaker.state is not BreakerState.open:
+            return
+        for wave in list(folding.waves_that_act(self.work)):
+            held = folding.held_by_breaker(folding.of_wave(self.work, wave))
+            held = [one for one in held if self._withdrawn(one, f"stands in the wave {wave.short_id}")]
+            if held:
+                folding.fold(self.work, wave, held)
+
+    def _unfold(self, facts: GateFacts) -> None:
+        """After a person's reset: half-open one of a wave, for the canary; closed all of them."""
+        if facts.breaker.state is BreakerState.open:
+            return
+        for wave in [one for one in folding.waves_that_act(self.work) if one.folded]:
+            waits = any(one.stopped_by is None for one in folding.of_wave(self.work, wave))
+            half_open = facts.breaker.state is BreakerState.half_open
+            if half_open and (waits or facts.breaker.canary is not None):
+                continue
+            merged = self.tx.merged_into(wave.id)
+            members = [one for one in merged if one.root.node in wave.folded]
+            members = members[:1] if half_open else members
+            self.known |= {one.id: one for one in members if one.id not in self.known}
+            folding.unfold(self.work, wave, members)
 
     # --- runs that have taken nothing yet ---
 
@@ -361,6 +449,9 @@ class _Pass:
         other = runs.get(facts.running.get(run.node or "", ""))
         taken = run.node in facts.running and (other is None or not self._is_untouched(other, facts))
         if verdict.outcome is Outcome.held or taken:
+            why = f"another run works on {run.node}" if taken else verdict.why
+            if _words(why) != _words(run.question or ""):  # another guard: its figures alone are no news
+                self.tx.set_run_state(run.id, run.state, why=why, at=self.now, question=why)
             return facts
         self.tx.add_decision(decision_of(proposal, verdict, self.now))
         if verdict.outcome is Outcome.refused:
@@ -381,7 +472,8 @@ class _Pass:
 
     def _wants_gate(self, incident: Incident) -> bool:
         rule = self.rules.by_name.get(incident.rule)
-        return rule is not None and (rule.playbook is not None or incident.drained_at is not None)
+        acts = rule is not None and (rule.playbook is not None or incident.drained_at is not None)
+        return acts or bool(incident.folded)
 
     def _carry_out(
         self, incident: Incident, rule: Rule, decision: Decision, facts: GateFacts, active: Run | None
@@ -507,17 +599,32 @@ class _Pass:
         told = data | ({"incident": incident.id} if incident is not None else {})
         self.tx.audit(healers_record(self.picture, verb, subject, told, self.now))
 
+    def _tell_ticket(self, before: Incident | None, incident: Incident) -> None:
+        stage = stage_after(before, incident)
+        if stage is not None and self.tx.has_ticket(incident.id):
+            steps = self.tx.steps_of(incident) if stage is TicketStage.closed else []
+            self.tx.queue_message(ticket_after(incident, stage, steps, self.now))
+
     def save(self) -> None:
+        self.tx.save_bursts(self.picture.history.changed)
         for incident in self.work.changed.values():
             self.tx.save_incident(incident)
             subject = f"incident/{incident.id}"
             before = self.known.get(incident.id)
-            if before is None:
+            keep_verdict(self.tx, before, incident, self.rules, self.picture, self.now)
+            if before is None or (before.rule, before.root) != (incident.rule, incident.root):
                 data = {"rule": incident.rule, "title": incident.title, "root": str(incident.root)}
-                self._audit("incident.opened", subject, data, incident)
+                self._audit(
+                    "incident.opened" if before is None else "incident.moved", subject, data, incident
+                )
                 if Remedy.notify in incident.remedy:
                     self.tx.queue_message(opened_message(incident))
             if not incident.is_open and (before is None or before.is_open):
                 self._audit("incident.resolved", subject, {"why": incident.closed_why}, incident)
+            self._tell_ticket(before, incident)
         for name, finding in self.work.placed:
             self.tx.add_findings(name, [finding])
+
+
+def _words(why: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "", why)

@@ -12,6 +12,7 @@ from healer.actions import (
     reboot,
     release,
     requeue,
+    reset_gpu,
     resume,
     revive,
     tell,
@@ -33,6 +34,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.requeue: requeue.ACTION,
         Verb.revive: revive.ACTION,
         Verb.release: release.ACTION,
+        Verb.reset_gpu: reset_gpu.RESET_GPU,
         Verb.restart_service: nodes.RESTART_SERVICE,
         Verb.diagnose: diagnose.DIAGNOSE,
         Verb.ticket: tell.TICKET,
@@ -55,6 +57,9 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
 WAITS: Mapping[str, Action] = MappingProxyType(
     {
         "job_end_or_checkpoint": waits.MOMENT,
+        "job_end": waits.JOB_END,
+        "time": waits.TIME,
+        "approval": waits.APPROVAL,
         "empty": waits.EMPTY,
         "reached": checks.REACHED,
         "repair": waits.REPAIR,

@@ -12,7 +12,7 @@ import msgspec
 from healer.actions import under_test
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
 from healer.actions.look import at_node
-from healer.actions.reason import drain_reason, holder_of, is_ours
+from healer.actions.reason import holder_of, is_ours, reason_of
 from healer.model import Message, Severity, SlurmNode
 from healer.model.permits import permit_for
 from healer.model.reasons import slurm_kind
@@ -21,13 +21,6 @@ from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable
 
 #: Slurm keeps whole seconds of a reason's time.
 _ROUNDING = timedelta(seconds=1)
-
-
-def reason_of(ctx: Context) -> str:
-    given = ctx.run.input.get("reason_text")
-    incident = ctx.incident
-    text = str(given) if given else (incident.title if incident else ctx.run.reason)
-    return drain_reason(ctx.run.rule or ctx.run.playbook, ctx.run.incident or ctx.run.id, text)
 
 
 def _judge(ctx: Context, node: SlurmNode) -> Result | None:

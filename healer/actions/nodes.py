@@ -6,14 +6,20 @@ from healer.ports import NodeError, NodeExec, NodeUnavailable
 LOOK_AGAIN_S = 2.0
 #: Tests run for minutes.
 TESTS_AGAIN_S = 5.0
+#: For a person, where healer cannot start them.
+_TESTS = "dcgmi diag -r 2"
 
 
 def _nothing(_: Context) -> None:
     return None
 
 
-def _no_way(ctx: Context) -> Failed:
-    text = f"healer has no way to work on {ctx.node} itself: none is configured, so nothing was done there."
+def no_way(ctx: Context, command: str) -> Failed:
+    """Handed to a person, with what to type there."""
+    text = (
+        f"healer has no way to work on {ctx.node} itself: none is configured, so nothing was done there. "
+        f"By hand, as root on {ctx.node}: `{command}`."
+    )
     return Failed(text=text, final=True)
 
 
@@ -27,7 +33,7 @@ def _service(ctx: Context) -> str:
 def _restart_probe(ctx: Context) -> Result | None:
     """Nothing tells that a restart is not needed; once asked for, only its outcome is looked at."""
     if ctx.nodes is None:
-        return _no_way(ctx)
+        return no_way(ctx, f"systemctl restart {_service(ctx)}")
     return _restarted(ctx) if ctx.asked else None
 
 
@@ -36,8 +42,9 @@ def _restart(ctx: Context) -> Result | None:
     ctx.fence()
     try:
         ctx.nodes.restart_service(ctx.node, _service(ctx))
-    except NodeUnavailable:
-        return None  # unknown whether it happened: read back
+    except NodeUnavailable as error:
+        # Unknown whether it happened: read back. Surely not: a service that is active proves no restart then.
+        return None if error.sent else Failed(text=str(error))
     except NodeError as error:
         return Failed(text=str(error))
     return None
@@ -61,7 +68,7 @@ def _restarted(ctx: Context) -> Result:
 
 def diagnosis_probe(ctx: Context) -> Result | None:
     if ctx.nodes is None:
-        return _no_way(ctx)
+        return no_way(ctx, _TESTS)
     try:
         return _result(ctx, ctx.nodes)
     except NodeUnavailable as error:
@@ -76,8 +83,9 @@ def start_diagnosis(ctx: Context) -> Result | None:
     ctx.fence()
     try:
         ctx.nodes.start_diagnosis(ctx.node, ctx.key)
-    except NodeUnavailable:
-        return None
+    except NodeUnavailable as error:
+        # Unknown whether they began: looked for. Surely not (other tests run there): a little later.
+        return None if error.sent else Again(text=str(error), after_s=TESTS_AGAIN_S)
     except NodeError as error:
         return Failed(text=str(error))
     return None
@@ -85,7 +93,7 @@ def start_diagnosis(ctx: Context) -> Result | None:
 
 def diagnosed(ctx: Context) -> Result:
     try:
-        return _result(ctx, ctx.nodes) if ctx.nodes is not None else _no_way(ctx)
+        return _result(ctx, ctx.nodes) if ctx.nodes is not None else no_way(ctx, _TESTS)
     except NodeUnavailable as error:
         return Again(text=f"{ctx.node} did not answer: {error}", after_s=TESTS_AGAIN_S)
     except NodeError as error:
@@ -105,7 +113,7 @@ def _result(ctx: Context, nodes: NodeExec) -> Result:
 def fabric_state(ctx: Context) -> Result:
     """The NVLink fabric of the node is up on every GPU. It takes a while to come: `timeout_s` of the step."""
     if ctx.nodes is None:
-        return _no_way(ctx)
+        return no_way(ctx, "nvidia-smi -q | grep -A 4 Fabric")
     try:
         told = ctx.nodes.fabric_state(ctx.node)
     except NodeError as error:

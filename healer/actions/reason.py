@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from healer.actions.base import Context
 from healer.model import LogEntry, SlurmNode, Verb
 from healer.model.reasons import MAX_LENGTH, OUR_PREFIX, first_words, plain, slurm_kind
 from healer.model.reasons import is_ours as is_healers
@@ -11,6 +12,14 @@ def drain_reason(rule: str, incident: str | None, text: str) -> str:
     """`healer:<rule> inc:<8 characters> <text>`, the text as `plain` leaves it."""
     whole = f"{OUR_PREFIX}{rule} inc:{(incident or 'none')[:8]} {plain(text)}"
     return whole[:MAX_LENGTH].rstrip(" :")
+
+
+def reason_of(ctx: Context) -> str:
+    """The reason of this run's drain."""
+    given = ctx.run.input.get("reason_text")
+    incident = ctx.incident
+    text = str(given) if given else (incident.title if incident else ctx.run.reason)
+    return drain_reason(ctx.run.rule or ctx.run.playbook, ctx.run.incident or ctx.run.id, text)
 
 
 def is_ours(reason: str, incident: str | None = None) -> bool:

@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.drain import reason_of
 from healer.actions.look import at_node
-from healer.actions.reason import holder_of, is_ours, own_words
+from healer.actions.reason import holder_of, is_ours, own_words, reason_of
 from healer.model import SlurmNode, StepEvent
 from healer.ports import SchedulerRefused, SchedulerUnavailable
 

@@ -11,10 +11,13 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.look import look
 from healer.actions.reason import holder_of, is_ours, own_words
 from healer.model import CommandKind, Reservation, SlurmNode
+from healer.model.run import tests_of, tried_of
 from healer.ports import Scheduler, SchedulerRefused, SchedulerUnavailable
 
 #: Slurm refuses a return of a node that has not registered as configured, and one amid a reboot would lose it
 #: half way (d.8, 4 and 5).
+#: The playbook by which a person says that a node is repaired.
+REPAIRED = "resume"
 _NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
 _Lift = Callable[[Scheduler, str], None]
 
@@ -37,6 +40,10 @@ def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
             node=ctx.node,
             since=ctx.run.created_at.isoformat(),
             cleared_at=ctx.began_at.isoformat(),
+            **tests_of(ctx.log),
+            **tried_of(ctx.log),
+            # Who gives a node back with this one says that it is repaired (wait: repair).
+            **({"repaired": True} if ctx.run.playbook == REPAIRED else {}),
         )
     )
     ctx.release_slot("the node returned to service")

@@ -2,7 +2,9 @@
 
 from healer.actions import owners
 from healer.actions.base import Action, Context, Done, Result
-from healer.model import Message, Severity, Ticket
+from healer.incidents.news import about
+from healer.incidents.verdict import said
+from healer.model import About, Message, Severity, Ticket, TicketStage
 
 
 def _story(ctx: Context) -> tuple[str, str]:
@@ -11,7 +13,7 @@ def _story(ctx: Context) -> tuple[str, str]:
         return f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}", ctx.run.reason
     jobs = ", ".join(one.jobs_hit) or "none"
     lines = [
-        one.title,
+        said(one),
         f"Where: {one.root}",
         f"Jobs hit: {jobs}",
         f"Remedy: {', '.join(one.remedy) or 'none'}",
@@ -21,8 +23,13 @@ def _story(ctx: Context) -> tuple[str, str]:
 
 
 def open_ticket(ctx: Context) -> Result:
+    """One for the incident: what a later run of it files is a note in the ticket that stands."""
     title, text = _story(ctx)
+    one = ctx.incident
     name = f"{ctx.run.incident or ctx.run.id}:ticket"
+    again = one is not None and one.run_count > 1
+    if again:
+        name = f"{name}:{ctx.run.id}"
     ctx.queue(
         Ticket(
             id=name,
@@ -31,6 +38,9 @@ def open_ticket(ctx: Context) -> Result:
             incident=ctx.run.incident,
             title=title,
             text=text,
+            stage=TicketStage.updated if again else TicketStage.opened,
+            severity=one.severity if one else Severity.P3,
+            since=one.opened if one else ctx.run.created_at,
         )
     )
     return Done(text=f"Ticket filed: {title}", data={"id": name})
@@ -51,6 +61,7 @@ def notify(ctx: Context) -> Result:
             text=text,
             severity=severity,
             incident=ctx.run.incident,
+            about=about(ctx.incident) if ctx.incident else About(node=ctx.run.node or ""),
         )
     )
     return Done(text=f"Message queued: {title}", data={"id": name})

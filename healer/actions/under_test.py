@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.look import look
-from healer.actions.reason import holder_of, own_words
+from healer.actions.reason import holder_of, own_words, reason_of
 from healer.model import Reservation, SlurmNode
 from healer.model.reserved import our_reservation, reservation_for
 from healer.ports import SchedulerRefused, SchedulerUnavailable
@@ -121,7 +121,8 @@ def _verify(ctx: Context) -> Result:
 
 
 def _undo(ctx: Context) -> Result:
-    """The reservation ends where the node is drained; else it stays, for nobody's job may come."""
+    """As it was before: drained again, and once that is read back the reservation ends. It stays where the
+    drain does not come: nobody's job may come in between."""
     read = _read(ctx)
     if not isinstance(read, tuple):
         return read
@@ -129,7 +130,14 @@ def _undo(ctx: Context) -> Result:
     if found is None:
         return Done(text="No reservation of ours stands")
     if not node.drain:
-        return Failed(text=f"{node.name} is not drained: drain it before its reservation ends", final=True)
+        ctx.fence()
+        try:
+            ctx.scheduler.drain(ctx.node, reason_of(ctx))
+        except SchedulerRefused as error:
+            return Failed(text=f"{error}: it stays reserved, drain it first", final=error.no_right)
+        except SchedulerUnavailable:
+            pass  # unknown whether it happened: the next look tells
+        return Again(text=f"{node.name} is drained before its reservation ends", after_s=LOOK_AGAIN_S)
     return end(ctx) or Done(text="Reservation ended")
 
 

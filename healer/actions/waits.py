@@ -45,6 +45,20 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
     return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": names})
 
 
+def job_end(ctx: Context) -> Result:
+    """No job runs on the node; one that is ending counts as ended. New ones may start all the same."""
+    if over := cleared(ctx):
+        return over
+    read = at_node_and_jobs(ctx, LOOK_AGAIN_S)
+    if not isinstance(read, tuple):
+        return read
+    node, jobs = read
+    alive = [job.id for job in jobs if "COMPLETING" not in job.flags]
+    if alive:
+        return Again(text=f"job {', '.join(alive[:5])}: its end", after_s=LOOK_AGAIN_S)
+    return Done(text=f"No job runs on {node.name}", data={"moment_s": MOMENT_S, "jobs_then": []})
+
+
 def _not_yet(ctx: Context, job: SlurmJob) -> str | None:
     """What this job is waited for; None where its work is safe."""
     if not (job.batch and job.requeue and agreed(job, ctx.guards.consent)):
@@ -101,6 +115,24 @@ def repair(ctx: Context) -> Result:
     return Again(text=f"Waits for the repair of {ctx.node}; `resume` ends the wait", after_s=None)
 
 
+def time(ctx: Context) -> Result:
+    """`input.lasts_s` seconds after this step began."""
+    until = ctx.began_at + timedelta(seconds=int(ctx.step.input["lasts_s"]))
+    left_s = (until - ctx.now()).total_seconds()
+    if left_s <= 0:
+        return Done(text="The time is over")
+    return Again(text=f"Until {until:%Y-%m-%d %H:%M:%S} UTC", after_s=left_s)
+
+
+def approval(ctx: Context) -> Result:
+    """Waits for a person to approve what comes next."""
+    what = ctx.step.title or f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}"
+    return Again(text=f"Waits for an approval: {what}", after_s=None, data={"approval": True})
+
+
 MOMENT = Action(probe=_nothing, do=_nothing, verify=job_end_or_checkpoint, effect=False)
 EMPTY = Action(probe=_nothing, do=_nothing, verify=empty, effect=False)
 REPAIR = Action(probe=_nothing, do=_nothing, verify=repair, effect=False)
+JOB_END = Action(probe=_nothing, do=_nothing, verify=job_end, effect=False)
+TIME = Action(probe=_nothing, do=_nothing, verify=time, effect=False)
+APPROVAL = Action(probe=_nothing, do=_nothing, verify=approval, effect=False)

@@ -68,12 +68,8 @@ class SignedWebhook:
         try:
             with self._client.stream("POST", self._url, content=body, headers=headers) as response:
                 return self._read(response)
-        except httpx.TimeoutException:
-            raise DeliveryFailed(f"the sink did not answer in {self._timeout_s:g} s") from None
-        except httpx.RequestError as error:
-            raise DeliveryFailed(f"the sink cannot be reached: {_cause(error)}") from None
-        except httpx.InvalidURL:
-            raise DeliveryFailed("the sink's address is not a URL") from None
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise failed_before_answer("the sink", error, self._timeout_s) from None
 
     def close(self) -> None:
         self._client.close()
@@ -124,6 +120,20 @@ def signed_headers(key: bytes | None, number: str, at: datetime, body: bytes) ->
         made = hmac.digest(key, f"{number}.{stamp}.".encode() + body, "sha256")
         headers["webhook-signature"] = "v1," + base64.b64encode(made).decode()
     return headers
+
+
+def failed_before_answer(who: str, error: Exception, timeout_s: float) -> DeliveryFailed:
+    """What went wrong before there was an answer, without the address: it often holds a token."""
+    if isinstance(error, httpx.TimeoutException):
+        return DeliveryFailed(f"{who} did not answer in {timeout_s:g} s")
+    if isinstance(error, httpx.RequestError):
+        return DeliveryFailed(f"{who} cannot be reached: {_cause(error)}")
+    return DeliveryFailed(f"the address of {who} is not a URL", refused=True)
+
+
+def retry_after_s(response: httpx.Response, now: datetime | None = None) -> float | None:
+    """How long the other side asks to be left alone; None where it does not say."""
+    return _retry_after(response.headers.get("retry-after"), now or datetime.now(UTC))
 
 
 def _key(secret: str | None) -> bytes | None:

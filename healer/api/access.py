@@ -3,6 +3,7 @@
 A token is looked up at most once a second, so that its revocation acts within that second.
 """
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -66,6 +67,8 @@ class Access:
         #: Tokens for signals alone, and when each was good last; no page and no command asks here.
         self._senders: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
+        #: Look-ups on their way, and when each began; in the event loop alone.
+        self._looks: dict[tuple[str, bytes], tuple[float, asyncio.Future[Caller | None]]] = {}
         self._lock = threading.Lock()
         self._refused: OrderedDict[tuple[str, str, str], float] = OrderedDict()
 
@@ -108,8 +111,24 @@ class Access:
                 self._senders.popitem(last=False)
 
     async def find(self, kind: str, digest: bytes) -> Caller | None:
+        """Requests that come with the same token while it is looked up share that look, if it is as young as
+        what the cache may tell: a token for all nodes brings many at once."""
         known, caller = self.cached(kind, digest)
-        return caller if known else await self.reach.ask(self.look_up, kind, digest)
+        if known:
+            return caller
+        key, now = (kind, digest), time.monotonic()
+        begun, look = self._looks.get(key, (float("-inf"), None))
+        if look is None or now - begun > _CACHE_S:
+            look = asyncio.ensure_future(self.reach.ask(self.look_up, kind, digest))
+            self._looks[key] = (now, look)
+            look.add_done_callback(lambda done: self._looked(key, done))
+        return await asyncio.shield(look)
+
+    def _looked(self, key: tuple[str, bytes], look: "asyncio.Future[Caller | None]") -> None:
+        if self._looks.get(key, (0.0, None))[1] is look:
+            del self._looks[key]
+        if not look.cancelled():
+            look.exception()  # whoever waited has heard it, if anybody still does
 
     def sender_at_hand(self, authorization: bytes | None) -> Caller | None:
         """The caller of this header where its token was looked up within the last second; else None, and

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from healer.api import on_incidents
 from healer.api.access import ALLOWED, confine, named_cluster, need
 from healer.api.answers import answer
-from healer.api.bodies import BreakerBody, ModeBody, PauseBody, Reason, RunBody
+from healer.api.bodies import BreakerBody, ModeBody, PauseBody, Reason, RetryBody, RunBody
 from healer.api.documents import answers
 from healer.api.once import count_refusal, once
 from healer.api.problems import Problem, field_error
 from healer.api.reading import Id, services_of
-from healer.api.rules import playbook_named, rule_named, rule_view
+from healer.api.rules import check_mode, playbook_named, rule_named, rule_view
 from healer.api.services import Caller, GuardRefused, NotFound, RunRequest, Services
 from healer.api.views import BreakerView, Preview, RuleRecord, RuleView
 from healer.model import Breaker, Mode, Pause, Playbook, Role, Run, RunState
@@ -58,6 +58,7 @@ def start_run(
         node=body.node,
         job=body.job,
         incident=body.incident,
+        inputs=body.inputs,
     )
     if dry_run or body.dry_run:
         return answer(request, services.runs.preview(wanted))
@@ -105,12 +106,14 @@ def _own_run(request: Request, caller: Caller, id: str) -> Run:
     return run
 
 
-def _on_run(request: Request, caller: Caller, id: str, body: Reason, verb: str) -> Response:
+def _on_run(
+    request: Request, caller: Caller, id: str, body: Reason, verb: str, **more: str | None
+) -> Response:
     run = _own_run(request, caller, id)
     command = getattr(services_of(request).runs, verb)
 
     def act(identity: str) -> Response:
-        changed: Run = command(run.id, by=caller.name, reason=body.reason, request=identity)
+        changed: Run = command(run.id, by=caller.name, reason=body.reason, request=identity, **more)
         status = 202 if changed.state is RunState.held else 200
         return answer(request, changed, status, headers={"Location": RUNS + run.id})
 
@@ -138,10 +141,16 @@ def cancel(request: Request, caller: Operator, id: Id, body: Reason) -> Response
     return _on_run(request, caller, id, body, "cancel")
 
 
-@router.post("/runs/{id}/retry", responses=answers(Run, "the run goes on where it got stuck"))
-def retry(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
-    """Lets a stuck run go on at the step where it stopped."""
-    return _on_run(request, caller, id, body, "retry")
+@router.post("/runs/{id}/retry", responses=answers(Run, "the run goes on"))
+def retry(request: Request, caller: Operator, id: Id, body: RetryBody) -> Response:
+    """Lets a stuck run go on where it stopped; with `step` one that is stuck or waits goes back to there."""
+    return _on_run(request, caller, id, body, "retry", step=body.step)
+
+
+@router.post("/runs/{id}/undo", responses=answers(Run, "the run takes back what it did"))
+def undo(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
+    """Takes back what a run has done, the last step first; then it ends as `undone`."""
+    return _on_run(request, caller, id, body, "undo")
 
 
 # --- rules, pauses, breaker ------------------------------------------------------------------------------
@@ -149,16 +158,23 @@ def retry(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
 
 @router.post("/rules/{name}/mode", responses=answers(RuleView, "the rule with its new mode"))
 def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Response:
-    """Sets how far a rule may go by itself, while running."""
+    """Sets how far a rule may go by itself, while running. Auto has to be earned (docs/gate.md): else 409."""
     services = services_of(request)
     rule = rule_named(services.rules(), name)
+    check_mode(rule, Mode(body.mode))
     if caller.cluster or caller.node or caller.job:
         confine(request, caller)
 
     def act(identity: str) -> Response:
-        now = services.clock.now()
         services.commands.set_mode(
-            name, Mode(body.mode), by=caller.name, reason=body.reason, at=now, request=identity
+            name,
+            Mode(body.mode),
+            by=caller.name,
+            reason=body.reason,
+            at=services.clock.now(),
+            request=identity,
+            earn=services.rules().guards.earn,
+            given=services.rules().mode_of(rule),
         )
         record = services.reads.rule_records().get(name, RuleRecord())
         return answer(request, rule_view(services.rules(), rule, record))

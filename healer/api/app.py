@@ -12,7 +12,20 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from healer.api import acting, documents, enroll, problems, reading, reconcile, scraping, series, system
+from healer.api import (
+    acting,
+    chat,
+    documents,
+    enroll,
+    messages,
+    problems,
+    reading,
+    reconcile,
+    references,
+    scraping,
+    series,
+    system,
+)
 from healer.api.access import Access
 from healer.api.alerts import AlertRoutes, CloudEventRoutes
 from healer.api.entry import SENDER, Entry, route_of
@@ -168,12 +181,8 @@ def create_app(services: Services) -> FastAPI:
     }
     for name, part in shared.items():
         setattr(app.state, name, part)
-    app.include_router(reading.router, prefix=PREFIX)
-    app.include_router(series.router, prefix=PREFIX)
-    app.include_router(scraping.router, prefix=PREFIX)
-    app.include_router(acting.router, prefix=PREFIX)
-    app.include_router(reconcile.router, prefix=PREFIX)
-    app.include_router(enroll.router, prefix=PREFIX)
+    for part in (reading, series, scraping, acting, reconcile, references, messages, chat, enroll):
+        app.include_router(part.router, prefix=PREFIX)
     app.include_router(system.router)
     problems.install(app)
     documents.install(app, PREFIX)

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+from annotated_types import Len
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Strict, StringConstraints
 
 #: Text of people: at least one visible character, no NUL.
@@ -47,6 +48,13 @@ class MergeBody(Body):
     reason: Text
 
 
+class SplitBody(Body):
+    """`incidents` are those that were merged into it and become their own again; left out: all of them."""
+
+    incidents: Annotated[list[Word], Len(min_length=1, max_length=1000)] | None = None
+    reason: Text
+
+
 class RunBody(Body):
     """`cluster` may be left out where there is one. `reason` is needed unless `dry_run`."""
 
@@ -56,6 +64,13 @@ class RunBody(Body):
     incident: Word | None = None
     reason: Text | None = None
     dry_run: bool = False
+    inputs: Annotated[dict[Word, bool | int | Word], Len(max_length=50)] = {}
+
+
+class RetryBody(Reason):
+    """`step`: go back to this step, and do it and all after it anew."""
+
+    step: Word | None = None
 
 
 class ModeBody(Body):

@@ -18,12 +18,13 @@ from starlette.types import Scope
 
 from healer.api import unpacking
 from healer.api.access import ALLOWED, Access, named_cluster, refuse
+from healer.api.at_once import arrived
 from healer.api.fleet import Fleet
 from healer.api.group_commit import WAIT_S, Busy
 from healer.api.losses import Losses
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import KINDS, Kind, Quotas
-from healer.api.receiving import Receiver, arrived
+from healer.api.receiving import Receiver
 from healer.api.senders import Senders
 from healer.api.services import Caller, Services, Unavailable
 from healer.api.unpacking import check_encoding, too_large, unpacked

@@ -4,7 +4,6 @@ Bodies are read here and not in the event loop: a large one would hold up fault 
 asks the database.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from healer.api.services import UnknownBook
+from healer.api.summed import Summed
 from healer.model import Catalogue, Ruleset, UnknownSeries
 from healer.ports import ColumnBook
 from healer.signals.measured import Unknown
@@ -81,47 +81,28 @@ class Translators:
         return self._made[cluster]
 
 
-class Tally:
+class Tally(Summed[tuple[str, str], UnknownSeries]):
     """Unknown series, summed up between two writes. At most NAMES of all clusters are counted apart."""
 
     def __init__(self, book: UnknownBook) -> None:
-        self._book = book
-        self._counted: dict[tuple[str, str], UnknownSeries] = {}
-        self._lock = threading.Lock()
+        super().__init__(lambda counted: book.add(list(counted.values())), _joined)
 
     def add(self, cluster: str, unknown: Iterable[tuple[str, Unknown]], now: datetime) -> None:
         with self._lock:
             for name, one in unknown:
                 seen = (cluster, name) in self._counted or len(self._counted) < NAMES
                 key = (cluster, name if seen else REST)
-                before = self._counted.get(key)
-                self._counted[key] = UnknownSeries(
+                fresh = UnknownSeries(
                     cluster=cluster,
                     name=key[1],
                     why=one.why,
-                    count=one.count + (before.count if before else 0),
-                    first_seen=before.first_seen if before else now,
+                    count=one.count,
+                    first_seen=now,
                     last_seen=now,
                     example=one.example,
                 )
+                self._count(key, fresh)
 
-    def flush(self) -> None:
-        """Writes what was counted; raises Unavailable, and keeps it for the next time."""
-        with self._lock:
-            counted, self._counted = self._counted, {}
-        if not counted:
-            return
-        try:
-            self._book.add(list(counted.values()))
-        except Exception:
-            with self._lock:
-                for key, one in counted.items():
-                    later = self._counted.get(key)
-                    if later is None:
-                        self._counted[key] = one
-                    else:
-                        count = one.count + later.count
-                        self._counted[key] = msgspec.structs.replace(
-                            later, first_seen=one.first_seen, count=count
-                        )
-            raise
+
+def _joined(earlier: UnknownSeries, later: UnknownSeries) -> UnknownSeries:
+    return msgspec.structs.replace(later, first_seen=earlier.first_seen, count=earlier.count + later.count)

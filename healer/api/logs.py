@@ -73,7 +73,8 @@ class LogRoutes:
         now = self._services.clock.now()
 
         def parsed() -> Logged:
-            return kernel_records(read(), known, now, cluster=cluster, node=node)
+            book = self._services.rules().kernel_lines
+            return kernel_records(read(), known, now, cluster=cluster, node=node, book=book)
 
         logged = await aside(size, parsed)
         if caller.node or caller.cluster:

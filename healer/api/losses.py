@@ -1,12 +1,12 @@
 """What a process did not store, summed up between two writes, and told to /metrics at once."""
 
-import threading
 from collections.abc import Callable
 from datetime import datetime
 
 import msgspec
 
 from healer.api.metrics import LOST
+from healer.api.summed import Summed
 from healer.model import Loss, LossReason
 from healer.ports import LossBook
 
@@ -14,13 +14,12 @@ from healer.ports import LossBook
 KINDS = 2000
 
 
-class Losses:
+class Losses(Summed[tuple[str, str, LossReason, str], Loss]):
     """Thread-safe. `add` never raises and never asks the database."""
 
     def __init__(self, book: LossBook, now: Callable[[], datetime]) -> None:
-        self._book, self._now = book, now
-        self._counted: dict[tuple[str, str, LossReason, str], Loss] = {}
-        self._lock = threading.Lock()
+        super().__init__(lambda counted: book.add(list(counted.values())), _joined)
+        self._now = now
 
     def add(
         self,
@@ -41,32 +40,23 @@ class Losses:
             key = (cluster, source, reason, who)
             if key not in self._counted and len(self._counted) >= KINDS:
                 key = (cluster, source, reason, "")
-            before = self._counted.get(key)
-            self._counted[key] = Loss(
+            one = Loss(
                 cluster=cluster,
                 source=source,
                 reason=reason,
                 who=key[3],
-                count=count + (before.count if before else 0),
-                first_seen=before.first_seen if before else now,
+                count=count,
+                first_seen=now,
                 last_seen=now,
-                example=example or (before.example if before else ""),
+                example=example,
             )
+            self._count(key, one)
 
-    def flush(self) -> None:
-        """Writes what was counted; raises Unavailable, and keeps it for the next time."""
-        with self._lock:
-            counted, self._counted = self._counted, {}
-        if not counted:
-            return
-        try:
-            self._book.add(list(counted.values()))
-        except Exception:
-            with self._lock:
-                for key, one in counted.items():
-                    later = self._counted.get(key)
-                    count = one.count + (later.count if later else 0)
-                    self._counted[key] = msgspec.structs.replace(
-                        later or one, first_seen=one.first_seen, count=count
-                    )
-            raise
+
+def _joined(earlier: Loss, later: Loss) -> Loss:
+    return msgspec.structs.replace(
+        later,
+        count=earlier.count + later.count,
+        first_seen=earlier.first_seen,
+        example=later.example or earlier.example,
+    )

@@ -3,10 +3,11 @@
 import logging
 
 from prometheus_client import Counter
-from starlette.datastructures import Headers
+from starlette import datastructures
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from healer.api.at_once import Answers, Headers
 from healer.api.metrics import REQUESTS
 from healer.api.problems import Problem, problem_of
 from healer.api.receiving import whole
@@ -22,6 +23,8 @@ _HEADERS = (
     ("Referrer-Policy", "no-referrer"),
     ("X-Frame-Options", "DENY"),
 )
+#: What Slack sends, which has no session here: no form of another site can do anything by it.
+FORMS = {"chat/slack": "application/x-www-form-urlencoded"}
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 #: What an answer of the API may do in a browser: nothing. Pages set their own policy.
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'"
@@ -44,6 +47,7 @@ class Edge:
         self.app = app
         self.prefix = prefix + "/"
         self.signals = prefix + "/signals/"
+        self._answers = Answers(self._dressed)
         self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +59,9 @@ class Edge:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 told["started"] = True
-                self._dress(scope, message)
+                more = _STRICT if scope["path"].startswith(self.prefix) else _PLAIN
+                message["headers"] = self._dressed(message["headers"], more)
+                self._count(scope, message["status"])
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 told["complete"] = True
             await send(message)
@@ -76,14 +82,13 @@ class Edge:
             await problem(scope, receive, answer)
 
     async def tell(self, scope: Scope, answer: Response, send: Send) -> None:
-        """Sends a whole answer of the API, dressed as all others are."""
-        start = {
-            "type": "http.response.start",
-            "status": answer.status_code,
-            "headers": answer.raw_headers,
-        }
-        self._dress(scope, start)
-        await send(start)
+        """Sends a whole answer of the API to a POST, dressed as all others are."""
+        status, headers = answer.status_code, answer.raw_headers
+        self._count(scope, status)
+        if self._answers.give(send, status, headers, bytes(answer.body)):
+            return
+        headers = [*self._dressed(headers)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
     def failed(self, scope: Scope, error: Exception) -> Response:
@@ -95,7 +100,7 @@ class Edge:
 
     async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
         """Reads the body before the routes see it, so that its size is bounded in one place."""
-        headers = Headers(scope=scope)
+        headers = datastructures.Headers(scope=scope)
         length = headers.get("content-length", "")
         packed = encoding_of(headers)
         check_encoding(packed)
@@ -103,8 +108,9 @@ class Edge:
             raise too_large(BODY_LIMIT)
         raw = await whole(receive, BODY_LIMIT)
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        if raw and scope["path"].startswith(self.prefix) and kind != "application/json":
-            raise Problem(415, "the body must be application/json")
+        wanted = FORMS.get(scope["path"].removeprefix(self.prefix), "application/json")
+        if raw and scope["path"].startswith(self.prefix) and kind != wanted:
+            raise Problem(415, f"the body must be {wanted}")
         body = unpacked(raw, packed, BODY_LIMIT) if raw else b""
         told = False
 
@@ -117,12 +123,12 @@ class Edge:
 
         return replay
 
-    def _dress(self, scope: Scope, message: Message) -> None:
-        headers: list[tuple[bytes, bytes]] = list(message["headers"])
+    def _dressed(self, headers: Headers, more: Headers = _STRICT) -> Headers:
         own = {name for name, _ in headers}
-        more = _STRICT if scope["path"].startswith(self.prefix) else _PLAIN
-        message["headers"] = headers + [one for one in more if one[0] not in own]
-        key = (scope["method"], message["status"])
+        return [*headers, *(one for one in more if one[0] not in own)]
+
+    def _count(self, scope: Scope, status: int) -> None:
+        key = (scope["method"], status)
         counter = self._counters.get(key)
         if counter is None:
             # An invented method must not become a series.

@@ -1,7 +1,7 @@
 """What people tell about incidents. Only the detector writes their structure: these are commands to it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -9,13 +9,13 @@ from starlette.responses import Response
 
 from healer.api.access import confine, need
 from healer.api.answers import answer
-from healer.api.bodies import Body, MergeBody, NoteBody, Nothing, Reason, ReviewBody
+from healer.api.bodies import Body, MergeBody, NoteBody, Nothing, Reason, ReviewBody, SplitBody
 from healer.api.documents import answers
 from healer.api.once import once
 from healer.api.problems import field_error
 from healer.api.reading import Id, services_of
 from healer.api.services import Caller, Conflict, NotFound
-from healer.model import Command, CommandKind, Incident, Role
+from healer.model import Command, CommandKind, Incident, Review, Role
 
 router = APIRouter()
 
@@ -49,6 +49,7 @@ def _tell(
     reason: str | None,
     data: dict[str, Any] | None = None,
     check: Callable[[Incident], None] | None = None,
+    then: Callable[[Incident, str], None] | None = None,
 ) -> Response:
     """Puts a command before the detector and answers with what came of it."""
     services = services_of(request)
@@ -67,6 +68,8 @@ def _tell(
             data=data or {},
         )
         row = services.commands.tell(command, request=identity)
+        if then is not None:
+            then(incident, identity)
         taken = _taken(lambda: services.commands.consumed(row))
         return answer(request, services.reads.incident(incident.id), 200 if taken else 202)
 
@@ -116,9 +119,24 @@ def reopen(request: Request, caller: Responder, id: Id, body: Reason) -> Respons
 
 @router.post("/incidents/{id}/review", responses=_DONE)
 def review(request: Request, caller: Responder, id: Id, body: ReviewBody) -> Response:
-    """Whether it was a true fault: feeds the precision of its rule."""
+    """Whether it was a true fault: feeds its rule's precision. Too many false alarms end its mode auto."""
     data = {"review": body.review} | ({"cause": body.cause} if body.cause else {})
-    return _tell(request, caller, id, body, CommandKind.review, reason=body.reason, data=data)
+    services = services_of(request)
+
+    def then(incident: Incident, identity: str) -> None:
+        rule = services.rules().by_name.get(incident.rule)
+        if rule is not None:
+            services.commands.judge_mode(
+                rule.name,
+                incident=incident.id,
+                review=Review(body.review),
+                given=services.rules().mode_of(rule),
+                earn=services.rules().guards.earn,
+                at=services.clock.now(),
+                request=identity,
+            )
+
+    return _tell(request, caller, id, body, CommandKind.review, reason=body.reason, data=data, then=then)
 
 
 @router.post("/incidents/{id}/merge", responses=_DONE)
@@ -139,6 +157,27 @@ def merge(request: Request, caller: Responder, id: Id, body: MergeBody) -> Respo
     return _tell(
         request, caller, id, body, CommandKind.merge, reason=body.reason, data={"into": into.id}, check=check
     )
+
+
+@router.post("/incidents/{id}/split", responses=_DONE)
+def split(request: Request, caller: Responder, id: Id, body: SplitBody) -> Response:
+    """What was merged into it are incidents of their own again, and nothing but a person merges them anew."""
+    merged = services_of(request).reads.merged_into(_own(request, caller, id).id)
+    parts = merged if body.incidents is None else [_one_of(merged, name) for name in body.incidents]
+
+    def check(incident: Incident) -> None:
+        if not parts:
+            raise Conflict("nothing was merged into the incident")
+
+    data = {"incidents": list(dict.fromkeys(parts))}
+    return _tell(request, caller, id, body, CommandKind.split, reason=body.reason, data=data, check=check)
+
+
+def _one_of(merged: Sequence[str], name: str) -> str:
+    found = [one for one in merged if one.startswith(name)]
+    if len(found) != 1:
+        raise field_error("incidents", f"{name} was not merged into this incident")
+    return found[0]
 
 
 @router.post("/incidents/{id}/note", responses=answers(Incident, "the incident"))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request
@@ -29,7 +29,7 @@ from healer.api.views import (
     Stats,
 )
 from healer.detection.alerts import firing
-from healer.model import AuditRecord, Incident, Pause, Playbook, Role, Run
+from healer.model import AuditRecord, Incident, Pause, Playbook, Role, Run, differences, facts_with, kind_of
 from healer.model.detection import ALERT_STAYS_MAX_H
 
 router = APIRouter(tags=["reading"])
@@ -67,7 +67,9 @@ def nodes(
     cursor: Cursor = None,
 ) -> Response:
     """Every node Slurm knows, with healer's verdict. `q` is a part of the name."""
-    page = services_of(request).reads.nodes(
+    services = services_of(request)
+    page = services.reads.nodes(
+        services.rules(),
         clusters=own_clusters(request, caller, cluster),
         verdict=verdict or (),
         q=q,
@@ -92,8 +94,19 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
         found,
         heard=services.history.heard(cluster, node, now - VALUES),
         alerts=firing(services.rules(), services.history.alerts(cluster, node, now - ALERTS), now),
+        **_inventory(services, found),
     )
     return answer(request, with_signals(found, reports, columns, services.rules().catalogue, now))
+
+
+def _inventory(services: Services, found: NodeView) -> dict[str, Any]:
+    """What the node told of itself, and how that differs from the good node of its kind."""
+    told = services.reads.inventories(found.cluster, found.name)
+    facts = facts_with(found.slurm, told[0].facts if told else None)
+    known = {one.kind: one for one in services.reads.references(found.cluster)}
+    reference = known.get(kind_of(found.slurm.gpu_model))
+    differs = differences(facts, reference) if reference is not None else {}
+    return {"inventory": facts, "reference": reference, "differs": differs}
 
 
 @router.get("/jobs/{cluster}/{job}", responses=answers(JobView, "the job"))

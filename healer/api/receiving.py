@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.types import Receive
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from healer.api.problems import Problem
 from healer.api.quotas import owner_of
@@ -28,8 +27,6 @@ OPEN_OF_NODE, OPEN_OF_JOB, OPEN = 64, 1024, 4096
 HELD_OF_NODE, HELD_OF_JOB, HELD_OF_TOKEN, HELD = 16 * 2**20, 16 * 2**20, 64 * 2**20, 256 * 2**20
 #: Beyond `HELD` for short bodies alone, such as events are: long ones keep them out no more than this.
 SHORT, RESERVE = 256 * 1024, 32 * 2**20
-#: A body up to this is taken from uvicorn as a whole; of longer ones it has stopped to read.
-_SHORT = 32 * 1024
 
 
 class Stalled(Problem):
@@ -57,19 +54,6 @@ class Crowded(Problem):
 
     def __init__(self, why: str) -> None:
         super().__init__(429, why, headers={"Retry-After": "2", "Connection": "close"})
-
-
-def arrived(receive: Receive) -> bytes | None:
-    """A short body that is all here before anybody asks for it, as most are: then nothing is waited for, and
-    neither a time nor a place has to be kept for it. None: ask `receive`."""
-    cycle = getattr(receive, "__self__", None)
-    if type(cycle) is not RequestResponseCycle or cycle.more_body or cycle.waiting_for_100_continue:
-        return None
-    if cycle.disconnected or len(cycle.body) > _SHORT:
-        return None
-    body, cycle.body = bytes(cycle.body), bytearray()
-    cycle.message_event.clear()  # as `receive` leaves it: the next one waits for the end of the connection
-    return body
 
 
 class Receiver:

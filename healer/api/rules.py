@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
+from healer.api.problems import field_error
 from healer.api.services import NotFound
-from healer.api.views import RuleRecord, RuleView
-from healer.model import Playbook, Review, Rule, Ruleset
+from healer.api.views import ForecastCounts, RuleRecord, RuleView
+from healer.model import ForecastScore, Mode, Playbook, Review, Rule, Ruleset
 
 
 def rule_list(rules: Ruleset, records: Mapping[str, RuleRecord]) -> list[RuleView]:
@@ -15,25 +18,38 @@ def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord) -> RuleView:
     """The mode in force: set while running, else the file's, else HEALER_MODE; `mode_from` says which."""
     if record.mode is not None:
         mode, source = record.mode, "running"
-    elif rule.mode is not None:
-        mode, source = rule.mode, "file"
     else:
-        mode, source = rules.default_mode, "default"
+        mode = rules.mode_of(rule)
+        source = "file" if mode is rule.mode else "default"
     true = record.reviews.get(Review.true_fault, 0)
     false = record.reviews.get(Review.false_alarm, 0)
+    score = record.forecasts or ForecastScore() if rule.forecast else None
     return RuleView(
         rule=rule,
         mode=mode,
         mode_from=source,
         incidents=record.incidents,
         reviews=record.reviews,
-        precision=true / (true + false) if true + false else None,
+        precision=score.precision if score else true / (true + false) if true + false else None,
+        recall=score.recall if score else None,
         mode_by=record.mode_by,
         mode_reason=record.mode_reason,
         mode_at=record.mode_at,
         measured=next((one for one in rules.detection if one.name == rule.name), None),
         last_incident_at=record.last_incident_at,
+        follows=next((one for one in rules.forecasts if one.rule == rule.name), None),
+        forecasts=_counts(score) if score else None,
     )
+
+
+def _counts(score: ForecastScore) -> ForecastCounts:
+    return ForecastCounts(**msgspec.structs.asdict(score), precision=score.precision, recall=score.recall)
+
+
+def check_mode(rule: Rule, mode: Mode) -> None:
+    """Problem 422: what a forecast speaks of has not failed, so a person approves what is done."""
+    if rule.forecast and mode is Mode.auto:
+        raise field_error("mode", f"{rule.name} is a forecast: its mode is approve at most")
 
 
 def rule_named(rules: Ruleset, name: str) -> Rule:

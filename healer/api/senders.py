@@ -1,11 +1,11 @@
 """Who sends what, summed up in this process between two writes."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 from healer.api.services import Caller
+from healer.api.summed import Summed
 from healer.model import Sender
 from healer.ports import SenderBook
 
@@ -14,14 +14,15 @@ PAIRS = 50_000
 REST = "…"
 
 
-class Senders:
+class Senders(Summed[tuple[str, str, str], "_Heard"]):
     """Thread-safe. `heard` never raises and never asks the database."""
 
     def __init__(self, book: SenderBook, now: Callable[[], datetime], home: str) -> None:
         """`home` is the cluster of tokens that are bound to none."""
-        self._book, self._now, self._home = book, now, home
-        self._counted: dict[tuple[str, str, str], _Heard] = {}
-        self._lock = threading.Lock()
+        super().__init__(
+            lambda counted: book.add([_sender(key, one) for key, one in counted.items()]), _joined
+        )
+        self._now, self._home = now, home
 
     def heard(self, caller: Caller, source: str, size: int) -> None:
         """This caller sent a body of that many bytes by that route."""
@@ -40,24 +41,6 @@ class Senders:
                 one.bytes += size
                 one.last_seen = now
 
-    def flush(self) -> None:
-        """Writes what was counted; raises Unavailable, and keeps it for the next time."""
-        with self._lock:
-            counted, self._counted = self._counted, {}
-        try:
-            self._book.add([_sender(key, one) for key, one in counted.items()])
-        except Exception:
-            with self._lock:
-                for key, one in counted.items():
-                    later = self._counted.get(key)
-                    if later is None:
-                        self._counted[key] = one
-                    else:
-                        later.first_seen = one.first_seen
-                        later.requests += one.requests
-                        later.bytes += one.bytes
-            raise
-
 
 @dataclass(slots=True)
 class _Heard:
@@ -68,6 +51,13 @@ class _Heard:
     last_seen: datetime
     requests: int
     bytes: int
+
+
+def _joined(earlier: _Heard, later: _Heard) -> _Heard:
+    later.first_seen = earlier.first_seen
+    later.requests += earlier.requests
+    later.bytes += earlier.bytes
+    return later
 
 
 def _sender(key: tuple[str, str, str], one: _Heard) -> Sender:

@@ -31,11 +31,16 @@ from healer.model import (
     AuditRecord,
     Breaker,
     Command,
+    Delivery,
+    Earn,
     Incident,
+    Inventory,
     Mode,
     Observation,
     Pause,
     Permit,
+    Reference,
+    Review,
     Role,
     Ruleset,
     Run,
@@ -270,6 +275,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     job: str | None = None
     incident: str | None = None
+    #: What the playbook's `inputs` are, checked against them.
+    inputs: dict[str, str | int | bool] = {}
 
 
 class RunCommands(Protocol):
@@ -293,8 +300,13 @@ class RunCommands(Protocol):
 
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run: ...
     def cancel(self, run: str, *, by: str, reason: str, request: str) -> Run: ...
-    def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        """A stuck run goes on at the step where it stopped."""
+    def retry(self, run: str, *, by: str, reason: str, request: str, step: str | None = None) -> Run:
+        """A stuck run goes on at the step where it stopped. With `step` one that waits or is stuck goes back
+        to that step, and does it and all after it anew."""
+        ...
+
+    def undo(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        """Whatever the run is at, it goes back: what it did is taken back, the last first, and it ends."""
         ...
 
     def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
@@ -328,11 +340,35 @@ class Commands(Protocol):
 
     def note(self, incident: str, text: str, *, by: str, at: datetime, request: str) -> None: ...
     def pause(self, pause: Pause, *, request: str) -> Pause: ...
+    def learn(self, reference: Reference, *, reason: str, request: str) -> None:
+        """Takes it in place of the one of its kind."""
+        ...
+
+    def forget_reference(
+        self, reference: Reference, *, by: str, reason: str, at: datetime, request: str
+    ) -> None: ...
     def end_pause(self, pause: str, *, by: str, reason: str, at: datetime, request: str) -> Pause: ...
 
     def set_mode(
-        self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime, request: str
-    ) -> None: ...
+        self,
+        rule: str,
+        mode: Mode,
+        *,
+        by: str,
+        reason: str,
+        at: datetime,
+        request: str,
+        earn: Earn,
+        given: Mode,
+    ) -> None:
+        """`given`: the mode by the files. Conflict where auto is not earned."""
+        ...
+
+    def judge_mode(
+        self, rule: str, *, incident: str, review: Review, given: Mode, earn: Earn, at: datetime, request: str
+    ) -> None:
+        """After a review: a rule in mode auto falls back to approve where it is wrong too often."""
+        ...
 
     def audit(self, record: AuditRecord) -> None: ...
 
@@ -351,6 +387,31 @@ class KeyInFlight(Exception):
 
 class KeyReused(Exception):
     """The key was used with another body."""
+
+
+class MessageBook(Protocol):
+    """What people were told, at each sink."""
+
+    def page(
+        self,
+        *,
+        clusters: Sequence[str] | None,
+        state: Sequence[str],
+        channel: str | None,
+        incident: str | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Delivery]: ...
+
+    def cluster_of(self, message: str) -> str:
+        """Raises NotFound."""
+        ...
+
+    def retry(
+        self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
+    ) -> Sequence[Delivery]:
+        """Makes what failed due again, audits it, and returns it. Raises Conflict where nothing failed."""
+        ...
 
 
 class Idempotency(Protocol):
@@ -391,10 +452,15 @@ class Reads(Protocol):
         """By id or by a unique beginning of it of at least 8 characters."""
         ...
 
+    def merged_into(self, incident: str) -> list[str]:
+        """Ids of what was merged into it, the oldest first."""
+        ...
+
     def incident_detail(self, incident: str) -> IncidentDetail | None: ...
 
     def nodes(
         self,
+        rules: Ruleset,
         *,
         clusters: Sequence[str] | None = None,
         verdict: Sequence[str] = (),
@@ -419,6 +485,14 @@ class Reads(Protocol):
 
     def run(self, run: str) -> Run | None: ...
     def run_detail(self, run: str, rules: Ruleset) -> RunDetail | None: ...
+    def references(self, cluster: str) -> list[Reference]:
+        """What nodes of each kind should be."""
+        ...
+
+    def inventories(self, cluster: str, node: str | None = None) -> list[Inventory]:
+        """What nodes told of themselves; of one node, or of all."""
+        ...
+
     def rule_records(self) -> dict[str, RuleRecord]:
         """Mode set while running and reviews so far, by rule."""
         ...
@@ -486,6 +560,7 @@ class Services:
     commands: Commands
     runs: RunCommands
     reconcile: Reconcile
+    messages: MessageBook
     idempotency: Idempotency
     audit: AuditTrail
     events: EventFeed
@@ -495,6 +570,9 @@ class Services:
     clusters: tuple[str, ...] = ()
     #: Where events and step times wait while the database is away; without one their senders hear 503.
     spool: Spool | None = None
+    #: What Slack signs presses of its buttons with, and how an answer goes back to who pressed.
+    slack_secret: str | None = None
+    tell_slack: Callable[[str, str], None] = lambda url, text: None
     #: Cookies only over HTTPS; off for the loopback address.
     secure_cookies: bool = False
 

@@ -69,6 +69,7 @@ class SignalRoutes:
         raw = await read_body(request)
         now = self._services.clock.now()
         cluster = self._entry.default(caller)
+        book = self._services.rules().kernel_lines
         if text:
             query = request.query_params
             cluster = await self._entry.meant(caller, query.get("cluster"))
@@ -78,13 +79,13 @@ class SignalRoutes:
             await confine(request, caller, {(cluster, node)})
             lines = raw.decode("utf-8", "replace")
             parsed = wire.kernel_text_observations(
-                lines, known, now, cluster=cluster, node=node, boot_id=query.get("boot_id")
+                lines, known, now, cluster=cluster, node=node, boot_id=query.get("boot_id"), book=book
             )
         else:
             body = wire.kernel_log_body(raw) or decoded(raw)
             if caller.node or caller.cluster:
                 await confine(request, caller, wire.nodes_of_kernel_log(body, cluster=cluster))
-            parsed = wire.kernel_log_observations(body, known, now, cluster=cluster)
+            parsed = wire.kernel_log_observations(body, known, now, cluster=cluster, book=book)
         return await self._store(request, "kernel-log", parsed)
 
     async def heartbeat(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from healer.decisions import Limit
+from healer.incidents.similar import Similar
 from healer.model import (
     Answer,
     AuditRecord,
@@ -15,13 +16,18 @@ from healer.model import (
     DetectionRule,
     Finding,
     FiringAlert,
+    ForecastRule,
+    ForecastScore,
     Incident,
+    IncidentVerdict,
     LastHeard,
     LogEntry,
     Message,
     Mode,
+    NodeContext,
     NodeStatus,
     Playbook,
+    Reference,
     Review,
     Root,
     Rule,
@@ -29,6 +35,7 @@ from healer.model import (
     SlurmJob,
     SlurmNode,
     Verdict,
+    VerdictAt,
 )
 
 T = TypeVar("T")
@@ -48,7 +55,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is evidence, finding, decision, step, note, person or message; `at` is the event's own time."""
+    """`kind` is evidence, finding, verdict, decision, step, note, person or message. `at` is the event's own
+    time."""
 
     at: datetime
     kind: str
@@ -86,15 +94,20 @@ class RunDetail(Run, frozen=True, kw_only=True):
 class IncidentDetail(Incident, frozen=True, kw_only=True):
     """An incident as lists show it, and all that hangs on it. `runs` come with steps and log.
 
-    `jobs` are the jobs hit as Slurm still shows them; `state` UNKNOWN where it has forgotten them.
+    Evidence, findings, verdict and action stand apart: `evidence` is what was read, `findings` what detectors
+    claim, `verdict` what healer holds true now (`verdicts`: from when on it held what, oldest first, the
+    newest 50), `decisions` and `runs` what is done about it. `jobs` are the jobs hit as Slurm still shows
+    them; `state` UNKNOWN where it has forgotten them.
     """
 
     findings: list[Finding]
+    verdict: IncidentVerdict
+    verdicts: list[VerdictAt]
     decisions: list[Decision]
     runs: list[RunDetail]
     timeline: list[TimelineEntry]
     jobs: list[SlurmJob]
-    similar: list[Incident]
+    similar: list[Similar]
     notes: list[Note]
     messages: list[Message]
     audit: list[AuditRecord]
@@ -109,6 +122,8 @@ class GpuView(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     pci: str | None = None
     uuid: str | None = None
+    #: The number on its board.
+    serial: str | None = None
     #: The job that Slurm shows on it.
     job: str | None = None
     verdict: Verdict = Verdict.healthy
@@ -135,6 +150,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     such a node by itself. `switches` go from leaf to root. `may_run_jobs` is Slurm's own word; `why` explains
     it in one sentence. `gpus`, `jobs`, `history`, `signals`, `links`, `heard` and `alerts` are filled for a
     single node only; `measured_at` is when it last reported, None when nothing came in the last 15 minutes.
+    `context` is what goes on there now, by which its faults are judged (docs/rules.md, `context.yaml`).
+    `inventory` is what the node told of itself (driver, firmware, settings), `reference` the good node of its
+    kind, `differs` what of the inventory is otherwise there.
     """
 
     cluster: str
@@ -147,6 +165,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     switches: tuple[str, ...] = ()
     out_by: str | None = None
     owner: str | None = None
+    context: tuple[NodeContext, ...] = ()
     reason_age_s: float | None = None
     known_bad_in_service: bool = False
     slurm: SlurmNode
@@ -161,6 +180,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: datetime | None = None
     heard: LastHeard | None = None
     alerts: list[FiringAlert] = []
+    inventory: dict[str, str] = {}
+    reference: Reference | None = None
+    differs: dict[str, str] = {}
 
 
 class JobStepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,8 +236,10 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """`job` is None when Slurm no longer knows it; `step_times` when none came in the last 30 minutes.
 
-    `gpu_hours_lost`: GPUs × the time from the last durable checkpoint to each requeue; None while that is
-    not known. `done` says in sentences what healer did to the job, or why it did nothing, oldest first.
+    `gpu_hours_lost`: the sum of what its lives lost, as the incidents that hit it tell (`hit`); None while
+    that is not known. `gpu_hours_at_most`: a life told no durable checkpoint, so all of it counts. `done`
+    says in sentences what healer did to the job, or why it did nothing, oldest first. `errors` are lines that
+    the driver logged of its own programs (Xid 43, 45), counted by code: alone they accuse no node.
     """
 
     cluster: str
@@ -225,9 +249,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     incidents: list[Incident]
     requeues: list[dict[str, Any]] = []
     done: list[dict[str, Any]] = []
+    errors: list[dict[str, Any]] = []
     step_times: StepTimesView | None = None
     checkpoints: list[CheckpointView] = []
     gpu_hours_lost: float | None = None
+    gpu_hours_at_most: bool = False
 
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,12 +266,26 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     incidents: int = 0
     reviews: dict[Review, int] = {}
     last_incident_at: datetime | None = None
+    forecasts: ForecastScore | None = None
+
+
+class ForecastCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a rule's forecasts; `healer.model.ForecastScore` with what follows from it."""
+
+    open: int
+    hits: int
+    misses: int
+    void: int
+    unforeseen: int
+    precision: float | None
+    recall: float | None
 
 
 class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     """`precision` = true faults / (true faults + false alarms) of the reviews, None before the first.
 
-    `recall` is None: nobody counts faults that no rule saw. `measured`: what a detection rule watches, None
+    `recall` is None: nobody counts faults that no rule saw. Of a forecast both are by what then happened, and
+    `forecasts` counts it. `measured`: what a detection rule watches, `follows`: what a forecast does; None
     for the rules of policies.yaml. `last_incident_at`: when it last opened an incident.
     """
 
@@ -261,6 +301,8 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     mode_at: datetime | None = None
     measured: DetectionRule | None = None
     last_incident_at: datetime | None = None
+    follows: ForecastRule | None = None
+    forecasts: ForecastCounts | None = None
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,7 +352,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Counts and times of the incidents opened since `since`.
 
     detect: event to incident; decide: incident to first decision; drain: incident to drain read back;
-    to_return: slot granted to released.
+    to_return: slot granted to released. `gpu_hours_lost` by the jobs that these incidents hit, each life once
+    (`gpu_hours_at_most` of them since the job began, for want of a durable checkpoint); `jobs_unknown` more
+    were hit of which nobody knows.
     """
 
     since: datetime | None
@@ -325,6 +369,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     to_return: Spread
     false_drains: int
     gpu_hours_lost: float | None = None
+    gpu_hours_at_most: float | None = None
+    jobs_unknown: int = 0
     gpu_hours_saved: float | None = None
 
 

@@ -13,9 +13,11 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.clock import SystemClock
+from healer.adapters.nodes.verbs import NodeVerbs
 from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres import snapshots as postgres_snapshots
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
+from healer.adapters.postgres.beats import Beat
 from healer.adapters.postgres.checkpoints import PostgresCheckpoints
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import make_engine
@@ -54,6 +56,10 @@ log = structlog.get_logger()
 #: One call to Slurm that changes something may take this long: shorter than the lease's margin for effects.
 SLURM_TIMEOUT_S = 4.0
 SIGN_IN_LASTS = timedelta(minutes=10)
+#: The machine's own list of host keys.
+KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
+#: Of DCGM's tests: about two minutes. A repair that takes less than five has no time for more.
+DIAGNOSE_LEVEL = 2
 
 
 def database_url(settings: Settings) -> str:
@@ -149,11 +155,29 @@ def slurm_users(settings: Settings) -> tuple[str, ...]:
 
 def node_exec(settings: Settings) -> NodeExec | None:
     """How playbooks work on nodes themselves; None where nothing is configured."""
+    if settings.ssh_key_file is not None:
+        if settings.sim_nodes_socket is not None:
+            raise SettingsError("HEALER_SSH_KEY_FILE and HEALER_SIM_NODES_SOCKET are both set: keep one.")
+        return ssh_nodes(settings, settings.ssh_key_file)
     if settings.sim_nodes_socket is None:
         return None
     from healer.sim.nodes import NodesClient
 
     return NodesClient(settings.sim_nodes_socket, timeout_s=SLURM_TIMEOUT_S)
+
+
+def ssh_nodes(settings: Settings, key_file: Path) -> NodeVerbs:
+    """healer-node over SSH."""
+    from healer.adapters.nodes.ssh import Ssh, SshSettings
+
+    chosen = SshSettings(
+        key_file=key_file,
+        known_hosts=settings.ssh_known_hosts or KNOWN_HOSTS,
+        user=settings.ssh_user or "root",
+        port=settings.ssh_port,
+        config=settings.ssh_config,
+    )
+    return NodeVerbs(Ssh(chosen), level=settings.ssh_diagnose_level or DIAGNOSE_LEVEL)
 
 
 def cluster_name(settings: Settings) -> str:
@@ -223,7 +247,7 @@ def audit_trail(settings: Settings) -> PostgresAuditTrail:
 
 
 def has_sink(settings: Settings) -> bool:
-    return bool(settings.notify_webhook_url or settings.ticket_webhook_url)
+    return bool(settings.notify_webhook_url or settings.ticket_webhook_url or settings.tickets)
 
 
 def ledger(
@@ -272,6 +296,9 @@ def run_api(settings: Settings) -> None:
     # What stands now stays to the end. A full collection that walked it would hold up every request by 0.1 s.
     gc.collect()
     gc.freeze()
+    # Nearly all that a small post makes ends with it: to look through the young objects at every 700 of them,
+    # Python's default, was a twentieth of its cost.
+    gc.set_threshold(20_000)
     uvicorn.run(
         app,
         host=settings.listen.host,
@@ -315,6 +342,7 @@ def run_detector(settings: Settings) -> None:
         poke=poke(settings, cluster),
         cleared=cleared,
         recorder=recorder,
+        beat=Beat(db, cluster, "detector"),
     )
     note = recorder.note_samples if recorder else None
     with forest(db, cluster) as trees:
@@ -338,12 +366,18 @@ def run_scheduler(settings: Settings) -> None:
     from healer.adapters.postgres.audit import Sealer
     from healer.adapters.postgres.retention import free_share, tidy
     from healer.adapters.signing import CHECKPOINT_FILE, load_signer
+    from healer.bootstrap.alive import ALIVE_S, Switch
+    from healer.bootstrap.channels import check_channels
     from healer.bootstrap.sinks import delivery, event_duty
+    from healer.bootstrap.telling import CONNECTIONS, Telling
 
+    rules = rulebook(settings)
+    check_channels(settings, rules().notifications)
     stopped = until_stopped()
     db = engine(settings, name="healer scheduler")
     cluster = cluster_name(settings)
     clock = SystemClock()
+    telling_db = engine(settings, name="healer messages", pool_size=CONNECTIONS)
     snapshots = PostgresSnapshots(db)
     sealer = Sealer(
         db,
@@ -360,14 +394,17 @@ def run_scheduler(settings: Settings) -> None:
     def failed(why: str) -> None:
         snapshots.failed(cluster, why)
 
-    poll = Poll(scheduler(settings), snapshots, rulebook(settings), failed, cluster, clock=clock)
+    poll = Poll(scheduler(settings), snapshots, rules, failed, cluster, clock=clock)
+    switch = Switch(settings, telling_db, cluster, rules)
     woken = [
         Duty("sweep", SWEEP_S, sweep(ledger(settings, db, cluster), poke(settings, cluster), clock)),
         Duty("seal", SEAL_S, seal),
         Duty("deliver", DELIVER_S, delivery(settings, db)),
+        Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]
     duties = [
-        Duty("poll", POLL_S, poll),
+        Duty("poll", POLL_S, switch.seen(poll)),
+        Duty("alive", ALIVE_S, switch),
         Duty("tidy", TIDY_S, forget),
         *woken_by(Waiting(db, cluster, clock), woken),
         *event_duty(settings, db, cluster),

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.forecasts import PostgresTrends
 from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.detection.forest import Forest
@@ -58,4 +59,5 @@ def senses_loop(
         note=note,
         warmed=warmed,
         drops=Drops(PostgresLosses(db), cluster),
+        trends=PostgresTrends(db, cluster),
     )

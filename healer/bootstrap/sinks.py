@@ -10,8 +10,8 @@ from healer.adapters.notify.events import EventSink
 from healer.adapters.notify.webhook import WebhookNotifier
 from healer.adapters.postgres.event_feed import deliver_events
 from healer.adapters.postgres.messages import deliver_due
-from healer.adapters.tickets.webhook import WebhookTickets
 from healer.adapters.webhook import SignedWebhook
+from healer.bootstrap.tickets import tickets
 from healer.processes.scheduler import DELIVER_S, Duty
 from healer.settings import Settings, SettingsError
 
@@ -19,13 +19,12 @@ from healer.settings import Settings, SettingsError
 def delivery(settings: Settings, db: sa.Engine) -> Callable[[], float | None]:
     """One round of delivery at each call. What has no sink stays in our own list."""
     notify = _webhook(settings, settings.notify_webhook_url)
-    ticket = _webhook(settings, settings.ticket_webhook_url)
     notifier = WebhookNotifier(notify) if notify else None
-    tickets = WebhookTickets(ticket) if ticket else None
+    repairs = tickets(settings, db)
     clock = SystemClock()
 
     def work() -> None:
-        deliver_due(db, notifier, tickets, clock=clock, chance=random.random)
+        deliver_due(db, notifier, repairs, clock=clock, chance=random.random)
 
     return work
 

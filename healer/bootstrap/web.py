@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from healer import bootstrap
 from healer.adapters.clock import SystemClock
 from healer.adapters.munge import Munge, NoMunge
+from healer.adapters.notify.slack import SlackReplies
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
 from healer.adapters.postgres.by_cluster import ReconcileByCluster, RunsByCluster
 from healer.adapters.postgres.columns import PostgresColumns
@@ -23,6 +24,7 @@ from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.losses import PostgresLosses
+from healer.adapters.postgres.message_book import PostgresMessageBook
 from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.run_commands import PostgresRunCommands
@@ -101,6 +103,9 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         commands=PostgresCommands(db, cluster),
         runs=RunsByCluster(db, runs),
         reconcile=ReconcileByCluster(reconcile),
+        messages=PostgresMessageBook(db),
+        slack_secret=settings.slack_signing_secret,
+        tell_slack=SlackReplies().tell,
         idempotency=PostgresIdempotency(db),
         audit=PostgresAuditTrail(db, settings.data_dir),
         events=PostgresEvents(db),

@@ -1,9 +1,11 @@
 """`healer doctor`: checks an installation from this machine and says how to repair what is wrong."""
 
 import json
+import sys
 import time
 from typing import NamedTuple
 
+import structlog
 import typer
 
 from healer.settings import Settings, load, rules_folder
@@ -25,9 +27,11 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document.")) -> None:
-    """Check database, clocks, broker, Slurm, rules, nodes and the API; say how to repair what is wrong."""
+    """Check database, clocks, broker, Slurm, rules, nodes, guards, tickets, API; say how to repair faults."""
     settings = load()
-    looks = (_rules, _database, _broker, _slurm, _nodes, _api)
+    # What the checks log stands beside their answers, not in them.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    looks = (_rules, _database, _broker, _slurm, _nodes, _node_actions, _guards, _tickets, _api)
     checks = [check for look in looks for check in look(settings)]
     if as_json:
         typer.echo(json.dumps({"ok": all(c.ok for c in checks), "checks": [c._asdict() for c in checks]}))
@@ -131,6 +135,24 @@ def _slurm(settings: Settings) -> list[Check]:
 
 def _nodes(settings: Settings) -> list[Check]:
     from healer.bootstrap.node_check import look
+
+    return [Check(*found) for found in look(settings)]
+
+
+def _node_actions(settings: Settings) -> list[Check]:
+    from healer.bootstrap.ssh_check import look
+
+    return [Check(*found) for found in look(settings)]
+
+
+def _guards(settings: Settings) -> list[Check]:
+    from healer.bootstrap.bound_check import look
+
+    return [Check(*found) for found in look(settings)]
+
+
+def _tickets(settings: Settings) -> list[Check]:
+    from healer.bootstrap.tickets import look
 
     return [Check(*found) for found in look(settings)]
 

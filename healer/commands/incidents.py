@@ -1,8 +1,15 @@
 """`healer incidents`: the list, or one of them with all that hangs on it."""
 
+from collections.abc import Sequence
+
+import msgspec
 import typer
 
 from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table, with_cluster
+from healer.incidents.hit import lost_together, lost_words
+from healer.incidents.sentence import sure_words
+from healer.incidents.verdict import aside_words
+from healer.model import IncidentVerdict, JobHit
 
 
 def register(app: typer.Typer) -> None:
@@ -56,14 +63,63 @@ def _where(root: dict) -> str:
 
 
 def _show(found: dict) -> None:
+    """What is broken, how sure, why; what was set aside; whom it hit; similar ones; what was done."""
     typer.echo(f"{found['severity']} {found['state']}: {found['title']}")
     typer.echo(
         f"on {_where(found['root'])}, id {found['id']}, rule {found['rule']}, opened {found['opened']}"
     )
-    if found["jobs"]:
-        jobs = ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in found["jobs"])
-        typer.echo(f"jobs hit: {jobs}")
     if found["closed_why"]:
         typer.echo(f"closed {found['closed']}: {found['closed_why']}")
+    _verdict(found["verdict"])
+    _listed("WHOM IT HIT", [_job(job, found) for job in found["jobs"]], lost_together(_hits(found)))
+    _listed(
+        "SIMILAR",
+        [
+            f"{one['id'][:8]} {_where(one['root'])} {one['opened'][:10]}: {one['ended']}"
+            for one in found["similar"]
+        ],
+    )
+    _listed("ACTION", _done(found))
+    typer.echo("\nTIMELINE")
     rows = [(entry["at"][:23], entry["kind"], entry["by"], entry["text"]) for entry in found["timeline"]]
     print_table(("WHEN (UTC)", "WHAT", "BY", ""), rows)
+
+
+def _verdict(told: dict) -> None:
+    verdict = msgspec.convert(told, IncidentVerdict)
+    nodes = ", ".join(f"{name} {word}" for name, word in list(verdict.nodes.items())[:8]) or "none blamed"
+    typer.echo(f"\nVERDICT: {verdict.sentence}")
+    typer.echo(f"  how sure: {sure_words(verdict.certainty)}; cause: {verdict.cause}; nodes: {nodes}")
+    if verdict.retest is not None:
+        typer.echo(f"  what decides: {verdict.retest.text}")
+    _listed("WHY (evidence and findings)", verdict.why)
+    _listed("CONSIDERED AND SET ASIDE", [aside_words(one) for one in verdict.set_aside])
+
+
+def _listed(title: str, rows: Sequence[str], more: str = "") -> None:
+    if rows:
+        typer.echo(f"\n{title}{f': {more}' if more else ''}")
+        for row in rows:
+            typer.echo(f"  - {row}")
+
+
+def _hits(found: dict) -> list[JobHit]:
+    return msgspec.convert(found["hit"], list[JobHit])
+
+
+def _job(job: dict, found: dict) -> str:
+    hit = next((one for one in _hits(found) if one.job == job["id"]), None)
+    user = job.get("user") or (hit.user if hit else "")
+    held = f", {hit.gpus} GPUs" if hit and hit.gpus else ""
+    lost = f": {lost_words(hit)}" if hit else ""
+    return f"job {job['id']}{f' of {user}' if user else ''}{held}{lost}"
+
+
+def _done(found: dict) -> list[str]:
+    """Runs as they stand; where there is none, why nothing is done."""
+    runs = [
+        f"{run['playbook']} on {run.get('node') or run.get('job')}: {run['state']}"
+        + (f", asks: {run['question']}" if run.get("question") else "")
+        for run in found["runs"]
+    ]
+    return runs or [f"nothing: {one['why']}" for one in found["decisions"][-1:]]

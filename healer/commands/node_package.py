@@ -1,4 +1,4 @@
-"""`healer node-package`: one shell script that puts the hook and the follower on a node."""
+"""`healer node-package`: one shell script that puts hook, follower and healer-node on a node."""
 
 import os
 import re
@@ -69,6 +69,7 @@ def package(
     files = [
         (0o755, f"{LIB}/healer-hook", (HOOKS / "healer-hook").read_text(), False),
         (0o755, f"{LIB}/healer-follow", (HOOKS / "healer-follow").read_text(), False),
+        (0o755, f"{LIB}/healer-node", (HOOKS / "healer-node").read_text(), False),
         (
             0o644,
             "/etc/systemd/system/healer-follow.service",

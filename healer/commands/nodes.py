@@ -28,7 +28,7 @@ def nodes(
             one["verdict"],
             "+".join(one["slurm"].get("state", [])),
             one["may_run_jobs"],
-            one["why"],
+            "; ".join([one["why"], *(f"now: {going['text']}" for going in one.get("context", []))]),
         )
         for one in found
     ]

@@ -58,6 +58,10 @@ def _print(document: dict[str, Any]) -> None:
         typer.echo(
             f"{one['opened']}  {one['severity']} {one['rule']} {one['id'][:8]}  {one['title']}  ({jobs})"
         )
+    if document["merged"]:
+        typer.echo(f"\n{len(document['merged'])} turned out to be parts of others")
+    for one in document["merged"]:
+        typer.echo(f"{one['opened']}  {one['rule']} {one['id'][:8]} into {one['into'][:8]}")
     typer.echo(f"\n{len(document['actions'])} actions")
     for row in document["actions"]:
         what = (row["job"] and f"job {row['job']}") or row["node"] or ""

@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="The rules of the site.", rich_markup_mode=None)
     group.command("check")(check)
     group.command("test")(test)
+    group.command("schema")(schema)
     app.add_typer(group, name="rules")
 
 
@@ -49,6 +50,15 @@ def check(rules: _Folder = None, json: _Json = False) -> None:
         typer.echo(msgspec.json.encode({"ok": True, "version": found.version, **named}))
     else:
         typer.echo(f"{folder}: all right ({', '.join(f'{n} {what}' for what, n in counts.items())})")
+
+
+def schema() -> None:
+    """Print the JSON schema of a playbook's file, for editors."""
+    import json
+
+    from healer.playbookschema import playbook_schema
+
+    typer.echo(json.dumps(playbook_schema(), indent=2))
 
 
 def test(rules: _Folder = None, json: _Json = False) -> None:

@@ -1,20 +1,31 @@
 """`healer runs`, `healer run`, `healer approve`, `healer pause`: the console's verbs for a terminal."""
 
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from healer.commands import Failed
 from healer.commands.remote import AS_JSON, CLUSTER, REASON, client, print_json, print_table, with_cluster
 from healer.commands.token import parse_lasts
+from healer.hostlist import expand
+
+if TYPE_CHECKING:
+    from healer.client import Client
+
+RUN: Any = typer.Argument(metavar="RUN", help="The run's id.")
 
 
 def register(app: typer.Typer) -> None:
     app.command("runs")(runs)
     app.command("run")(run)
     app.command("approve")(approve)
+    app.command("reject")(reject)
+    app.command("cancel")(cancel)
+    app.command("retry")(retry)
+    app.command("undo")(undo)
     app.command("pause")(pause)
 
 
@@ -62,34 +73,89 @@ def _show(found: dict[str, Any]) -> None:
 def run(
     playbook: str = typer.Argument(help="The playbook: drain, resume, requeue, …"),
     *,
-    node: str | None = typer.Option(None, help="The node it works on."),
+    node: str | None = typer.Option(None, help="The node it works on; gpu[0001-0004] is a run for each."),
     job: str | None = typer.Option(None, help="The job it works on."),
     cluster: str | None = CLUSTER,
     incident: str | None = typer.Option(None, help="The incident it belongs to."),
     reason: str = typer.Option("", "--reason", help="Why: it stands in the audit. Needed unless --dry-run."),
+    given: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="What the playbook takes."),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Show the plan and what the guards say; do nothing."
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Start a playbook on a node or a job."""
+    """Start a playbook on a node or a job. Of several nodes each passes the guards by itself: those that find
+    no slot wait for one."""
     if not reason and not dry_run:
         raise typer.BadParameter("a run needs a reason", param_hint="--reason")
-    asked = {"node": node, "job": job, "cluster": cluster, "incident": incident, "reason": reason}
+    asked = {"job": job, "cluster": cluster, "incident": incident, "reason": reason}
     body: dict[str, Any] = {name: value for name, value in asked.items() if value}
+    if given:
+        body["inputs"] = dict(_named(one) for one in given)
     if dry_run:
         body["dry_run"] = True
+    nodes = _nodes(node)
     with client() as api:
+        if len(nodes) > 1:
+            _run_on_each(api, playbook, nodes, body, json)
+            return
+        body |= {"node": nodes[0]} if nodes else {}
         answer = api.post(f"/playbooks/{playbook}/runs", body, key=None if dry_run else secrets.token_hex(16))
     if json:
         print_json(answer)
     elif dry_run:
         _show_plan(answer)
     else:
-        typer.echo(
-            f"run {answer['id']}: {answer['state']}"
-            + (f" ({answer['question']})" if answer["question"] else "")
-        )
+        typer.echo(_line(answer))
+
+
+def _nodes(text: str | None) -> list[str]:
+    try:
+        return expand(text) if text else []
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--node") from error
+
+
+def _run_on_each(
+    api: "Client", playbook: str, nodes: Sequence[str], body: dict[str, Any], json: bool
+) -> None:
+    """One that is refused loses nothing of the others. Ends with 1 where one was."""
+    from healer.client import ClientError
+
+    told: list[dict[str, Any]] = []
+    for name in nodes:
+        key = None if body.get("dry_run") else secrets.token_hex(16)
+        try:
+            told.append(
+                {"node": name} | api.post(f"/playbooks/{playbook}/runs", {**body, "node": name}, key=key)
+            )
+        except ClientError as error:
+            told.append({"node": name, "error": str(error)})
+    if json:
+        print_json(told)
+    else:
+        rows = [(one["node"], _said(one)) for one in told]
+        print_table(("NODE", ""), rows)
+    if any("error" in one for one in told):
+        raise typer.Exit(1)
+
+
+def _said(one: dict[str, Any]) -> str:
+    if "error" in one:
+        return f"refused: {one['error']}"
+    return f"{one['outcome']}. {one['why']}" if "outcome" in one else _line(one)
+
+
+def _line(answer: dict[str, Any]) -> str:
+    asks = f" ({answer['question']})" if answer["question"] else ""
+    return f"run {answer['id']}: {answer['state']}{asks}"
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--input")
+    return name, value
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
@@ -106,14 +172,39 @@ def _show_plan(plan: dict[str, Any]) -> None:
     print_table(("GUARD", "SAYS", "USED", "LIMIT", ""), rows)
 
 
-def approve(
-    run_id: str = typer.Argument(metavar="RUN", help="The run that waits for approval."),
+def approve(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
+    """Approve a run."""
+    _on_run(run_id, "approve", {"reason": reason}, json)
+
+
+def reject(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
+    """Refuse a run that waits for approval: it ends, and nothing is done."""
+    _on_run(run_id, "reject", {"reason": reason}, json)
+
+
+def cancel(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
+    """Stop a run before its next step. What it did stays done."""
+    _on_run(run_id, "cancel", {"reason": reason}, json)
+
+
+def retry(
+    run_id: str = RUN,
+    step: str | None = typer.Option(None, "--from", metavar="STEP", help="Go back to this step."),
     reason: str = REASON,
     json: bool = AS_JSON,
 ) -> None:
-    """Approve a run."""
+    """Let a stuck run go on where it stopped, or do one that is stuck or waits anew from a step on."""
+    _on_run(run_id, "retry", {"reason": reason} | ({"step": step} if step else {}), json)
+
+
+def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
+    """Take back what a run has done, the last step first."""
+    _on_run(run_id, "undo", {"reason": reason}, json)
+
+
+def _on_run(run_id: str, verb: str, body: dict[str, Any], json: bool) -> None:
     with client() as api:
-        answer = api.post(f"/runs/{run_id}/approve", {"reason": reason}, key=secrets.token_hex(16))
+        answer = api.post(f"/runs/{run_id}/{verb}", body, key=secrets.token_hex(16))
     print_json(answer) if json else typer.echo(f"run {answer['id']}: {answer['state']}")
 
 

@@ -1,5 +1,6 @@
 """`healer send step-times --from-log`: the log of a training, whole or as it grows."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -69,11 +70,15 @@ def _sample(step: LogStep, seen: datetime | None) -> dict[str, Any]:
     told = {
         "step": step.step,
         "step_s": step.step_s,
-        "loss": step.loss,
-        "grad_norm": step.grad_norm,
+        "loss": _result(step.loss),
+        "grad_norm": _result(step.grad_norm),
         "time": None if at is None else at.isoformat(),
     }
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _result(value: float | None) -> float | str | None:
+    return "NaN" if value is not None and math.isinf(value) else value
 
 
 def _whole(path: Path) -> Iterator[Line]:

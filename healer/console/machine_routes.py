@@ -15,7 +15,18 @@ from healer.console.views import heat, incident, node, rules, runs, signals
 from healer.console.views.buttons import node_buttons
 from healer.console.views.job import WINDOW, checkpoint_steps, facts, job_view
 from healer.detection.alerts import firing
-from healer.model import FiringAlert, Mode, Reservation, SlurmJob, SlurmSnapshot
+from healer.model import (
+    FACTS,
+    FiringAlert,
+    Mode,
+    Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    differences,
+    facts_with,
+    kind_of,
+)
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations.gpus import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
@@ -58,6 +69,7 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                 "jobs": stands.snapshot.jobs_on(name) if stands.snapshot else [],
                 "gpu_jobs": jobs_by_gpu(stands.snapshot, name) if stands.snapshot else {},
                 "reservations": reservations_of(stands.snapshot, name) if stands.snapshot else [],
+                "going_on": pages.reads.node_context(cluster, name),
                 "incidents": [incident.incident_row(one, asking, now) for one in past.items],
                 "runs": [runs.run_row(run, now) for run in ran.items],
                 "buttons": node_buttons(
@@ -80,11 +92,26 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                     now=now,
                 ),
             }
+            context |= _made_of(pages, cluster, name, context["slurm"])
             context |= _alerts(pages, cluster, name, now)
             context |= _remembered(pages, cluster, name, context, hours)
             return pages.show("node.html", context)
 
         return guarded(show)
+
+
+def _made_of(pages: Pages, cluster: str, name: str, shown: SlurmNode | None) -> dict[str, Any]:
+    """(what, the node's value, that of the good node where it is another) of each fact that is known."""
+    facts = facts_with(shown, pages.reads.inventory(cluster, name))
+    kind = kind_of(shown.gpu_model if shown is not None else "")
+    reference = next((one for one in pages.reads.references(cluster) if one.kind == kind), None)
+    differs = differences(facts, reference) if reference is not None else {}
+    rows = [
+        (FACTS[fact], facts[fact], reference.facts[fact] if reference is not None and fact in differs else "")
+        for fact in FACTS
+        if fact in facts
+    ]
+    return {"made_of": rows, "reference": reference}
 
 
 def _alerts(pages: Pages, cluster: str, name: str, now: datetime) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from healer.incidents.similar import Similar
 from healer.model import (
     AuditRecord,
     Breaker,
@@ -21,16 +22,20 @@ from healer.model import (
     Controller,
     Decision,
     Finding,
+    ForecastScore,
     GuardSettings,
     Incident,
     IncidentState,
+    IncidentVerdict,
     LastHeard,
     LogEntry,
     Loss,
     Message,
     Mode,
+    NodeContext,
     Observation,
     Pause,
+    Reference,
     Role,
     Ruleset,
     Run,
@@ -41,8 +46,10 @@ from healer.model import (
     SlurmSnapshot,
     UnknownSeries,
     Verdict,
+    VerdictAt,
     Veto,
 )
+from healer.model.incident import bad_nodes
 
 if TYPE_CHECKING:
     from healer.model.samples import Report, StepBatch
@@ -78,8 +85,13 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
     opened: datetime
     nodes: dict[str, Verdict] = {}
     known_bad_in_service: bool = False
+    folded: tuple[str, ...] = ()
     owner: str | None = None
     acknowledged_by: str | None = None
+
+    @property
+    def bad_nodes(self) -> tuple[str, ...]:
+        return bad_nodes(self.root, self.folded, self.nodes) if self.known_bad_in_service else ()
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,8 +132,17 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class ToldAt(msgspec.Struct, frozen=True, kw_only=True):
+    """One channel of a message: `healer.model.DeliveryState`."""
+
+    channel: str
+    state: str
+    error: str = ""
+
+
 class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page, note or ticket and how its delivery stands: `state` due, sent, failed or listed (no sink)."""
+    """A page, note or ticket and how its delivery stands: `state` (due, sent, failed, listed: no sink) is
+    that of the generic webhook, or of the tickets."""
 
     at: datetime
     kind: str
@@ -129,6 +150,7 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
     error: str = ""
     reference: str = ""
+    channels: tuple[ToldAt, ...] = ()
 
 
 class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,17 +165,19 @@ class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One incident with everything that belongs to it. All lists oldest first.
 
     `records` are the audit records whose subject is this incident or one of its runs (200 at most);
-    `similar` are up to five other incidents, newest first, of the same rule and node, then of the same rule.
+    `similar` are up to five other incidents, of the same part and node first, then of the same fault.
     """
 
     incident: Incident
+    verdict: IncidentVerdict
+    verdicts: tuple[VerdictAt, ...] = ()
     findings: tuple[Finding, ...] = ()
     decisions: tuple[Decision, ...] = ()
     runs: tuple[RunDetail, ...] = ()
     notes: tuple[Note, ...] = ()
     records: tuple[AuditRecord, ...] = ()
     messages: tuple[SentMessage, ...] = ()
-    similar: tuple[Incident, ...] = ()
+    similar: tuple[Similar, ...] = ()
 
 
 class IncidentQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,22 +268,41 @@ class JobDone(msgspec.Struct, frozen=True, kw_only=True):
     incident: str | None = None
 
 
+class JobErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of one code that the driver logged on the job's GPUs while it ran, as of its own programs.
+
+    They are counted, and say nothing against a node: Xid 43 and 45 come whenever a program fails or is ended.
+    `lines` in all, on `nodes` nodes (`node` is one of them), from `since` to `until`.
+    """
+
+    fault: str
+    text: str
+    lines: int
+    nodes: int
+    node: str
+    since: datetime
+    until: datetime
+
+
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What healer knows of a job. `incidents` that hit it newest first, the rest oldest first.
 
-    `checkpoints` are the last 50 told. `gpu_hours_lost`: GPUs times the work that requeues threw away (from
-    the last durable checkpoint to the requeue); None while that is not known.
+    `checkpoints` are the last 50 told. `gpu_hours_lost` is what its lives lost, as the incidents that hit it
+    tell (`Incident.hit`); None while that is not known. `gpu_hours_at_most`: it may be less. `errors` of its
+    own programs in the last 7 days, the most frequent first.
     """
 
     incidents: tuple[Incident, ...] = ()
     requeues: tuple[Requeue, ...] = ()
     done: tuple[JobDone, ...] = ()
+    errors: tuple[JobErrors, ...] = ()
     checkpoints: tuple[CheckpointSeen, ...] = ()
     gpu_hours_lost: float | None = None
+    gpu_hours_at_most: bool = False
 
     @property
     def empty(self) -> bool:
-        return not (self.incidents or self.requeues or self.done or self.checkpoints)
+        return not (self.incidents or self.requeues or self.done or self.errors or self.checkpoints)
 
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +320,7 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     fired: int = 0
     true_faults: int = 0
     false_alarms: int = 0
+    forecasts: ForecastScore | None = None
 
 
 class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
@@ -332,6 +376,18 @@ class ConsoleReads(Protocol):
 
     def node_signals(self, cluster: str, node: str, since: datetime) -> "Reported":
         """What arrived after `since`, oldest first; kept for about an hour."""
+        ...
+
+    def inventory(self, cluster: str, node: str) -> dict[str, str]:
+        """What the node told of itself: driver, firmware, settings."""
+        ...
+
+    def node_context(self, cluster: str, node: str) -> tuple[NodeContext, ...]:
+        """What goes on at the node now, by which its faults are judged."""
+        ...
+
+    def references(self, cluster: str) -> list[Reference]:
+        """What nodes of each kind should be."""
         ...
 
     def remembers(self, cluster: str) -> bool:

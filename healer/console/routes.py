@@ -22,7 +22,7 @@ from healer.console.reads import (
 from healer.console.render import PAGE_HEADERS
 from healer.console.sign_in import session_routes
 from healer.console.views import audit, charts, fleet, incident, runs, timeline
-from healer.console.views.buttons import run_buttons
+from healer.console.views.buttons import from_here_buttons, run_buttons
 from healer.console.views.report import report
 from healer.model import RunState, Severity
 
@@ -147,7 +147,8 @@ def _incident_routes(routes: APIRouter, pages: Pages) -> None:
                 "view": incident.incident_view(detail, context["standing"], session.role, now),
                 "timeline": timeline.timeline(detail),
                 "charts": _charts(pages, detail, now),
-                "similar": [incident.incident_row(one, {}, now) for one in detail.similar],
+                "similar": detail.similar,
+                "same_words": incident.SAME_WORDS,
             }
             return pages.show("incident.html", context)
 
@@ -205,6 +206,7 @@ def _run_routes(routes: APIRouter, pages: Pages) -> None:
                 "decision": last,
                 "guards": runs.guard_rows(last.answers) if last else [],
                 "buttons": run_buttons(detail.run, session.role),
+                "again": from_here_buttons(detail.run, detail.log, session.role),
                 "mode_note": runs.mode_note(detail.run.mode),
             }
             return pages.show("run.html", context)

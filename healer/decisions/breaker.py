@@ -4,11 +4,9 @@ closed -> open (storm, failing actions) -> half_open (a named person's reset) ->
 or open again (the canary failed, or a new storm).
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from fractions import Fraction
 
 import msgspec
 
@@ -25,6 +23,7 @@ from healer.model import (
     Rule,
     Ruleset,
     RunState,
+    storm_size,
 )
 
 STORM_WINDOW = timedelta(minutes=5)
@@ -35,7 +34,7 @@ ACTIONS_AT_LEAST = 4
 
 def threshold(settings: GuardSettings, nodes: int) -> int:
     """Distinct roots of one fault class in 5 minutes that make a storm: at least 3, at most 8."""
-    return max(3, min(8, math.ceil(Fraction(str(settings.breaker_share)) * nodes)))
+    return storm_size(settings.breaker_share, nodes)
 
 
 def is_off(settings: GuardSettings) -> bool:

@@ -4,14 +4,14 @@ Formulas (n: GPU nodes that Slurm knows, or those of the place):
 floor      in service after this >= min(ceil(min_service_share * n), n - 1)
 slots      max(1, min(max_nodes, floor(max_share * n)))
 hourly     max(1, floor(share_per_hour * n)) granted in the last hour
-rack       max(1, floor(rack_share * n of the rack)); switch alike
+rack       max(1, floor(rack_share * n of the rack)); NVLink domain and switch alike
 partition  max(1, min(max_nodes, floor(partition_share * n of the partition)))
 
 Slots that law 2 granted are not counted in any cap, but their nodes are out and so count in the floor.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from fractions import Fraction
 
@@ -36,6 +36,8 @@ from healer.model import (
     Ruleset,
     SlurmNode,
     SlurmSnapshot,
+    Urgency,
+    Waiting,
 )
 from healer.model.reserved import is_our_reservation
 
@@ -104,7 +106,20 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
             there = [one for one in fleet if name in one.partitions]
             theirs = _floor_of(f" of partition {name}", there, gone, node, own)
             answer = theirs if theirs.kind is AnswerKind.hold else answer
-    return answer
+    return _unless_another_first(answer, proposal, facts, {one.name for one in fleet} - gone)
+
+
+def _unless_another_first(
+    answer: Answer, proposal: Proposal, facts: GateFacts, standing: Collection[str]
+) -> Answer:
+    """The floor has room for this node, but not for those too that wait for it and go first."""
+    if answer.kind is AnswerKind.hold or proposal.node not in standing:
+        return answer
+    before = more_urgent(Guard.floor, proposal, facts, standing)
+    if not before or (answer.used or 0) - 1 - len(before) >= (answer.limit or 0):
+        return answer
+    why = f"{answer.why} {_goes_before(before)}."
+    return hold(Guard.floor, why, limit=answer.limit, used=answer.used)
 
 
 def _floor_of(
@@ -143,36 +158,52 @@ def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
 
 
 def rack(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    node = node_of(proposal, facts)
-    if facts.snapshot is None or node is None:
-        return unknown_node(Guard.rack, proposal, facts)
-    name = place_of(rules, node).rack
-    if not name:
+    """Rack and NVLink domain (an NVL72 is a rack, and what it is short of its jobs cannot have elsewhere):
+    the one nearer to its limit is named."""
+    answers = [
+        answer
+        for kind, label in (("rack", "rack"), ("domain", "NVLink domain"))
+        if (answer := _place_of_node(Guard.rack, kind, label, proposal, facts, rules))
+    ]
+    if not answers:
         # Without a topology there are no racks to keep apart; the other caps bind.
-        return allow(Guard.rack, f"No rack is known for {node.name}: this cap does not bind.")
-    there = [one for one in facts.snapshot.gpu_nodes if place_of(rules, one).rack == name]
-    limit = place_limit(settings_of(rules, facts.cluster).rack_share, len(there))
-    return _place(Guard.rack, proposal, facts, name=f"rack {name}", there=there, limit=limit)
+        return allow(Guard.rack, f"No rack is known for {proposal.node}: this cap does not bind.")
+    return _nearest(answers)
 
 
 def switch(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    answer = _place_of_node(Guard.switch, "switch", "switch", proposal, facts, rules)
+    return answer or allow(Guard.switch, f"No switch is known for {proposal.node}: this cap does not bind.")
+
+
+def _place_of_node(
+    guard: Guard, kind: str, label: str, proposal: Proposal, facts: GateFacts, rules: Ruleset
+) -> Answer | None:
+    """The answer of the place of this `kind` that the node stands in; None where none is known."""
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None:
-        return unknown_node(Guard.switch, proposal, facts)
-    name = place_of(rules, node).switch
+        return unknown_node(guard, proposal, facts)
+    name: str = getattr(place_of(rules, node), kind)
     if not name:
-        return allow(Guard.switch, f"No switch is known for {node.name}: this cap does not bind.")
-    there = [one for one in facts.snapshot.gpu_nodes if place_of(rules, one).switch == name]
+        return None
+    there = [one for one in facts.snapshot.gpu_nodes if getattr(place_of(rules, one), kind) == name]
     limit = place_limit(settings_of(rules, facts.cluster).rack_share, len(there))
-    return _place(Guard.switch, proposal, facts, name=f"switch {name}", there=there, limit=limit)
+    return _place(guard, proposal, facts, name=f"{label} {name}", there=there, limit=limit)
+
+
+def _nearest(answers: list[Answer]) -> Answer:
+    """Of several caps the one that holds, else the one nearest to its limit."""
+    held = [answer for answer in answers if answer.kind is AnswerKind.hold]
+    return min(held or answers, key=lambda answer: (answer.limit or 0) - (answer.used or 0))
 
 
 def _place(
     guard: Guard, proposal: Proposal, facts: GateFacts, *, name: str, there: list[SlurmNode], limit: int
 ) -> Answer:
-    used = len(active_slot_nodes(facts, but=proposal.node) & {one.name for one in there})
+    names = {one.name for one in there}
+    used = len(active_slot_nodes(facts, but=proposal.node) & names)
     what = f"slots in {name} ({len(there)} nodes)"
-    return _cap(guard, proposal, facts, used=used, limit=limit, what=what)
+    return _cap(guard, proposal, facts, used=used, limit=limit, what=what, where=names)
 
 
 def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -182,9 +213,7 @@ def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
         return unknown_node(Guard.partition, proposal, facts)
     if not node.partitions:
         return allow(Guard.partition, f"{node.name} is in no partition: this cap does not bind.")
-    answers = [_partition(name, facts.snapshot, proposal, facts, rules) for name in node.partitions]
-    held = [answer for answer in answers if answer.kind is AnswerKind.hold]
-    return min(held or answers, key=lambda answer: (answer.limit or 0) - (answer.used or 0))
+    return _nearest([_partition(name, facts.snapshot, proposal, facts, rules) for name in node.partitions])
 
 
 def _partition(
@@ -204,12 +233,51 @@ def _cap(
     used: int,
     limit: int,
     what: str,
+    where: Collection[str] | None = None,
     frees_at: datetime | None = None,
 ) -> Answer:
+    """`where`: the nodes that share this capacity; None: all."""
     figures = f"{used} of {limit} {what} used"
     if rides(proposal, facts):
         return allow(guard, f"{proposal.node} has its slot already; {figures}.", limit=limit, used=used)
     if used >= limit:
         when = f", the next is free at {at(frees_at)}" if frees_at else ""
         return hold(guard, f"{figures}{when}.", limit=limit, used=used, frees_at=frees_at)
+    before = more_urgent(guard, proposal, facts, where)
+    if before and used + len(before) >= limit:
+        return hold(guard, f"{figures}; {_goes_before(before)}.", limit=limit, used=used)
     return allow(guard, f"{figures}.", limit=limit, used=used)
+
+
+def more_urgent(
+    guard: Guard, proposal: Proposal, facts: GateFacts, where: Collection[str] | None
+) -> list[Waiting]:
+    """Runs that wait for the very capacity of this guard and go first: severity, size of the job hit, age.
+
+    One whose node was taken out meanwhile waits no more. Whom a person or no incident asks for gives way to
+    nobody, nor does a surely unusable node, which needs none of this capacity.
+    """
+    if proposal.urgency is None or proposal.by is not None or proposal.unusable:
+        return []
+    taken = {slot.node for slot in facts.slots} | {proposal.node}
+    return [
+        one
+        for one in facts.waiting
+        if one.guard is guard
+        and one.run != proposal.run
+        and one.node not in taken
+        and (where is None or one.node in where)
+        and _urgency(one, facts).order < proposal.urgency.order
+    ]
+
+
+def _urgency(one: Waiting, facts: GateFacts) -> Urgency:
+    shown = facts.snapshot.jobs if facts.snapshot is not None else {}
+    sizes = [len(shown[job].nodes) for job in one.jobs if job in shown]
+    return Urgency(severity=one.severity, size=max([1 if one.jobs else 0, *sizes]), since=one.since)
+
+
+def _goes_before(before: list[Waiting]) -> str:
+    first = before[0]
+    more = f" and {len(before) - 1} more" if len(before) > 1 else ""
+    return f"{first.severity} on {first.node}{more} waits for the same and goes first"

@@ -9,6 +9,7 @@ from healer.decisions.guards import recent
 from healer.decisions.places import settings_of_node
 from healer.decisions.slots import slot_later
 from healer.incidents.senses import ended_work, not_looked, senses_of, too_few
+from healer.incidents.severity import urgency_of
 from healer.model import (
     REMEDY_LADDER,
     REMOVING_VERBS,
@@ -87,6 +88,7 @@ def decide(
         approved_by=active.approved_by if active else None,
         begins=verb in SLOT_VERBS and slot_later(rules.playbooks.get(rule.playbook)),
         adopts=rule.playbook in rules.playbooks and adopts(rules.playbooks[rule.playbook]),
+        urgency=urgency_of(incident, facts.snapshot),
     )
     result = judge(proposal, facts, rules, now)
     target = f"job {job}" if job and verb is not Verb.drain else node
@@ -247,6 +249,8 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
     work, and a node that a person holds already (the owner has it). Acted on, the rule's own severity stands,
     P1 at most. Without a decision nothing was held back, so there is no P0 either.
     """
+    if incident.plan:
+        return incident.severity  # what goes on at the node bounds it
     base = incident.severity if incident.severity is not Severity.P0 else Severity.P1
     if decision is None or decision.outcome not in {Outcome.held, Outcome.refused}:
         return base

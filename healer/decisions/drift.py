@@ -132,7 +132,7 @@ def _ours(node: SlurmNode) -> bool:
 
 
 def _exclusions(snapshot: SlurmSnapshot, runs: list[Run], incidents: Collection[Incident]) -> Iterator[Drift]:
-    bad = {one.root.node for one in incidents if one.known_bad_in_service}
+    bad = {name for one in incidents for name in one.bad_nodes}
     at_work = {run.job for run in runs}
     for job in kept_off(snapshot):
         back = [node for node in remark_in(job.admin_comment).off if node not in bad]

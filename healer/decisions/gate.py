@@ -5,8 +5,9 @@ from datetime import datetime
 
 import msgspec
 
-from healer.decisions import capacity, consent, guards, history, spares
+from healer.decisions import capacity, consent, guards, history
 from healer.decisions.places import active_slot_nodes, place_of, settings_of
+from healer.decisions.promises import reserved
 from healer.model import (
     NODE_REMOVING,
     RESTARTING_VERBS,
@@ -48,25 +49,25 @@ GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
     (Guard.rack, capacity.rack),
     (Guard.switch, capacity.switch),
     (Guard.partition, capacity.partition),
-    (Guard.reserved, spares.reserved),
+    (Guard.reserved, reserved),
     (Guard.mode, consent.mode),
     (Guard.approval, consent.approval),
 )
 
 _ALL = frozenset(Guard)
 #: A node is taken out of service, or what runs on it is stopped.
-_NODE_OUT = _ALL - {Guard.requeue_cap, Guard.reserved}
+_NODE_OUT = _ALL - {Guard.requeue_cap}
 #: Work is taken from a job; the node's slot is another question.
 _JOB = frozenset(
     {
-        Guard.pause, Guard.stale, Guard.consent, Guard.breaker, Guard.cooldown, Guard.requeue_cap,
-        Guard.reserved, Guard.mode, Guard.approval,
+        Guard.pause, Guard.stale, Guard.protected, Guard.consent, Guard.breaker, Guard.cooldown,
+        Guard.requeue_cap, Guard.reserved, Guard.mode, Guard.approval,
     }
 )  # fmt: skip
 #: A node is given back: no breaker, no cap, no mode stands in the way (law 3).
 _BACK = frozenset({Guard.pause, Guard.stale, Guard.ownership})
 #: What takes a node asks for room when it takes it; a run that only begins has taken nothing yet.
-_ROOM = SLOT_GUARDS | {Guard.floor}
+_ROOM = SLOT_GUARDS | {Guard.floor, Guard.reserved}
 #: A return asks this once: half done, the node no longer shows what it was granted for.
 _ONCE = frozenset({Guard.ownership})
 #: Something is done on a node or to a pending job that takes nothing away.
@@ -229,7 +230,8 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
     members: dict[tuple[Guard, str], set[str]] = {}
     for node in fleet:
         place = place_of(rules, node)
-        where = [(Guard.rack, place.rack), (Guard.switch, place.switch)]
+        domain = f"NVLink domain {place.domain}" if place.domain else ""
+        where = [(Guard.rack, place.rack), (Guard.rack, domain), (Guard.switch, place.switch)]
         where += [(Guard.partition, name) for name in node.partitions]
         for guard, name in where:
             if name:

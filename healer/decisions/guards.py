@@ -4,6 +4,7 @@ Every guard is `(proposal, facts, rules, now) -> Answer`: it reads nothing else,
 (unknown is a hold with its reason) and gives the figure it compared. `gate.GUARDS` is the list in order.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from healer.decisions.answers import allow, at, hold, refuse
@@ -13,9 +14,22 @@ from healer.decisions.places import (
     node_of,
     planned_window,
     settings_of,
+    settings_of_job,
     settings_of_node,
 )
-from healer.model import RETURNING_VERBS, Answer, GateFacts, Guard, Pause, Proposal, Ruleset, SlurmNode
+from healer.model import (
+    JOB_VERBS,
+    RETURNING_VERBS,
+    Answer,
+    GateFacts,
+    Guard,
+    Pause,
+    Proposal,
+    Ruleset,
+    SlurmJob,
+    SlurmNode,
+    Verb,
+)
 from healer.model.permits import permit_for
 from healer.model.reasons import is_ours, slurm_kind
 from healer.model.reserved import our_reservation
@@ -150,7 +164,9 @@ def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
 
 
 def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """The site's list of nodes that healer never touches, whoever asks."""
+    """The site's lists of what healer never touches, whoever asks: nodes, and the work of jobs by QOS."""
+    if proposal.verb in JOB_VERBS:
+        return _protected_jobs(proposal, [job_of(proposal, facts)], facts, rules)
     node = node_of(proposal, facts)
     if node is None:
         return unknown_node(Guard.protected, proposal, facts)
@@ -159,7 +175,26 @@ def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
         if matches(pattern, node):
             why = f"{node.name} is protected by {pattern} in rules/guards.yaml."
             return refuse(Guard.protected, why)
+    if proposal.verb in _ENDS_JOBS and facts.snapshot is not None:
+        return _protected_jobs(proposal, facts.snapshot.jobs_on(node.name), facts, rules)
     return allow(Guard.protected, f"{node.name} is not protected.")
+
+
+#: What takes a node without waiting for its jobs. A drain lets them run, all else wants the node empty.
+_ENDS_JOBS = frozenset({Verb.down, Verb.power_cycle})
+
+
+def _protected_jobs(
+    proposal: Proposal, jobs: Sequence[SlurmJob | None], facts: GateFacts, rules: Ruleset
+) -> Answer:
+    for job in jobs:
+        if job is None:
+            continue
+        lists = (settings_of(rules, facts.cluster), settings_of_job(rules, facts.cluster, job))
+        if any(job.qos in settings.protected_qos for settings in lists):
+            why = f"Job {job.id} has QOS {job.qos}, which is protected in rules/guards.yaml."
+            return refuse(Guard.protected, why)
+    return allow(Guard.protected, f"{proposal.job or proposal.node} is not protected.")
 
 
 def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:

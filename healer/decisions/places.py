@@ -51,9 +51,15 @@ def settings_of_job(rules: Ruleset, cluster: str, job: SlurmJob | None) -> Guard
 
 
 def place_of(rules: Ruleset, node: SlurmNode) -> Place:
-    """Rack and switch: Slurm's picture first (a recording may carry them), then the site's topology file."""
+    """Rack, switch, NVLink domain: Slurm's picture first (a recording may carry them), then the site's
+    topology file."""
     known = rules.topology.places.get(node.name, Place())
-    return Place(rack=node.rack or known.rack, switch=node.switch or known.switch, pod=node.pod or known.pod)
+    return Place(
+        rack=node.rack or known.rack,
+        switch=node.switch or known.switch,
+        pod=node.pod or known.pod,
+        domain=node.domain or known.domain,
+    )
 
 
 def matches(pattern: str, node: SlurmNode) -> bool:

@@ -58,7 +58,7 @@ def _path(node: SlurmNode) -> tuple[str, ...]:
     return node.switches or ((node.switch,) if node.switch else ())
 
 
-def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+def spared(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """What the site keeps for jobs that lose a node: one spare for one node, as long as there is one.
 
     It never holds a restart: without a spare the job waits for its turn like any other.

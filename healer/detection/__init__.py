@@ -15,7 +15,7 @@ __all__ = ["detect", "rule_for"]
 
 def detect(rules: Ruleset, picture: Picture, live: Sequence[Observation], now: datetime) -> list[Finding]:
     """All findings of this moment. A fault that no rule takes gives none: the last rules take all others."""
-    found = kernel.findings(rules, live)
+    found = kernel.findings(rules, live, picture.slurm.nodes if picture.slurm else None)
     told = (
         *hooks.findings(picture, live),
         *silence.findings(picture, now),

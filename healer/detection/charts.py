@@ -55,7 +55,7 @@ class Charts:
             self._windows[signal.name] = self.telemetry.window(signal.name, SPAN_S, self.now)
         window = self._windows[signal.name]
         times = self.telemetry.times(SPAN_S, self.now)
-        parts = rule.scope in (Scope.job, Scope.switch, Scope.fabric)
+        parts = rule.scope in (Scope.job, Scope.switch, Scope.rack, Scope.fabric)
         if parts:
             lines, shown = self._of_whole(signal, window, rows), None
         else:

@@ -244,8 +244,8 @@ def _before(nodes: Sequence[str]) -> str:
 
 
 def _nodes_of(telemetry: Telemetry, scope: Scope, row: int) -> tuple[Component, ...]:
-    """A switch that is at fault covers its nodes."""
-    if scope is not Scope.switch:
+    """A switch or rack that is at fault covers its nodes."""
+    if scope not in (Scope.switch, Scope.rack):
         return ()
     nodes = telemetry.axis(Scope.node)
     rows = np.flatnonzero(nodes.parent(scope) == row)

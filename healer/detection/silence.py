@@ -1,15 +1,15 @@
 """Silence: a sender that kept its own cadence and stopped. Slurm is asked before anyone is blamed."""
 
-from collections import defaultdict
 from datetime import datetime
 from hashlib import sha256
 
-from healer.model import Component, Evidence, FaultClass, Finding, SlurmNode
+from healer.detection.together import Together, together
+from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, SlurmNode
 from healer.observations import Picture
 from healer.observations.picture import SILENCE_AFTER
 
-#: So many silent nodes under one switch, and at least half of its senders, mean the switch.
-SWITCH_NODES = 3
+#: Faults of a place whose nodes went silent together.
+PLACES_SILENT = frozenset(f"{kind}-silent" for kind in PlaceKind)
 #: This share of all senders silent at once means that we ourselves do not hear (and at least three).
 FLEET_SHARE = 0.5
 
@@ -30,10 +30,8 @@ def findings(picture: Picture, now: datetime) -> list[Finding]:
     if is_fleet(len(silent), len(senders)) and _slurm_disagrees(picture, silent):
         return [_fleet(picture, silent, len(senders), now)]
     found = []
-    for switch, nodes in _by_switch(picture, silent).items():
-        under = sum(1 for name in senders if known[name].switch == switch)
-        if len(nodes) >= SWITCH_NODES and len(nodes) * 2 >= under:
-            found.append(_switch(picture, switch, {name: silent.pop(name) for name in nodes}, now))
+    for one in together(silent, senders, known):
+        found.append(_place(picture, one, {name: silent.pop(name) for name in one.nodes}, now))
     found.extend(_node(picture, name, since, now) for name, since in sorted(silent.items()))
     return found
 
@@ -52,15 +50,6 @@ def _slurm_disagrees(picture: Picture, silent: dict[str, datetime]) -> bool:
     assert picture.slurm is not None
     heard = sum(1 for name in silent if picture.slurm.nodes[name].responding)
     return heard * 2 > len(silent)
-
-
-def _by_switch(picture: Picture, silent: dict[str, datetime]) -> dict[str, list[str]]:
-    assert picture.slurm is not None
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(silent):
-        if switch := picture.slurm.nodes[name].switch:
-            groups[switch].append(name)
-    return dict(groups)
 
 
 def _evidence(cluster: str, node: str, since: datetime, text: str) -> Evidence:
@@ -92,15 +81,14 @@ def _node(picture: Picture, name: str, since: datetime, now: datetime) -> Findin
     )
 
 
-def _switch(picture: Picture, switch: str, nodes: dict[str, datetime], now: datetime) -> Finding:
-    since = min(nodes.values())
-    text = f"{len(nodes)} nodes under switch {switch} went silent together"
+def _place(picture: Picture, what: Together, nodes: dict[str, datetime], now: datetime) -> Finding:
+    text = f"{len(nodes)} nodes {what.kind.words} {what.place} went silent together"
     return Finding(
         rule="",
-        fault="switch-silent",
+        fault=f"{what.kind}-silent",
         fault_class=FaultClass.degraded,
-        component=Component(cluster=picture.cluster, switch=switch),
-        at=since,
+        component=what.root(picture.cluster),
+        at=min(nodes.values()),
         arrived_at=now,
         text=text,
         confidence=0.8,

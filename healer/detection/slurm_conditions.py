@@ -7,16 +7,26 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from healer.detection.silence import is_fleet
-from healer.model import Component, SlurmJob, SlurmNode, SlurmSnapshot, Trouble, WatchSettings
+from healer.detection.together import together
+from healer.model import (
+    Component,
+    PlaceKind,
+    Sense,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Trouble,
+    WatchSettings,
+)
 from healer.model.reasons import is_none, slurm_kind
 from healer.observations import Picture
 
-#: So many nodes under one switch, and at least half of them, mean the switch.
-SWITCH_NODES = 3
 #: Names that a sentence holds.
 _NAMED = 5
 
-OFFLINE, SWITCH_OFFLINE, FLEET_OFFLINE = "node-offline", "switch-offline", "fleet-offline"
+OFFLINE, FLEET_OFFLINE = "node-offline", "fleet-offline"
+#: Faults of a place whose nodes do not answer Slurm.
+PLACES_OFFLINE = frozenset(f"{kind}-offline" for kind in PlaceKind)
 BELOW, COMPLETING = "below-configured", "jobs-completing"
 WAITING, HELD = "jobs-waiting:", "jobs-held:"
 BACKLOG, ACCOUNTING = "controller-backlog", "accounting-away"
@@ -33,6 +43,9 @@ class Condition(NamedTuple):
     since: datetime | None = None
     affected: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
+    #: What makes it news although it stands already; and who tells of it.
+    news: str = ""
+    sense: Sense = Sense.slurm
 
 
 def is_offline(node: SlurmNode) -> bool:
@@ -57,7 +70,7 @@ def conditions(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings) 
 
 
 def _offline(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
-    """One for the fleet or a switch where many are away at once, and one for each other node."""
+    """One for the fleet or a place where many are away at once, and one for each other node."""
     away = {node.name: node for node in slurm.nodes.values() if is_offline(node)}
     if not away:
         return
@@ -73,17 +86,10 @@ def _offline(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Conditio
             settings,
         )
         return
-    by_switch: dict[str, list[str]] = defaultdict(list)
-    under: dict[str, int] = defaultdict(int)
-    for node in expected:
-        under[node.switch] += 1
-        if node.name in away:
-            by_switch[node.switch].append(node.name)
-    for switch, names in sorted(by_switch.items()):
-        if switch and len(names) >= SWITCH_NODES and len(names) * 2 >= under[switch]:
-            where = Component(cluster=slurm.cluster, switch=switch)
-            text = f"{len(names)} of {under[switch]} nodes under switch {switch} do not answer Slurm"
-            yield _many(SWITCH_OFFLINE, where, text, text, {name: away.pop(name) for name in names}, settings)
+    for one in together(away, [node.name for node in expected], slurm.nodes):
+        text = f"{len(one.nodes)} of {one.of} nodes {one.kind.words} {one.place} do not answer Slurm"
+        theirs = {name: away.pop(name) for name in one.nodes}
+        yield _many(f"{one.kind}-offline", one.root(slurm.cluster), text, text, theirs, settings)
     for name, node in sorted(away.items()):
         state = "+".join(node.state)
         yield Condition(

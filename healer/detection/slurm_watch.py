@@ -1,4 +1,5 @@
-"""Watches over Slurm's own picture: what should not last there becomes an incident. They drain nobody.
+"""Watches over Slurm's own picture, and over drift: what should not last becomes an incident. They drain
+nobody.
 
 How long a condition has to stand, and how long it has to be gone before its incident ends, comes from
 `rules/watches.yaml`.
@@ -6,10 +7,12 @@ How long a condition has to stand, and how long it has to be gone before its inc
 
 from datetime import datetime, timedelta
 from hashlib import sha256
+from itertools import chain
 
+from healer.detection import drift
 from healer.detection import slurm_conditions as conditions
 from healer.detection.slurm_conditions import Condition
-from healer.model import Component, Evidence, FaultClass, Finding, Sense, WatchSettings
+from healer.model import Component, Evidence, FaultClass, Finding, WatchSettings
 from healer.observations import Picture, Standing
 
 #: Slurm's picture is looked at when its nodes changed, and else this often.
@@ -20,7 +23,7 @@ AGAIN = timedelta(minutes=1)
 _OF_CONTROLLER = frozenset({conditions.BACKLOG, conditions.ACCOUNTING})
 _WHOLE = _OF_CONTROLLER | {
     conditions.OFFLINE,
-    conditions.SWITCH_OFFLINE,
+    *conditions.PLACES_OFFLINE,
     conditions.FLEET_OFFLINE,
     conditions.BELOW,
     conditions.COMPLETING,
@@ -29,12 +32,12 @@ _WHOLE = _OF_CONTROLLER | {
 
 def is_watched(fault: str) -> bool:
     """Whether a watch opens and ends incidents of this fault."""
-    return fault in _WHOLE or each_its_own(fault)
+    return fault in _WHOLE or fault == drift.FABRIC_MANAGER or each_its_own(fault)
 
 
 def each_its_own(fault: str) -> bool:
     """Several of these stand at one place, the cluster: none of them takes another one in."""
-    return fault.startswith((conditions.WAITING, conditions.HELD))
+    return fault.startswith((conditions.WAITING, conditions.HELD, drift.DRIFT))
 
 
 def findings(picture: Picture, settings: WatchSettings, now: datetime) -> list[Finding]:
@@ -43,7 +46,8 @@ def findings(picture: Picture, settings: WatchSettings, now: datetime) -> list[F
         return []
     picture.looked_at = now
     found = []
-    for one in conditions.conditions(picture, picture.slurm, settings):
+    told = conditions.conditions(picture, picture.slurm, settings)
+    for one in chain(told, drift.conditions(picture, picture.slurm)):
         known = picture.standing.setdefault(
             (one.fault, one.where), Standing(one.since or picture.slurm.taken_at)
         )
@@ -69,14 +73,14 @@ def _forget(picture: Picture, clear: timedelta, now: datetime) -> None:
 
 
 def _finding(one: Condition, since: datetime, now: datetime) -> Finding:
-    identity = f"watch|{one.fault}|{one.where}|{since.isoformat()}"
+    identity = f"watch|{one.fault}|{one.where}|{since.isoformat()}|{one.news}"
     evidence = Evidence(
         digest=sha256(identity.encode()).hexdigest(),
         at=since,
         component=one.where,
         text=one.text,
         arrived_at=now,
-        sense=Sense.slurm,
+        sense=one.sense,
     )
     return Finding(
         rule="",

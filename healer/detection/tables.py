@@ -9,17 +9,37 @@ from healer.model import FaultClass, NvlinkRow, Xid74Bits
 _BADNESS = (FaultClass.informational, FaultClass.degraded, FaultClass.fatal)
 
 
-def nvlink_row(rows: Sequence[NvlinkRow], xid: int, unit: str, words: Sequence[int]) -> NvlinkRow | None:
-    """The first row that fits; None for a combination that nobody has written down."""
+#: The driver that laid out the first word anew.
+_NEW_LAYOUT = 575
+_LINK_DOWN = frozenset({"NETIR_LINK_EVT", "NETIR_LINK_DOWN"})
+
+
+def nvlink_row(
+    rows: Sequence[NvlinkRow], xid: int, unit: str, words: Sequence[int], driver: int | None = None
+) -> NvlinkRow | None:
+    """The first row that fits; None for a combination that nobody has written down.
+
+    `driver`: its major number, None where nobody tells; then either layout of the first word counts.
+    """
     if not words:
         return None
     status = words[1] if len(words) > 1 else 0
+    named = set(unit.split("/"))
     for row in rows:
-        if row.xid != xid or unit not in row.units or (row.status and status not in row.status):
+        if row.xid != xid or named.isdisjoint(row.units) or (row.status and status not in row.status):
             continue
-        if any((words[0] & mask) == value for mask, value in map(bit_pattern, row.info)):
+        before, since = row.info
+        layouts = (before, since) if driver is None else (since,) if driver >= _NEW_LAYOUT else (before,)
+        if any((words[0] & mask) == value for mask, value in map(bit_pattern, layouts)):
             return row
     return None
+
+
+def link_down_reason(unit: str, words: Sequence[int]) -> int | None:
+    """Why a link went down, bits 25:20 of the first word; None where the line is about something else."""
+    if not words or _LINK_DOWN.isdisjoint(unit.split("/")):
+        return None
+    return words[0] >> 20 & 0x3F
 
 
 @lru_cache(maxsize=1024)

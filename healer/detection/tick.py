@@ -4,12 +4,14 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+from healer.detection.divergence import Divergence
+from healer.detection.forecasts import Forecasts
 from healer.detection.forest import Forest
 from healer.detection.measured import RuleEngine
 from healer.detection.stragglers import Stragglers
 from healer.model import Component, Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
-from healer.observations import NodePicture
+from healer.observations import NodePicture, Picture
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry import Telemetry
 from healer.ports import ColumnBook
@@ -23,7 +25,8 @@ Watched = Collection[tuple[str, Component]]
 
 
 class Senses:
-    """Rules over measured signals, stragglers and the isolation forest of one cluster, with their memory.
+    """Rules over measured signals, trends of days, stragglers, results of steps and the isolation forest of
+    one cluster, with their memory.
 
     One thread owns it. The same samples, pictures and moments give the same findings.
     """
@@ -34,8 +37,10 @@ class Senses:
         self.telemetry = Telemetry(cluster, rules.catalogue, rules.gpu_models)
         self.steps = StepTimes(cluster)
         self.stragglers = Stragglers()
+        self.divergence = Divergence()
         self.forest = forest
         self.engine = RuleEngine(rules.detection, rules.catalogue)
+        self.forecasts = Forecasts(rules.forecasts, rules.catalogue)
         self.version = rules.version
         self._topology = rules.topology
         self._primed: datetime | None = None
@@ -60,6 +65,7 @@ class Senses:
             return False
         self.telemetry.models(rules.gpu_models)
         self.engine = RuleEngine(rules.detection, rules.catalogue, before=self.engine)
+        self.forecasts = Forecasts(rules.forecasts, rules.catalogue, before=self.forecasts)
         self.version, self._topology = rules.version, rules.topology
         return True
 
@@ -74,8 +80,19 @@ class Senses:
             self.telemetry.forget(node.name, min(at, now))
             self.engine.forget(self.telemetry, node.name)
             self.stragglers.forget(node.name)
+            self.divergence.forget(node.name)
             if self.forest is not None:
                 self.forest.forget(self.telemetry, node.name)
+
+    def know_parts(self, picture: Picture) -> None:
+        """Which GPU is which part, as nodes list them: the trend of a new part begins with it."""
+        nodes = picture.nodes
+        found = (
+            (name, gpu, part)
+            for name, pci, part in picture.history.gpus()
+            if name in nodes and (gpu := nodes[name].gpus.index(pci, expected=0)) is not None
+        )
+        self.forecasts.parts(self.telemetry, found)
 
     def take(
         self,
@@ -114,6 +131,8 @@ class Senses:
         told = [
             self.engine.tick(self.telemetry, now, watched),
             self.stragglers.tick(self.steps, slurm, now, watched),
+            self.divergence.tick(self.steps, slurm, now, watched),
+            self.forecasts.tick(self.telemetry, now, watched),
         ]
         if self.forest is not None:
             told.append(self.forest.tick(self.telemetry, now, watched))

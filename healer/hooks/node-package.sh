@@ -1,5 +1,6 @@
 #!/bin/sh
-# healer on a node: healer-hook with what slurm.conf calls of it, healer-follow with its unit, their settings.
+# healer on a node: healer-hook with what slurm.conf calls of it, healer-follow with its unit, their settings;
+# and healer-node, which does nothing until a line of authorized_keys names it.
 #
 #     sh healer-node.sh install   [--dry-run] [--root DIR] [--replace-conf]
 #     sh healer-node.sh uninstall [--dry-run] [--root DIR] [--purge]
@@ -101,7 +102,7 @@ uninstall_all() {
     if systemd; then
         systemctl disable --now healer-follow.service </dev/null 2>/dev/null || true
     fi
-    gone "$LINK" "$UNIT" "$LIB/healer-follow" "$LIB/healer-hook"
+    gone "$LINK" "$UNIT" "$LIB/healer-follow" "$LIB/healer-hook" "$LIB/healer-node"
     called
     if [ -n "$PURGE" ]; then
         gone "$CONF/hook.conf" "$CONF/ca.pem" "$CONF/token" /var/spool/healer

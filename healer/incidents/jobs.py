@@ -1,9 +1,11 @@
 """Which jobs a fault hits, as far as Slurm's picture tells."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from datetime import datetime, timedelta
 
-from healer.model import Component, Incident, SlurmJob, SlurmSnapshot
+from healer.incidents.senses import MEASURED
+from healer.model import HARDWARE, Component, FaultClass, Finding, Incident, SlurmJob, SlurmSnapshot
+from healer.observations import Picture
 
 #: A job that ended so shortly before or after a root on its node ended because of it.
 CRASH_WINDOW = timedelta(minutes=2)
@@ -82,3 +84,43 @@ def _crashed(job: SlurmJob, where: Component, moments: Sequence[datetime]) -> bo
     if gpus is not None and where.gpu is not None and where.gpu not in gpus:
         return False
     return any(abs(job.end_at - at) <= CRASH_WINDOW for at in moments)
+
+
+class Hits:
+    """Who is hit where, by one pass's picture of Slurm."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        self._known: dict[tuple[Component, bool], frozenset[str]] = {}
+
+    def jobs(self, finding: Finding) -> Set[str]:
+        """Those that the signal names, else those that Slurm's picture is sure of."""
+        if finding.jobs:
+            return frozenset(finding.jobs)
+        key = finding.component, finding.of_one_gpu
+        known = self._known.get(key)
+        if known is None:
+            hit, certain = jobs_of(self._picture.slurm, finding.component, one_gpu=key[1])
+            known = self._known[key] = frozenset(job.leader for job in hit) if certain else frozenset()
+        return known
+
+    def named(self, finding: Finding) -> set[str]:
+        """Those that the finding itself names."""
+        return set(finding.jobs) | ({finding.component.job} if finding.component.job else set())
+
+    def at_begin(self, finding: Finding, now: datetime) -> tuple[str, ...]:
+        """With those that the fault ended before it was told."""
+        hit, where = set(self.jobs(finding) or self.named(finding)), finding.component
+        slurm = self._picture.slurm
+        if finding.fault_class is FaultClass.fatal and slurm is not None and where.node:
+            failed = slurm.failed_on(where.node)
+            hit |= {job.leader for job in crashed_among(failed, where, (finding.evidence[0].at, now))}
+        return tuple(sorted(hit))
+
+    def with_more(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
+        """The incident's, with those that one more finding of it hits."""
+        if incident.jobs_hit_final or finding.fault_class not in HARDWARE:
+            return incident.jobs_hit
+        if incident.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED:
+            return incident.jobs_hit  # it makes a fault of one GPU no wider
+        return tuple(sorted({*incident.jobs_hit, *self.jobs(finding)}))

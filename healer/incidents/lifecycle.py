@@ -7,20 +7,25 @@ import msgspec
 
 from healer.detection.alerts import is_alert
 from healer.detection.drains import fault_of, is_drain
-from healer.detection.silence import is_fleet
+from healer.detection.silence import PLACES_SILENT, is_fleet
 from healer.detection.slurm_watch import is_watched
 from healer.incidents.forgotten import our_drains
+from healer.incidents.noting import SERVER_AWAY
+from healer.incidents.remedies import rung_of
 from healer.incidents.senses import last_heard
 from healer.model import (
     ENDED_RUN_STATES,
+    REMEDY_LADDER,
     REMOVING_VERBS,
     RETURNING_VERBS,
+    Cause,
     Command,
     CommandKind,
     FaultClass,
     GateFacts,
     Incident,
     IncidentState,
+    Remedy,
     Review,
     Ruleset,
     Run,
@@ -42,7 +47,9 @@ QUIET = {
     FaultClass.informational: timedelta(minutes=10),
 }
 #: Faults that detectors of code find in samples; those of `rules/detection/` are told by their rule.
-SAMPLED_FAULTS = frozenset({"straggler", "job-slow", "unusual-node"})
+SAMPLED_FAULTS = frozenset(
+    {"straggler", "job-slow", "unusual-node", "result-differs", "loss-nan", "loss-spike"}
+)
 #: An incident of a measured signal ends when that is known to be well again for so long.
 CLEAR_FOR = timedelta(minutes=5)
 #: Nobody has told of it for so long, and nobody knows it to be gone: whoever measured it does not any more.
@@ -78,7 +85,8 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = at
         case CommandKind.run_changed:
-            change |= _run_changed(incident, data, command.by)
+            change |= _run_changed(incident, data, command.by) | _tested(incident, data)
+            change["tried"] = _tried(incident, data)
         case CommandKind.node_returned:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
             change["p0_since"] = None
@@ -86,9 +94,28 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change["probation_until"] = at + PROBATION
             change["nodes"] = {name: Verdict.watch for name in incident.nodes}
             change["known_bad_in_service"] = False
+            change["tried"] = _tried(incident, data)
+            change |= _tested(incident, data)
         case CommandKind.split:
-            return incident  # nothing is split yet
+            pass  # the walk takes its parts out of it
     return msgspec.structs.replace(incident, **change)
+
+
+def _tested(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
+    """What the run's tests say of the cause. What rules take it for until then is no more than a guess."""
+    if data.get("tests") == "failed" and incident.cause in {Cause.unclear, Cause.transient}:
+        return {"cause": Cause.permanent}
+    if data.get("tests") == "passed" and incident.cause is Cause.unclear:
+        return {"cause": Cause.transient}
+    return {}
+
+
+def _tried(incident: Incident, data: Mapping[str, object]) -> Remedy:
+    """What was done for it by now: a run's own steps, or all that was asked for, by a person's word."""
+    done = [incident.tried, Remedy(str(data.get("tried", Remedy.none)))]
+    if data.get("repaired"):
+        done.append(rung_of(incident.remedy))
+    return max(done, key=REMEDY_LADDER.index)
 
 
 def _run_changed(incident: Incident, data: Mapping[str, object], by: str) -> dict[str, object]:
@@ -101,7 +128,7 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str) -> dic
     own = incident.run == data.get("run")
     if own and state is RunState.done and data.get("early"):
         return {"run": None, "state": IncidentState.open}
-    if own and state in {RunState.cancelled, RunState.rejected}:
+    if own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
     if not own and state in ENDED_RUN_STATES:  # a person's run beside it
         return {"state": IncidentState.mitigating if incident.run else IncidentState.open}
@@ -252,10 +279,12 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
         if _speaks(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"
         return None
-    if incident.fault == "switch-silent":
+    if incident.fault in PLACES_SILENT:
         if all(_speaks(picture, one.node, incident, now) for one in incident.affected if one.node):
             return "the nodes speak again"
         return None
+    if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
+        return "the server answers all that told of it"
     if incident.fault == "fleet-silent":
         return "the nodes speak again" if _fleet_speaks(picture, now) else None
     quiet = QUIET.get(incident.fault_class)
@@ -269,6 +298,12 @@ def _speaks(picture: Picture, node: str, incident: Incident, now: datetime) -> b
     known = picture.node(node)
     heard = bool(known.beats) and known.beats[-1] > incident.opened
     return heard and known.silent_since(now) is None
+
+
+def _server_is_back(picture: Picture, incident: Incident) -> bool:
+    nodes = {one.node for one in incident.affected if one.node}
+    back = (picture.servers_back.get((incident.root.device or "", node)) for node in nodes)
+    return bool(nodes) and all(at is not None and at >= incident.opened for at in back)
 
 
 def _fleet_speaks(picture: Picture, now: datetime) -> bool:

@@ -3,7 +3,9 @@
 from datetime import datetime
 from hashlib import sha256
 
-from healer.model import Breaker, Incident, Message, Run, Severity
+from healer.incidents.news import about
+from healer.incidents.verdict import said
+from healer.model import About, Breaker, Incident, Message, Run, Severity
 
 
 def breaker_page(breaker: Breaker, now: datetime) -> Message:
@@ -16,6 +18,7 @@ def breaker_page(breaker: Breaker, now: datetime) -> Message:
         "service until a named person resets the breaker. Detection, tickets and returns go on.",
         severity=Severity.P0,
         page=True,
+        about=About(alarm=f"breaker@{breaker.cluster}"),
     )
 
 
@@ -26,10 +29,11 @@ def opened_message(incident: Incident) -> Message:
         id=f"{incident.id}:opened",
         cluster=incident.cluster,
         title=f"{incident.severity} {incident.root}: {incident.title}",
-        text=f"{incident.title}\nNodes: {nodes}\nhealer does nothing by itself here.",
+        text=f"{said(incident)}\nNodes: {nodes}\nhealer does nothing by itself here.",
         severity=incident.severity,
         page=incident.severity in {Severity.P0, Severity.P1},
         incident=incident.id,
+        about=about(incident),
     )
 
 
@@ -40,10 +44,11 @@ def p0_page(incident: Incident, why: str) -> Message:
         id=f"{incident.id}:p0:{incident.p0_since:%Y%m%dT%H}",
         cluster=incident.cluster,
         title=f"P0 {incident.root}: {incident.title}",
-        text=f"{incident.title}\nWhere: {incident.root}\nJobs hit: {jobs}\nhealer: {why}",
+        text=f"{said(incident)}\nWhere: {incident.root}\nJobs hit: {jobs}\nhealer: {why}",
         severity=Severity.P0,
         page=True,
         incident=incident.id,
+        about=about(incident),
     )
 
 
@@ -58,6 +63,7 @@ def blind_page(cluster: str, problem: str, now: datetime) -> Message:
         "with rules; what else fails stands in the detector's log.",
         severity=Severity.P1,
         page=True,
+        about=About(alarm=f"senses:{told}@{cluster}"),
     )
 
 
@@ -72,4 +78,5 @@ def approval_page(run: Run) -> Message:
         severity=Severity.P0,
         page=True,
         incident=run.incident,
+        about=About(rule=run.rule, node=run.node or "", run=run.id),
     )

@@ -2,8 +2,16 @@
 
 from collections.abc import Iterable
 
-from healer.model import Incident
+from healer.model import Incident, SlurmSnapshot, Urgency
 
 
-def by_urgency(incidents: Iterable[Incident]) -> list[Incident]:
-    return sorted(incidents, key=lambda one: (one.severity, -len(one.jobs_hit), one.opened, one.id))
+def urgency_of(incident: Incident, snapshot: SlurmSnapshot | None) -> Urgency:
+    shown = snapshot.jobs if snapshot is not None else {}
+    sizes = [len(shown[job].nodes) for job in incident.jobs_hit if job in shown]
+    sizes += [hit.nodes for hit in incident.hit]  # Slurm soon forgets jobs
+    least = 1 if incident.jobs_hit else 0
+    return Urgency(severity=incident.severity, size=max([least, *sizes]), since=incident.opened)
+
+
+def by_urgency(incidents: Iterable[Incident], snapshot: SlurmSnapshot | None) -> list[Incident]:
+    return sorted(incidents, key=lambda one: (*urgency_of(one, snapshot).order, one.id))

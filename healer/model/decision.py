@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from healer.model.gate import Urgency
 from healer.model.words import Guard, Mode, Remedy, Verb
 
 
@@ -42,6 +43,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     stuck_since: datetime | None = None
     #: It was let go before, and only what is left of it is asked for.
     granted: bool = False
+    #: Whom it goes before, and whom after; None where no incident asks.
+    urgency: Urgency | None = None
 
 
 class AnswerKind(StrEnum):

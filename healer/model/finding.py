@@ -6,7 +6,8 @@ import msgspec
 
 from healer.model.component import Component
 from healer.model.detection import Chart, Contribution
-from healer.model.words import FaultClass, Sense
+from healer.model.forecast import Foreseen
+from healer.model.words import Cause, FaultClass, Remedy, Sense
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -54,8 +55,21 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     contributions: tuple[Contribution, ...] = ()
     #: Only evidence beside an incident that is open at its place: it opens none, and makes none worse.
     beside: bool = False
+    #: It follows from a fault elsewhere: beside a root in the same job it is only counted.
+    follows: bool = False
+    #: What its catalogue row says is to be done, and where the cause lies; the rule's own word wins.
+    remedy: Remedy | None = None
+    cause: Cause | None = None
     #: A short name for pages and Slurm's reason, where the whole `text` is too long for that.
     title: str = ""
+    #: Of a forecast: where the trend leads.
+    foreseen: Foreseen | None = None
+
+    @property
+    def of_one_gpu(self) -> bool:
+        """A line of the kernel about one GPU, also where its address is lost; else the place is the node."""
+        about_gpu = self.fault.startswith(("xid-", "driver-asks", "gpu-")) and self.component.switch is None
+        return about_gpu and bool(self.evidence[0].line)
 
     @property
     def headline(self) -> str:

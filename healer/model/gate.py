@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from healer.model.slurm import SlurmSnapshot
-from healer.model.words import BreakerState, Mode, Remedy
+from healer.model.words import BreakerState, Guard, Mode, Remedy, Severity
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +86,30 @@ class Veto(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime
 
 
+class Urgency(msgspec.Struct, frozen=True, kw_only=True):
+    """Who goes first when several wait for the same capacity. `size`: nodes of the largest job hit."""
+
+    severity: Severity
+    size: int
+    since: datetime
+
+    @property
+    def order(self) -> tuple[str, int, datetime]:
+        """Sorts the most urgent first."""
+        return (self.severity, -self.size, self.since)
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that `guard` holds back. `jobs` are those that its incident hit."""
+
+    run: str
+    guard: Guard
+    severity: Severity
+    since: datetime
+    node: str | None = None
+    jobs: tuple[str, ...] = ()
+
+
 class Permit(msgspec.Struct, frozen=True, kw_only=True):
     """The gate let a hook fail, by which Slurm drains the node: that drain is ours, up to `until`.
 
@@ -138,3 +162,5 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
     running: dict[str, str] = {}
     #: Of the last 24 h.
     permits: tuple[Permit, ...] = ()
+    #: Runs that wait for capacity.
+    waiting: tuple[Waiting, ...] = ()

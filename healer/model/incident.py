@@ -6,6 +6,8 @@ import msgspec
 
 from healer.model.component import Component
 from healer.model.finding import Evidence
+from healer.model.hit import JobHit
+from healer.model.verdict import SetAside
 from healer.model.words import (
     Cause,
     FaultClass,
@@ -29,6 +31,14 @@ class Heard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     sense: Sense
     at: datetime
     part: str = ""
+
+
+def bad_nodes(root: Component, folded: tuple[str, ...], nodes: dict[str, Verdict]) -> tuple[str, ...]:
+    """The nodes of an incident that are known bad and stay in service (law 2): its own, or of what is folded
+    into it those that are surely unusable."""
+    if root.node is not None:
+        return (root.node,)
+    return tuple(name for name in folded if nodes.get(name) is Verdict.isolate)
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +66,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     affected: tuple[Component, ...] = ()
     nodes: dict[str, Verdict] = {}
     remedy: tuple[Remedy, ...] = ()
+    #: The highest rung of the ladder that was carried out for it; none where nothing is known to be done.
+    tried: Remedy = Remedy.none
     jobs_hit: tuple[str, ...] = ()
+    #: What they lost, the first 200 of them.
+    hit: tuple[JobHit, ...] = ()
+    #: The surest of its findings, 0..1; None where an earlier version opened it.
+    confidence: float | None = None
     #: True once the jobs hit were listed after the drain was read back; before it is the best guess.
     jobs_hit_final: bool = False
     evidence: tuple[Evidence, ...] = ()
@@ -64,6 +80,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     counted: dict[str, int] = {}
     unusable: bool = False
     known_bad_in_service: bool = False
+    #: Nodes whose own incidents stand in this one, a wave, as long as the breaker holds them.
+    folded: tuple[str, ...] = ()
     node_was_out: bool = False
     owner: str | None = None
     owner_since: datetime | None = None
@@ -93,6 +111,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     worse: str | None = None
     #: The same, where healer may act on it: the run ends and leaves the node to that.
     gives_way_to: str | None = None
+    #: The entry of `rules/context.yaml` that makes it less urgent while something else goes on at its node.
+    plan: str = ""
+    #: What was considered and did not carry: told once each, the first 20.
+    set_aside: tuple[SetAside, ...] = ()
     #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
     stopped_by: str | None = None
 
@@ -100,6 +122,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     def short_id(self) -> str:
         """The first 8 characters: what stands in Slurm's reason."""
         return self.id[:8]
+
+    @property
+    def bad_nodes(self) -> tuple[str, ...]:
+        return bad_nodes(self.root, self.folded, self.nodes) if self.known_bad_in_service else ()
 
     @property
     def is_open(self) -> bool:

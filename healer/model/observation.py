@@ -13,9 +13,11 @@ class ObservationKind(StrEnum):
     xid = "xid"
     sxid = "sxid"
     gpu_lost = "gpu_lost"  # fallen off the bus, told without an Xid number
+    kernel_line = "kernel_line"  # a line without a code, see `rules/kernel_lines.yaml`; `data["name"]`
     gpu_identity = "gpu_identity"  # the line that gives PCI address and UUID
     heartbeat = "heartbeat"
     gpu_inventory = "gpu_inventory"  # which GPU has which index, as telemetry's labels tell it
+    inventory = "inventory"  # what the node is made of and set to (`healer.model.FACTS`)
     hook = "hook"  # one run of a Slurm hook on its node, with its checks (see `healer.signals.hooks`)
     checkpoint = "checkpoint"  # what a requeue of a job can go back to
     alert = "alert"  # what another system's alerting says (see `healer.signals.alerts`)

@@ -1,15 +1,40 @@
 """What `rules/` says, as values. `healer.ruleset` loads and cross-checks them."""
 
+import re
 from datetime import timedelta
+from enum import StrEnum
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 import msgspec
 
+from healer.model.component import Component
+from healer.model.context import ContextRule
 from healer.model.detection import AlertRule, DetectionRule, GpuModel
+from healer.model.forecast import ForecastRule
 from healer.model.gate import Maintenance
+from healer.model.history import Escalations, Ladder
+from healer.model.kernel_lines import NO_LINES, LineBook
+from healer.model.routes import Notifications
 from healer.model.scrape import ScrapeRules
+from healer.model.sharing import Sharing
 from healer.model.signals import Catalogue
 from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity, Verb
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What is different of a catalogue's row on these GPU models (globs over names in `gpu_models.yaml`).
+
+    A field that is None is as in the row.
+    """
+
+    models: tuple[str, ...]
+    source: str
+    text: str | None = None
+    fault_class: FaultClass | None = None
+    remedy: Remedy | None = None
+    cause: Cause | None = None
+    unusable: bool | None = None
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,26 +58,35 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     unusable: bool = False
     teardown: bool = False
     always_fatal: bool = False
+    #: The first that fits the node's GPUs; none where their model is unknown.
+    by_model: tuple[ModelRow, ...] = ()
 
 
 class NvlinkRow(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of an NVLink5 line (Xid 144-150), more exact than the Xid's own catalogue row.
 
-    It takes a line that names one of `units`, whose first word fits a pattern of `info` (32 characters,
-    bit 31 first, `-` is any) and whose second word is one of `status` (empty: any). Drivers before 575 and
-    since lay out the first word differently; the patterns of both stand here. `note` is for people.
+    It takes a line that names one of `units`, whose first word fits `info` (32 characters, bit 31 first,
+    `-` is any) and whose second word is one of `status` (empty: any). Drivers before 575 and since lay out
+    the first word differently: the first pattern is of the former, the second of the latter. `reason` is
+    bits 25:20 of the first word, where the row is about one reason of a link that went down.
+    `remedy` and `cause` stand above those of the Xid; `follows`: what a fault elsewhere leads to.
     """
 
     xid: int
     units: tuple[str, ...]
-    info: tuple[str, ...]
+    info: tuple[str, str]
     fault_class: FaultClass
     status: tuple[int, ...] = ()
+    reason: int | None = None
+    remedy: Remedy | None = None
+    cause: Cause | None = None
+    follows: bool = False
     note: str = ""
 
 
 class DriverAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """A recovery action of Xid 154. `words` are the driver's; `asked` is what `Finding.asked` gets."""
+    """A recovery action of Xid 154. `words` are the driver's; `asked` is what `Finding.asked` gets, `remedy`
+    and `cause` what an ask leads to that is no reset and no reboot."""
 
     code: int
     words: str
@@ -60,6 +94,8 @@ class DriverAsk(msgspec.Struct, frozen=True, kw_only=True):
     fault_class: FaultClass
     asked: str
     text: str
+    remedy: Remedy | None = None
+    cause: Cause | None = None
 
 
 class Xid74Bits(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +129,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     runbook: str = ""
     #: So many different senses must have told of it before anything is done.
     senses: int = 1
-    #: Made from an entry of `rules/detection/`.
+    #: Made from an entry of `rules/detection/`, or of `rules/forecasts.yaml`: ticks tell when it is over.
     detection: bool = False
+    #: Made from an entry of `rules/forecasts.yaml`: nothing has failed yet.
+    forecast: bool = False
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +146,14 @@ class Spares(msgspec.Struct, frozen=True, kw_only=True):
     """The reservation of Slurm in which the site keeps nodes for jobs that lose one."""
 
     reservation: str
+
+
+class Earn(msgspec.Struct, frozen=True, kw_only=True):
+    """What mode auto takes while healer runs: so many of a rule's newest incidents are judged, and this share
+    of them were true faults."""
+
+    incidents: int = 30
+    precision: float = 0.95
 
 
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,8 +172,10 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     stale_s: float = 30
     veto_h: float = 24
     protected: tuple[str, ...] = ()
+    protected_qos: tuple[str, ...] = ()
     maintenance: tuple[Maintenance, ...] = ()
     consent: Agreed = Agreed()
+    earn: Earn = Earn()
     spares: Spares | None = None
 
     @property
@@ -158,8 +206,29 @@ class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     clear_s: float = 60
 
 
+class InputType(StrEnum):
+    """What an input of a playbook may be. A duration is given as `90s`, `10m`, `2h`, and is whole seconds."""
+
+    str = "str"
+    int = "int"
+    bool = "bool"
+    choice = "choice"
+    duration = "duration"
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """What a playbook may be given at its start. `choices` are those of a `choice`."""
+
+    type: InputType
+    default: str | int | bool | None = None
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    help: str = ""
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a playbook. Exactly one of `do`, `check`, `wait` is set.
+    """One step of a playbook. Exactly one of `do`, `check`, `wait`, `use` is set; what `use` names stands in
+    its place once the files are read.
 
     `for_each`: `jobs_hit`, `jobs_crashed` or `jobs_all` runs the step once per job. `timeout_s` bounds one
     attempt, `retries` how many more there are, `wait_s` the longest wait before somebody is asked.
@@ -170,13 +239,22 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     do: Verb | None = None
     check: str | None = None
     wait: str | None = None
+    use: str | None = None
     for_each: str | None = None
     timeout_s: float = 60
     retries: int = 2
+    #: The pause before the second attempt; each further one is twice as long, at most `back_off_max_s`.
+    back_off_s: float = 1
+    back_off_max_s: float = 60
     wait_s: float | None = None
     input: dict[str, str | int | float | bool] = {}
-    #: `<step>.passed` or `<step>.failed`: only when that earlier step ended so; else it is skipped.
+    #: A condition (`healer.playbooks.conditions`): where it is not surely true the step is skipped.
     when: str | None = None
+    #: Checks of this playbook beside the verb's own: it is done already where `probe` passes, and only where
+    #: `verify` passes too. `undo`: `keep` leaves it as it is when its run is undone.
+    probe: str | None = None
+    verify: str | None = None
+    undo: str | None = None
 
 
 class Playbook(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,12 +266,18 @@ class Playbook(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     level: int = 2
     runbook: str = ""
+    inputs: dict[str, Input] = {}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """`switch` is the leaf switch, `domain` that of NVLink (such as an NVL72), `pdu` what feeds it."""
+
     rack: str = ""
     switch: str = ""
     pod: str = ""
+    domain: str = ""
+    pdu: str = ""
+    row: str = ""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -224,6 +308,44 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Nowhere, for a node that is not named."""
         return self.places.get(f"{cluster}/{node}") or self.places.get(node) or Place()
 
+    def link_of(self, where: Component) -> tuple[str, str] | None:
+        """The cable that a node's port or a switch's port is an end of, by the first of its two ends; None
+        where no cable is known."""
+        if where.gpu is not None or where.link is not None:
+            return None
+        if where.node is not None:
+            return self._cable_at.get((where.node, _port(where.nic))) if where.nic else None
+        if where.device is None or where.part is None:
+            return None
+        for switch in (where.device, where.device.partition(".")[0]):
+            if known := self._cable_at.get((switch, _port(where.part))):
+                return known
+        return None
+
+    def leaf_of(self, node: str, nic: str) -> str:
+        """The switch that a port of the node is cabled to: each rail has its own. Empty: nobody tells."""
+        return self._leaf_at.get((node, _port(nic)), "")
+
+    @cached_property
+    def _leaf_at(self) -> dict[tuple[str, str], str]:
+        return {
+            (peer.name, _port(peer.port)): switch
+            for switch, ports in self.links.items()
+            for peer in ports.values()
+            if peer.port and peer.name not in self.switches
+        }
+
+    @cached_property
+    def _cable_at(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """By either end: the name of what stands there and its port."""
+        found: dict[tuple[str, str], tuple[str, str]] = {}
+        for switch, ports in self.links.items():
+            for port, peer in ports.items():
+                ends = [(switch, _port(port)), *([(peer.name, _port(peer.port))] if peer.port else [])]
+                for end in ends:
+                    found.setdefault(end, min(ends))
+        return found
+
     def behind(self, device: str, part: str | None = None) -> tuple[str, ...]:
         """Nodes below a switch, or at the other end of its port; the nodes of a rack. Empty: nobody says.
 
@@ -247,9 +369,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """By name of a rack or leaf switch: its nodes, without the cluster that may stand before them."""
         found: dict[str, list[str]] = {}
         for node, place in self.places.items():
-            for name in {place.rack, place.switch} - {""}:
+            for name in {place.rack, place.switch, place.domain, place.pdu, place.row} - {""}:
                 found.setdefault(name, []).append(node.rpartition("/")[2])
         return found
+
+
+def _port(name: str | None) -> str:
+    """`mlx5_0`, where a card with one port is also called `mlx5_0/1` or `mlx5_0:1`."""
+    return re.sub(r"(?<=\D\d)[/:]1$|(?<=\D\d\d)[/:]1$", "", name or "") if name else ""
 
 
 class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -265,6 +392,8 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     nvlink5: tuple[NvlinkRow, ...] = ()
     driver_asks: dict[int, DriverAsk] = {}
     xid74: tuple[Xid74Bits, ...] = ()
+    #: Lines of the kernel that carry no code.
+    kernel_lines: LineBook = NO_LINES
     default_mode: Mode = Mode.shadow
     settle_s: float = 2.0
     #: Guards that differ by cluster or partition name; unset fields fall back to `guards`.
@@ -281,13 +410,37 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     watches: WatchSettings = WatchSettings()
     #: Tests that a batch job runs on a node, by the name of their file in `rules/validation`.
     scripts: dict[str, str] = {}
+    #: What is no fault while something else goes on at its node.
+    context: tuple[ContextRule, ...] = ()
     #: What healer fetches itself.
     scrape: ScrapeRules = ScrapeRules()
+    #: What repeats, goes together or cancels, and how a fault is found to be transient or permanent.
+    escalations: Escalations = Escalations()
+    ladders: tuple[Ladder, ...] = ()
+
+    #: What nodes share, and which faults of several mean it.
+    sharings: tuple[Sharing, ...] = ()
+    #: Trends by which a part is likely to fail.
+    forecasts: tuple[ForecastRule, ...] = ()
+    #: Who is told of what, and how.
+    notifications: Notifications = Notifications()
 
     @cached_property
     def by_name(self) -> dict[str, Rule]:
         """Rules by their names, reckoned once for each set."""
         return {rule.name: rule for rule in self.rules}
+
+    @cached_property
+    def _proven(self) -> dict[str, tuple[ForecastRule, ...]]:
+        return {}
+
+    def forecasts_proven_by(self, fault: str) -> tuple[ForecastRule, ...]:
+        """The forecasts that this fault proves right; found once for each fault."""
+        if fault not in self._proven:
+            self._proven[fault] = tuple(
+                one for one in self.forecasts if any(fnmatchcase(fault, glob) for glob in one.fails)
+            )
+        return self._proven[fault]
 
     def guards_in(self, cluster: str, partition: str) -> GuardSettings:
         """Of a partition: its own, else its cluster's, else the general ones."""
@@ -297,4 +450,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.cluster_guards.get(cluster, self.guards)
 
     def mode_of(self, rule: Rule) -> Mode:
+        """Of a forecast never more than HEALER_MODE allows, nor more than approve."""
+        if rule.forecast:
+            return min(rule.mode or Mode.approve, self.default_mode, key=list(Mode).index)
         return rule.mode or self.default_mode

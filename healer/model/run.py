@@ -1,12 +1,13 @@
 """A run of a playbook and its append-only log. The log alone tells where a run stands."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from healer.model.words import Mode, RunState
+from healer.model.words import REMEDY_LADDER, Mode, Remedy, RunState, Verb
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,3 +65,31 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     data: dict[str, Any] = {}
     seq: int = 0
+
+
+def tests_of(log: Sequence[LogEntry]) -> dict[str, str]:
+    """`{"tests": "passed"}` or `failed`, by the last test of the node that came to an end; else nothing."""
+    for one in reversed(log):
+        if one.data.get("verb") != Verb.diagnose:
+            continue
+        if one.event is StepEvent.done:
+            return {"tests": "passed"}
+        if one.event is StepEvent.failed and one.data.get("final"):
+            return {"tests": "failed"}
+    return {}
+
+
+#: What of the ladder a step does, once it was read back.
+_REMEDIES = {
+    Verb.restart_service: Remedy.restart_service,
+    Verb.reset_gpu: Remedy.drain_then_reset,
+    Verb.reboot: Remedy.reboot_node,
+    Verb.power_cycle: Remedy.power_cycle,
+}
+
+
+def tried_of(log: Sequence[LogEntry]) -> dict[str, str]:
+    """`{"tried": "reboot_node"}`: the highest rung of the ladder that the run carried out; else nothing."""
+    done = {one.data.get("verb") for one in log if one.event is StepEvent.done}
+    rungs = [rung for verb, rung in _REMEDIES.items() if verb in done]
+    return {"tried": str(max(rungs, key=REMEDY_LADDER.index))} if rungs else {}

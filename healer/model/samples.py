@@ -31,7 +31,7 @@ class StepBatch:
 
     Arrays are (n,): `rank` int32, `step` int64, `at` float64 (s since 1970), `node` int32 (index into
     `nodes`, -1 not told), `gpu` int32 (-1), `stage` int32 (-1); float64 with NaN where not told: `step_s`,
-    `compute_s`, `comm_s`, `data_s`, `work`, `loss`, `grad_norm`.
+    `compute_s`, `comm_s`, `data_s`, `work`, `loss`, `grad_norm` (infinite: told, and no number).
     """
 
     cluster: str

@@ -27,6 +27,7 @@ class Scope(StrEnum):
     link = "link"
     job = "job"
     switch = "switch"
+    rack = "rack"
     fabric = "fabric"
     device = "device"
     device_part = "device_part"

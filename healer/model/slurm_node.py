@@ -58,9 +58,9 @@ _STATUS_BY_FLAG = (
 class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One node. `state` is Slurm's JSON list: base state first, then flags, upper case.
 
-    `reason_user` and `reason_at` say who set the reason and when. `rack`, `switch` and `pod` come from the
-    site's topology file or, in recordings, from the recording. `gpus_shared`: Slurm hands out slices or
-    shares of GPUs here, so `gpus` is no count of cards.
+    `reason_user` and `reason_at` say who set the reason and when. `rack`, `switch` (the leaf), `pod`,
+    `domain` (of NVLink), `pdu` and `row` come from the site's topology file or, in recordings, from the
+    recording. `gpus_shared`: Slurm hands out slices or shares of GPUs here, so `gpus` is no count of cards.
     """
 
     name: str
@@ -75,6 +75,9 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     rack: str = ""
     switch: str = ""
     pod: str = ""
+    domain: str = ""
+    pdu: str = ""
+    row: str = ""
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     boot_id: str = ""

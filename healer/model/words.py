@@ -67,6 +67,10 @@ class FaultClass(StrEnum):
     unknown = "unknown"
 
 
+#: What blames a part of the cluster, and no program or plan.
+HARDWARE = frozenset({FaultClass.fatal, FaultClass.degraded})
+
+
 class Sense(StrEnum):
     """Ways of hearing that fail apart from each other: a rule may ask for two before it acts."""
 
@@ -212,6 +216,16 @@ class Role(StrEnum):
     admin = "admin"
     auditor = "auditor"
     signals = "signals"
+
+
+class HitBasis(StrEnum):
+    """What the GPU-hours that a job lost are reckoned from: known, at most so many, none, or unknown."""
+
+    checkpoint = "checkpoint"  # known: since the last durable checkpoint
+    start = "start"  # at most: since the job's life began, no durable checkpoint was told
+    runs_on = "runs_on"  # none so far: its work goes on
+    ended = "ended"  # none: that life ended otherwise
+    unknown = "unknown"  # Slurm does not tell its GPUs or its start
 
 
 class Review(StrEnum):

@@ -1,7 +1,7 @@
 """Slurm's picture as tables: where nodes stand, which job holds which GPU."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ def load_of(node: SlurmNode, jobs: Sequence[SlurmJob], rows: Mapping[str, int]) 
 
 
 def place_nodes(axes: Axes, snapshot: SlurmSnapshot, places: Topology) -> None:
-    """Rows for the nodes that Slurm shows, their models and switches; the others are there no more."""
+    """Rows for the nodes that Slurm shows, their models, switches and racks; the others are there no more."""
     axes.shown = True
     axes.present[:] = False
     model_of = {model: number for number, model in enumerate(axes.models)}
@@ -57,12 +57,13 @@ def place_nodes(axes: Axes, snapshot: SlurmSnapshot, places: Topology) -> None:
             axes.models.append(node.gpu_model)
         axes.model[row] = model_of.get(node.gpu_model, UNKNOWN)
         place = places.places.get(node.name)
-        axes.switch[row] = _switch(axes, node.switch or (place.switch if place else ""))
+        axes.switch[row] = _row_of(axes.switch_row, node.switch or (place.switch if place else ""))
+        axes.rack[row] = _row_of(axes.rack_row, node.rack or (place.rack if place else ""))
     axes.changed()
 
 
-def _switch(axes: Axes, name: str) -> int:
-    row = axes.switch_row(name) if name else None
+def _row_of(give: Callable[[str], int | None], name: str) -> int:
+    row = give(name) if name else None
     return UNKNOWN if row is None else row
 
 

@@ -20,6 +20,7 @@ ROWS_MAX = {
     Scope.link: 400_000,
     Scope.job: 100_000,
     Scope.switch: 10_000,
+    Scope.rack: 10_000,
     Scope.fabric: 1,
     Scope.device: 5_000,
     Scope.device_part: 100_000,
@@ -87,7 +88,7 @@ class Axis:
                 return where.switch
             case Scope.fabric:
                 return None
-            case Scope.device:
+            case Scope.device | Scope.rack:
                 return where.device
             case Scope.device_part:
                 return (where.device, where.part)
@@ -128,6 +129,7 @@ class Axes:
         self.present = np.ones(0, bool)
         self.model = np.full(0, -1, np.int32)
         self.switch = np.full(0, -1, np.int32)
+        self.rack = np.full(0, -1, np.int32)
         self.job = np.full(0, -1, np.int32)
         self.allocated = np.full(0, -1, np.int8)
         # By node row and GPU index. `allocated`: 1 yes, 0 no, -1 not told.
@@ -181,6 +183,7 @@ class Axes:
             ("present", not self.shown),
             ("model", -1),
             ("switch", -1),
+            ("rack", -1),
             ("job", -1),
             ("allocated", -1),
             ("gpu_job", -1),
@@ -296,6 +299,10 @@ class Axes:
     def switch_row(self, name: str) -> int | None:
         return self._axes[Scope.switch].add(Component(cluster=self.cluster, switch=name))
 
+    def rack_row(self, name: str) -> int | None:
+        """A rack goes by its name as a device: what its own sensors tell is of the same component."""
+        return self._axes[Scope.rack].add(Component(cluster=self.cluster, device=name))
+
     def job_row(self, job: str, now: datetime) -> int | None:
         """The job's row; a row whose job ended an hour ago is used again."""
         axis = self._axes[Scope.job]
@@ -358,7 +365,7 @@ class Axes:
                 return np.where(self.job_active[:n], self.job_switch[:n], -1)
             case Scope.job if to is Scope.fabric:
                 return np.where(self.job_active[:n], 0, -1)
-            case Scope.switch | Scope.device | Scope.device_part if to is Scope.fabric:
+            case Scope.switch | Scope.rack | Scope.device | Scope.device_part if to is Scope.fabric:
                 return np.zeros(n)
             case Scope.device_part if to is Scope.device:
                 return self.part_device[:n]
@@ -374,6 +381,8 @@ class Axes:
                 return np.where(shown, self.job[node], -1)
             case Scope.switch:
                 return np.where(shown, self.switch[node], -1)
+            case Scope.rack:
+                return np.where(shown, self.rack[node], -1)
             case Scope.fabric:
                 return np.where(shown, 0, -1)
         return np.full(len(node), -1)

@@ -21,11 +21,13 @@ class GpuMap:
 
     def __init__(self) -> None:
         self._inventory: dict[str, int] = {}
+        self._listed: str | None = None
         self._seen: dict[str, str] = {}
         self._boot: str | None = None
 
-    def inventory(self, gpus: Sequence[Mapping[str, object]]) -> None:
+    def inventory(self, gpus: Sequence[Mapping[str, object]], boot_id: str | None = None) -> None:
         """What the node itself listed: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`."""
+        self._listed = boot_id
         told = {str(gpu["pci"]): gpu["index"] for gpu in gpus if gpu.get("pci") is not None}
         self._inventory = {pci: index for pci, index in told.items() if isinstance(index, int)}
 
@@ -45,6 +47,15 @@ class GpuMap:
         if boot_id != self._boot:
             self._seen, self._boot = {}, boot_id
         self._seen[pci] = uuid
+
+    def address(self, gpu: int | None) -> str | None:
+        """The PCI address of the GPU with this index, where the node has told it."""
+        return next((pci for pci, index in self._inventory.items() if index == gpu), None)
+
+    def is_seen(self, pci: str, boot_id: str) -> bool:
+        """Whether the node has told of the GPU at this address in this boot."""
+        named = self._boot == boot_id and pci in self._seen
+        return named or (self._listed == boot_id and pci in self._inventory)
 
     def index(self, pci: str, *, expected: int, from_topology: Sequence[str] = ()) -> int | None:
         """Index of the GPU at `pci`, None when it is not known. `expected`: GPUs that Slurm configures."""

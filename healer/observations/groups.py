@@ -14,6 +14,8 @@ JOB_NODES = 4
 JOB_GPUS = 16
 #: Fewer known peers than that say nothing.
 LEAST = 4
+#: Nodes of a rack that are compared with each other.
+LEAST_OF_RACK = 3
 #: Makes the median absolute deviation of a normal distribution its standard deviation.
 MAD_TO_SIGMA = 1.4826
 
@@ -90,6 +92,27 @@ def groups_of(axes: Axes, scope: Scope) -> Groups:
         case Scope.link:
             return _of_links(axes, n)
     return Groups(np.full(n, -1, np.int32))
+
+
+def rack_groups_of(axes: Axes, scope: Scope) -> Groups:
+    """What stands in one rack and is of one GPU model, in racks of at least `LEAST_OF_RACK` nodes: of two,
+    nobody could say which one is unlike the other."""
+    n = axes.axis(scope).n
+    if scope not in (Scope.gpu, Scope.node, Scope.link):
+        return Groups(np.full(n, -1, np.int32))
+    node, rack = axes.axis(scope).parent(Scope.node), axes.axis(scope).parent(Scope.rack)
+    racks = axes.axis(Scope.rack)
+    standing = axes.axis(Scope.node).parent(Scope.rack)
+    large = np.bincount(standing[standing >= 0], minlength=racks.n) >= LEAST_OF_RACK
+    model = _model(axes, node)
+    known = (node >= 0) & (rack >= 0) & (model >= 0)
+    known[known] = large[rack[known]]
+    models = len(axes.models) + 1
+
+    def words(number: int) -> str:
+        return f"rack {racks.components()[number // models].device}"
+
+    return _numbered(np.where(known, rack.astype(np.int64) * models + model, -1), words)
 
 
 def _large(job: NDArray, large: NDArray) -> NDArray:

@@ -2,7 +2,7 @@
 means is worked out once."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +30,13 @@ class Place(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What one ring takes of a report: `at` are places in it, (m,) like signals and parts."""
+    """What one ring takes of a report of the same parts: (p,) parts, (s,) signals, and `at`, (s, p): where in
+    the report each signal of each part stands."""
 
     ring: int
-    at: NDArray[np.intp]
-    signal: NDArray[np.int32]
     part: NDArray[np.int32]
+    signal: NDArray[np.int32]
+    at: NDArray[np.intp]
 
 
 class Layout(NamedTuple):
@@ -61,9 +62,13 @@ class Layouts:
         self, reports: Sequence[Report], book: ColumnBook
     ) -> tuple[list[tuple[list[int], Layout]], list[int]]:
         """Which reports (by their place) have one layout, and those with too few of their kind."""
-        same: dict[bytes, list[int]] = {}
+        # Reports that were unpacked together share one array, and then its bytes are looked at once.
+        shared: dict[int, list[int]] = {}
         for index, report in enumerate(reports):
-            same.setdefault(report.columns.tobytes(), []).append(index)
+            shared.setdefault(id(report.columns), []).append(index)
+        same: dict[bytes, list[int]] = {}
+        for indexes in shared.values():
+            same.setdefault(reports[indexes[0]].columns.tobytes(), []).extend(indexes)
         groups, others = [], []
         for key, indexes in same.items():
             if len(indexes) < ALIKE:
@@ -78,18 +83,27 @@ class Layouts:
             self._known.move_to_end(key)
             return known
         safe, of = self.looked_up(columns, book)
-        stretches = []
-        for ring in np.unique(of[of >= 0]).tolist():
-            at = np.flatnonzero(of == ring)
-            stretches.append(Stretch(ring, at, self.signal[safe[at]], self.part[safe[at]]))
         nowhere = np.flatnonzero((of == UNKNOWN) | (of == NOT_LOOKED_UP))
-        made = Layout(tuple(stretches), nowhere, np.flatnonzero(of == NO_ROOM))
+        made = Layout(tuple(self._stretches(safe, of)), nowhere, np.flatnonzero(of == NO_ROOM))
         # What the book does not know yet is asked again the next time.
         if not (of == NOT_LOOKED_UP).any():
             self._known[key] = made
             if len(self._known) > LAYOUTS_MAX:
                 self._known.popitem(last=False)
         return made
+
+    def _stretches(self, columns: NDArray[np.int32], ring: NDArray[np.int8]) -> Iterator[Stretch]:
+        """Signals of the same parts stand together: where their samples go is worked out once for all."""
+        same: dict[tuple[int, bytes], list[NDArray[np.intp]]] = {}
+        kept = np.flatnonzero(ring >= 0)
+        kept = kept[np.lexsort((self.part[columns[kept]], self.signal[columns[kept]], ring[kept]))]
+        told = np.stack((ring[kept], self.signal[columns[kept]]))
+        edges = np.flatnonzero((told[:, 1:] != told[:, :-1]).any(axis=0)) + 1
+        for at in np.split(kept, edges) if len(kept) else ():
+            same.setdefault((int(ring[at[0]]), self.part[columns[at]].tobytes()), []).append(at)
+        for (number, _), each in same.items():
+            at = np.stack(each)
+            yield Stretch(number, self.part[columns[at[0]]], self.signal[columns[at[:, 0]]], at)
 
     def looked_up(self, columns: NDArray[np.int32], book: ColumnBook) -> tuple[NDArray, NDArray[np.int8]]:
         """(m,) the columns, 0 for what is no number of one, and which ring each goes to."""

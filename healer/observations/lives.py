@@ -12,7 +12,7 @@ from healer.model import SlurmSnapshot
 
 RANKS_MAX = 16_384
 LIVES_MAX = 500
-#: Over all lives: 1 KiB each.
+#: Over all lives: 1 KiB each, and 1 KiB more for each result (loss, gradient norm) that the job tells.
 RANKS_TOTAL = 131_072
 #: A job's life now, the one before, and one that Slurm does not show yet.
 LIVES_OF_JOB = 3

@@ -10,19 +10,27 @@ from statistics import median
 import msgspec
 
 from healer.model import (
+    FACTS,
+    NOT_COMPARED,
     Component,
     Controller,
     Finding,
+    Inventory,
     Observation,
     ObservationKind,
+    Reference,
     Sense,
     Sensed,
     SlurmSnapshot,
     Topology,
+    facts_with,
 )
 from healer.observations.alerts import Alerts
 from healer.observations.gpus import GpuMap
+from healer.observations.history import History
 
+#: Lines of one message of the driver come together, also where a shipper sends each by itself.
+LOSS_WITHIN = timedelta(seconds=10)
 #: A line of an unknown boot that is older than this on arrival is history (product.md, "Hear").
 UNKNOWN_BOOT_MAX_AGE = timedelta(hours=1)
 #: What a line's own lateness may say of its host's clock at most, where no heartbeat tells that clock.
@@ -57,8 +65,15 @@ class NodePicture:
     #: Arrival less the sender's own time: of the last heartbeats, and the least of any line of this boot.
     beats_late: deque[timedelta] = field(default_factory=lambda: deque(maxlen=9))
     line_late: timedelta | None = None
+    #: What it told of itself (`healer.model.FACTS`), and when something of it changed last.
+    facts: dict[str, str] = field(default_factory=dict)
+    facts_at: datetime | None = None
+    #: The picture's nodes of which something is to be stored.
+    changed: set[str] = field(default_factory=set, repr=False)
     #: Checks of the node's own hooks: the last one's moment by its clock, and by ours if it passed.
     checks: dict[str, tuple[datetime, datetime | None]] = field(default_factory=dict)
+    #: The address in the first line of a GPU's loss, and when it came: the line that says it may come apart.
+    loss_at: tuple[str, datetime] | None = None
 
     @property
     def renewed_at(self) -> datetime | None:
@@ -125,6 +140,11 @@ class NodePicture:
             return None
         return -min(self.beats_late).total_seconds()
 
+    def moment(self, event_at: datetime, arrived_at: datetime) -> datetime:
+        """When it was, by our clock: the host's is set right where heartbeats tell how far it is off."""
+        late = min(self.beats_late) if len(self.beats_late) >= BEATS_FOR_CADENCE else timedelta(0)
+        return min(event_at + late, arrived_at)
+
     def _late(self) -> timedelta:
         """How far the host's clock is behind ours. The least: what is more was lost on the way.
 
@@ -142,9 +162,24 @@ class NodePicture:
                 return
             self.old_boots.add(self.boot_id)
             self.booted_at = heard_at
+            self.changed.add(self.name)
             self.beats_late.clear()  # the clock may have been set meanwhile
             self.line_late = None
         self.boot_id, self.boot_heard_at = boot_id, at
+
+    def with_address(self, seen: Observation) -> Observation:
+        """The line that says that a GPU is lost, with the address of the line before, which came apart."""
+        if seen.kind is not ObservationKind.gpu_lost:
+            return seen
+        if seen.data.get("opens_loss") and seen.component.pci:
+            self.loss_at = seen.component.pci, seen.arrived_at
+        elif not seen.component.pci and not seen.data.get("follow_up") and self.loss_at is not None:
+            pci, at = self.loss_at
+            self.loss_at = None
+            if seen.arrived_at - at <= LOSS_WITHIN:
+                where = msgspec.structs.replace(seen.component, pci=pci)
+                return msgspec.structs.replace(seen, component=where)
+        return seen
 
     def heard_checks(self, seen: Observation) -> None:
         """A report may come late, from a spool: it says nothing of a check that was made since."""
@@ -183,6 +218,8 @@ class Picture:
         #: What the watches over Slurm see, and when they looked last; jobs that complete, since when.
         self.standing: dict[tuple[str, Component], Standing] = {}
         self.looked_at: datetime | None = None
+        #: When forecasts were last looked at for those whose time is over.
+        self.forecasts_looked_at: datetime | None = None
         self.completing: dict[str, datetime] = {}
         #: Slurm's nodes are not those of the last walk: only then are drains looked for.
         self.nodes_changed = False
@@ -191,19 +228,35 @@ class Picture:
         self.nodes: dict[str, NodePicture] = {}
         #: Where each job that Slurm knows was last seen to run: its restart count then, and its nodes.
         self.ran_on: dict[str, tuple[int, tuple[str, ...]]] = {}
+        #: Versions (`healer.model.FACTS`) that a node was given while we looked: which, and since when.
+        self.new_versions: dict[str, dict[str, tuple[str, datetime]]] = {}
         #: What the last tick over the fleet found, and whose end the next one has to look for: (fault, root)
         #: of the open incidents that measured signals opened.
         self.sensed: Sensed | None = None
         self.watched: frozenset[tuple[str, Component]] = frozenset()
+        #: What each part has had over the last days.
+        self.history = History(cluster)
+        #: Nodes whose facts or boot changed since the last walk, and what nodes should be, by kind.
+        self.facts_changed: set[str] = set()
+        self.references: dict[str, Reference] = {}
+        self.references_at: datetime | None = None
         #: What other systems' alerting tells.
         self.alerts = Alerts()
         #: Teardown findings of the last half minute, which a root may still explain.
         self.teardowns: deque[Finding] = deque(maxlen=100_000)
+        #: What goes on at a node explains these: component, fault, and the entry of `rules/context.yaml`.
+        self.passed_over: set[tuple[Component, str, str]] = set()
+        #: Nodes that said last that a server answers again, by (server, node).
+        self.servers_back: dict[tuple[str, str], datetime] = {}
         #: Digests of what was only counted, so that the same line is counted once.
         self._counted: dict[str, None] = {}
 
     def node(self, name: str) -> NodePicture:
-        return self.nodes.setdefault(name, NodePicture(name))
+        known = self.nodes.get(name)  # a storm asks for it with each line
+        return known if known is not None else self.nodes.setdefault(name, self._new(name))
+
+    def _new(self, name: str) -> NodePicture:
+        return NodePicture(name, changed=self.facts_changed)
 
     def show(self, snapshot: SlurmSnapshot) -> None:
         """Takes in what Slurm shows. A recording's snapshot may also know boot ids."""
@@ -217,6 +270,11 @@ class Picture:
         before = self.slurm.nodes if self.slurm is not None else {}
         self.slurm, self.nodes_changed = snapshot, True
         for node in snapshot.nodes.values():
+            known = before.get(node.name)
+            if known is not None and known.driver and node.driver and node.driver != known.driver:
+                self.new_versions.setdefault(node.name, {})["driver"] = node.driver, snapshot.taken_at
+                self.node(node.name).facts_at = snapshot.taken_at
+                self.facts_changed.add(node.name)
             # Only a change is news: what a recording repeats was not said again at that later time.
             if node.boot_id and (node.name not in before or before[node.name].boot_id != node.boot_id):
                 self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at, snapshot.taken_at)
@@ -238,7 +296,8 @@ class Picture:
         lines = [(self.node(where), seen) for seen in ordered if (where := self._learn(seen)) is not None]
         if rebuild:
             return []
-        return [self._placed(node, seen, topology) for node, seen in lines if not node.is_history(seen)]
+        live = [(node, seen) for node, seen in lines if not node.is_history(seen)]
+        return [self._placed(node, node.with_address(seen), topology) for node, seen in live]
 
     def _learn(self, seen: Observation) -> str | None:
         """What a signal tells of its node, before any line is judged. The node, if it is a fault line."""
@@ -251,6 +310,9 @@ class Picture:
         node = self.node(name)
         if seen.kind is ObservationKind.heartbeat:
             self._heartbeat(node, seen)
+            return None
+        if seen.kind is ObservationKind.inventory:
+            self._inventory(node, seen)
             return None
         if seen.kind is ObservationKind.gpu_inventory:
             node.gpus.heard(seen.data.get("gpus") or ())
@@ -300,7 +362,32 @@ class Picture:
         node.note_clock(seen)
         inventory = seen.data.get("gpus")
         if isinstance(inventory, list):
-            node.gpus.inventory(inventory)
+            node.gpus.inventory(inventory, seen.boot_id)
+
+    def _inventory(self, node: NodePicture, seen: Observation) -> None:
+        """One sender tells some facts, another one others: each counts until it is told otherwise."""
+        told = {str(name): str(value) for name, value in (seen.data.get("facts") or {}).items()}
+        if told.items() - node.facts.items():
+            for name in told.keys() & node.facts.keys() - NOT_COMPARED:
+                if told[name] != node.facts[name]:
+                    self.new_versions.setdefault(node.name, {})[name] = told[name], seen.arrived_at
+            node.facts |= {name: value for name, value in told.items() if name in FACTS}
+            node.facts_at = seen.arrived_at
+            self.facts_changed.add(node.name)
+
+    def load_inventories(self, inventories: Iterable[Inventory]) -> None:
+        """What nodes told of themselves before a restart."""
+        for one in inventories:
+            node = self.node(one.node)
+            node.facts, node.facts_at, node.booted_at = dict(one.facts), one.at, one.booted_at
+            if one.changed:
+                self.new_versions[one.node] = dict(one.changed)
+
+    def facts_of(self, name: str) -> dict[str, str]:
+        """What is known of the node now; the driver also as Slurm's picture has it."""
+        shown = self.slurm.nodes.get(name) if self.slurm is not None else None
+        known = self.nodes.get(name)
+        return facts_with(shown, known.facts if known is not None else None)
 
     def _placed(self, node: NodePicture, seen: Observation, topology: Topology) -> Observation:
         where = seen.component

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from healer.model import Place, SlurmNode, SlurmSnapshot, Topology
+from healer.model import BLOCK, Place, SlurmNode, SlurmSnapshot, Topology
 
-#: Node -> its switches, leaf first.
+#: Node -> its switches, leaf first; or the block of topology/block, marked as one.
 Switches = Mapping[str, tuple[str, ...]]
 
 
@@ -31,21 +31,27 @@ def with_places(snapshot: SlurmSnapshot, topology: Topology, switches: Switches)
     if not topology.places and not switches:
         return snapshot
     nodes = {
-        name: _placed(node, topology.place(snapshot.cluster, name), switches.get(name, ()))
+        name: placed(node, topology.place(snapshot.cluster, name), switches.get(name, ()))
         for name, node in snapshot.nodes.items()
     }
     return msgspec.structs.replace(snapshot, nodes=nodes)
 
 
-def _placed(node: SlurmNode, place: Place, above: tuple[str, ...]) -> SlurmNode:
+def placed(node: SlurmNode, place: Place, above: tuple[str, ...] = ()) -> SlurmNode:
+    """A block of Slurm's is what the site says that it is: nodes that share one NVLink domain."""
+    blocks = tuple(name.removeprefix(BLOCK) for name in above if name.startswith(BLOCK))
+    above = tuple(name for name in above if not name.startswith(BLOCK))
     leaf = node.switch or place.switch or (above[0] if above else "")
-    if not (leaf or place.rack or place.pod):
+    if place == Place() and not leaf and not blocks:
         return node
     return msgspec.structs.replace(
         node,
         rack=node.rack or place.rack,
         switch=leaf,
         pod=node.pod or place.pod,
+        domain=node.domain or place.domain or (blocks[0] if blocks else ""),
+        pdu=node.pdu or place.pdu,
+        row=node.row or place.row,
         # Of a leaf that Slurm does not put above the node its tree says nothing.
         switches=above[above.index(leaf) :] if leaf in above else (leaf,) if leaf else (),
     )

@@ -112,22 +112,26 @@ class Rings:
         """Takes samples in, at most one of a series; returns how many are dropped: those older than the ring,
         and those not newer than the last of their series (a request sent again must not count twice).
 
-        All arrays (m,); rows and signals must have room.
+        `values` have any shape, the others one that broadcasts to it; rows and signals must have room.
         """
         if self.head is None:
             raise RuntimeError("advance() comes before put()")
         slot = np.floor(at_s / SLOT_S).astype(np.int64)
-        cell = signal.astype(np.int64) * self.rows + row
+        place = slot % SLOTS * self.rows + row
+        signal = signal.astype(np.int64)
+        cell, place = signal * self.rows + row, signal * (SLOTS * self.rows) + place
         before = self._at.reshape(-1)[cell]
-        fits = (at_s > before) & (slot > self.head - SLOTS)
+        timely = slot > self.head - SLOTS
+        fits = (at_s > before) & timely
+        at_s = np.broadcast_to(at_s, values.shape)
         late = repeated = 0
         if not fits.all():
-            late = int(np.count_nonzero(slot <= self.head - SLOTS))
-            repeated = len(fits) - int(np.count_nonzero(fits)) - late
-            signal, row, values, at_s, slot, cell, before = (
-                one[fits] for one in (signal, row, values, at_s, slot, cell, before)
+            late = int(np.count_nonzero(~np.broadcast_to(timely, values.shape)))
+            repeated = fits.size - int(np.count_nonzero(fits)) - late
+            slot = np.broadcast_to(slot, values.shape)
+            values, at_s, slot, cell, place, before = (
+                one[fits] for one in (values, at_s, slot, cell, place, before)
             )
-        place = (signal.astype(np.int64) * SLOTS + slot % SLOTS) * self.rows + row
         if self.counters:
             values = self._put_growth(cell, place, values, at_s, before)
             self._wrote(slot)
@@ -256,6 +260,7 @@ class Rings:
 
 
 def _larger(array: NDArray, shape: tuple[int, ...], fill: float) -> NDArray:
-    larger = np.full(shape, fill, array.dtype)
+    # Zeros are not written before they are needed.
+    larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
     larger[tuple(slice(length) for length in array.shape)] = array
     return larger

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from healer.model import SlurmJob, SlurmSnapshot
 from healer.observations.clocks import timely
 from healer.observations.lives import RANKS_MAX, grown, make_room, ranks_most
+from healer.observations.results import Results
 from healer.observations.vouched import COLUMNS, only, vouched
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class JobSteps:
         #: Seconds of compute per unit of work (work not told: 1), and of the whole step.
         self.compute = np.zeros((STEPS, 0), np.float32)
         self.step_s = np.zeros((STEPS, 0), np.float32)
+        self.results = Results(STEPS)
         self.seen = np.zeros(0, bool)
         self.stage = np.zeros(0, np.int32)
         self.with_work = np.zeros(0, bool)
@@ -162,6 +164,7 @@ class JobSteps:
         for target, values in ((self.compute, compute), (self.step_s, batch.step_s[index])):
             good = np.isfinite(values) & (values > 0) & np.isnan(target[row, rank])
             target[row[good], rank[good]] = values[good]
+        self.results.put(batch, index, row, rank)
         self.newest = max(self.newest, int(step.max()))
         self.heard_at = max(self.heard_at, batch.arrived_at)
         return len(batch.rank) - len(index)
@@ -180,6 +183,7 @@ class JobSteps:
         row = number % STEPS
         self.number[row], self.at[row] = number, np.nan
         self.compute[row], self.step_s[row] = np.nan, np.nan
+        self.results.clear(row)
 
     def _told_nodes(self, batch: "StepBatch") -> NDArray[np.int32]:
         """(n,) this life's numbers of the nodes told, -1 where none was."""
@@ -231,6 +235,7 @@ class JobSteps:
             known = getattr(self, name)
             setattr(self, name, np.concatenate([known, np.full(more, value, known.dtype)]))
         self.capacity += more
+        self.results.grow(self.capacity)
 
 
 class StepTimes:

@@ -30,8 +30,8 @@ from healer.model.samples import Report
 from healer.observations import allocation
 from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis, grown
 from healer.observations.clocks import AHEAD_S, BACK_S, Clocks, ClockStepped
-from healer.observations.groups import Groups, groups_of
-from healer.observations.layouts import NO_ROOM, NOT_LOOKED_UP, UNKNOWN, Layout, Layouts, Place
+from healer.observations.groups import Groups, groups_of, rack_groups_of
+from healer.observations.layouts import NO_ROOM, NOT_LOOKED_UP, UNKNOWN, Layout, Layouts, Place, Stretch
 from healer.observations.rings import SLOT_S, SLOTS, Rings, slot_of
 from healer.observations.rounds import in_rounds
 from healer.ports import ColumnBook
@@ -41,6 +41,8 @@ MEASURED = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 SIGNALS_MAX = 200
 #: Of the windows of one axis. 100,000 GPUs with 70 signals fit.
 BYTES_MAX = 8 << 30
+#: Samples that are put into the windows at once: some arrays of so many fit into a processor's own cache.
+TOGETHER = 8192
 
 
 @dataclass(slots=True)
@@ -67,11 +69,14 @@ class Telemetry:
         self.cluster = cluster
         self.counts = Counts()
         self._axes = Axes(cluster)
+        #: By the name of a report's node, or of a device with its mark. Rows never move.
+        self._rows: dict[str, tuple[Scope, int]] = {}
         #: Of nodes and of devices, by their rows.
         self._clocks = {Scope.node: Clocks(), Scope.device: Clocks()}
         # Two for each axis: gauges (enums and bit masks too), counters. A column's place is a number in here.
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
         self._groups: dict[Scope, tuple[int, Groups]] = {}
+        self._rack_groups: dict[Scope, tuple[int, Groups]] = {}
         self._specs: dict[str, NDArray[np.float64]] = {}
         self._layouts = Layouts(self._place)
         self._snapshot: SlurmSnapshot | None = None
@@ -174,12 +179,19 @@ class Telemetry:
 
     def _row_of(self, report: Report) -> tuple[Scope, int | None]:
         """Whether it is of a node or of a device, and which; None: of another cluster, or too many."""
-        device = device_named(report.node)
         if report.cluster != self.cluster:
             return Scope.node, None
-        if device is not None:
-            return Scope.device, self._axes.device(device)
-        return Scope.node, self._axes.node(report.node)
+        known = self._rows.get(report.node)
+        if known is not None:
+            return known
+        device = device_named(report.node)
+        if device is None:
+            of, row = Scope.node, self._axes.node(report.node)
+        else:
+            of, row = Scope.device, self._axes.device(device)
+        if row is not None:
+            self._rows[report.node] = of, row
+        return of, row
 
     @property
     def slow_clocks(self) -> int:
@@ -201,7 +213,7 @@ class Telemetry:
         over = times <= self._over[nodes] if of is Scope.node else np.zeros(len(nodes), bool)
         groups, others = self._layouts.alike(reports, book)
         for indexes, layout in groups:
-            values = np.array([reports[index].values for index in indexes]).T
+            values = np.array([reports[index].values for index in indexes])
             self._take_alike(of, nodes[indexes], times[indexes], values, over[indexes], layout)
         if others:
             self._take_mixed(
@@ -211,27 +223,39 @@ class Telemetry:
     def _take_alike(
         self, of: Scope, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
     ) -> None:
-        """`values` (m, k): m columns of k reports. Written series by series, as they lie in the rings."""
+        """`values` (k, m): k reports of m columns."""
         told = np.isfinite(values)
         if over.any():
-            self.counts.late += int(np.count_nonzero(told[:, over]))
-            told &= ~over
-        self.counts.unknown_columns += int(np.count_nonzero(told[layout.unknown]))
-        self.counts.dropped += int(np.count_nonzero(told[layout.no_room]))
-        k = len(nodes)
+            self.counts.late += int(np.count_nonzero(told[over]))
+            told[over] = False
+        self.counts.unknown_columns += int(np.count_nonzero(told[:, layout.unknown]))
+        self.counts.dropped += int(np.count_nonzero(told[:, layout.no_room]))
+        whole = bool(told.all())
         for stretch in layout.stretches:
-            chosen = told[stretch.at].reshape(-1)
-            if not self._fits(of, stretch.ring, int(np.count_nonzero(chosen))):
-                continue
-            every = bool(chosen.all())
-            parts = [
-                np.tile(nodes, len(stretch.at)),
-                np.repeat(stretch.part, k),
-                np.repeat(stretch.signal, k),
-                values[stretch.at].reshape(-1),
-                np.tile(times, len(stretch.at)),
-            ]
-            self._put(stretch.ring, *(parts if every else [one[chosen] for one in parts]))
+            some = told[:, stretch.at]
+            if self._fits(of, stretch.ring, int(np.count_nonzero(some))):
+                self._put_alike(stretch, nodes, times, values, None if whole else some)
+
+    def _put_alike(
+        self, stretch: Stretch, nodes: NDArray, times: NDArray, values: NDArray, told: NDArray | None
+    ) -> None:
+        """A few signals at a time: what is worked on stays in the processor's cache. `told` (k, s, p):
+        which samples there are; None: all."""
+        scope, rings = self._rings[stretch.ring]
+        parts = len(stretch.part)
+        at_s = np.repeat(times, parts)
+        node, part = np.repeat(nodes, parts), np.tile(stretch.part, len(nodes))
+        rows = np.full(len(node), -1, np.int32)
+        # A part of which nothing is told gets no row.
+        heard = slice(None) if told is None else told.any(axis=1).reshape(-1)
+        rows[heard] = self._axes.rows(scope, node[heard], part[heard])
+        self._reserve(scope, self._axes.axis(scope).n)
+        step = max(1, TOGETHER // len(rows))
+        for first in range(0, len(stretch.signal), step):
+            some = slice(first, first + step)
+            samples = values[:, stretch.at[some]].swapaxes(0, 1).reshape(-1, len(rows))
+            there = None if told is None else told[:, some].swapaxes(0, 1).reshape(-1, len(rows))
+            self._put(rings, stretch.signal[some, np.newaxis], rows, samples, at_s, there)
 
     def _take_mixed(
         self,
@@ -258,8 +282,10 @@ class Telemetry:
             chosen = np.flatnonzero((ring == number) & told)
             if len(chosen) and self._fits(of, number, len(chosen)):
                 where, column = report[chosen], columns[chosen]
-                part, signal = self._layouts.part[column], self._layouts.signal[column]
-                self._put(number, nodes[where], part, signal, values[chosen], times[where])
+                scope, rings = self._rings[number]
+                rows = self._axes.rows(scope, nodes[where], self._layouts.part[column])
+                self._reserve(scope, self._axes.axis(scope).n)
+                self._put(rings, self._layouts.signal[column], rows, values[chosen], times[where])
 
     def _fits(self, of: Scope, number: int, count: int) -> bool:
         """Whether a ring is for reports of nodes, or of devices; counts what is told of the wrong one."""
@@ -268,19 +294,24 @@ class Telemetry:
         return fits
 
     def _put(
-        self, number: int, nodes: NDArray, part: NDArray, signal: NDArray, values: NDArray, at_s: NDArray
+        self,
+        rings: Rings,
+        signal: NDArray,
+        rows: NDArray,
+        values: NDArray,
+        at_s: NDArray,
+        told: NDArray | None = None,
     ) -> None:
-        """Samples for one of the rings, (m,) each: of these nodes' parts, at most one of a series."""
-        if not len(nodes):
-            return
-        scope, rings = self._rings[number]
-        self.counts.samples += len(nodes)
-        rows = self._axes.rows(scope, nodes, part)
-        if rows.min() < 0:
-            fits = rows >= 0
-            self.counts.dropped += len(rows) - int(np.count_nonzero(fits))
-            rows, signal, values, at_s = rows[fits], signal[fits], values[fits], at_s[fits]
-        self._reserve(scope, self._axes.axis(scope).n)
+        """Samples for one of the rings, at most one of a series: see `Rings.put` for the shapes. Rows below 0
+        have no room. `told`: which there are; None: all."""
+        self.counts.samples += values.size if told is None else int(np.count_nonzero(told))
+        if rows.min(initial=0) < 0:
+            there = np.broadcast_to(True, values.shape) if told is None else told
+            told = there & (rows >= 0)
+            self.counts.dropped += int(np.count_nonzero(there)) - int(np.count_nonzero(told))
+        if told is not None:
+            signal, rows, at_s = (np.broadcast_to(one, values.shape) for one in (signal, rows, at_s))
+            signal, rows, values, at_s = signal[told], rows[told], values[told], at_s[told]
         late, repeated = rings.put(signal, rows, values, at_s)
         self.counts.late += late
         self.counts.out_of_order += repeated
@@ -458,6 +489,13 @@ class Telemetry:
         known = self._groups.get(scope)
         if known is None or known[0] != self._axes.version:
             known = self._groups[scope] = (self._axes.version, groups_of(self._axes, scope))
+        return known[1]
+
+    def rack_groups(self, scope: Scope) -> Groups:
+        """Who stands beside whom in a rack now."""
+        known = self._rack_groups.get(scope)
+        if known is None or known[0] != self._axes.version:
+            known = self._rack_groups[scope] = (self._axes.version, rack_groups_of(self._axes, scope))
         return known[1]
 
     def model_of(self, scope: Scope = Scope.gpu) -> list[str]:

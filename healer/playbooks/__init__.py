@@ -1,5 +1,35 @@
 """The playbook language: `advance`, from a run's log to its next intent."""
 
-from healer.playbooks.advance import Ask, Do, Finish, Intent, Skip, Sleep, advance, stuck_at
+from healer.playbooks.advance import (
+    BEGIN,
+    UNDO,
+    Ask,
+    Do,
+    Finish,
+    Intent,
+    Know,
+    Skip,
+    Sleep,
+    Undo,
+    advance,
+    from_here,
+    stuck_at,
+    touched,
+)
 
-__all__ = ["Ask", "Do", "Finish", "Intent", "Skip", "Sleep", "advance", "stuck_at"]
+__all__ = [
+    "BEGIN",
+    "UNDO",
+    "Ask",
+    "Do",
+    "Finish",
+    "Intent",
+    "Know",
+    "Skip",
+    "Sleep",
+    "Undo",
+    "advance",
+    "from_here",
+    "stuck_at",
+    "touched",
+]

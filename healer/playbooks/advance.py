@@ -2,15 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 
 from healer.model import LogEntry, Playbook, Step, StepEvent
+from healer.playbooks.conditions import parse, reads, truth
+from healer.playbooks.inputs import filled, places_of
 
-#: Pause before attempt n+1: 1 s, 2 s, 4 s …, at most this.
-BACK_OFF_MAX_S = 60.0
+#: Keys of a run's log that no step has: what the run knows, and that it is being undone.
+BEGIN, UNDO = "begin", "undo"
+#: Steps may not be called so.
+RESERVED = frozenset({BEGIN, UNDO})
 
 _OVER = frozenset({StepEvent.done, StepEvent.skipped})
+_UNDONE = frozenset({StepEvent.undone, StepEvent.skipped})
 
 
 class Do(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +53,26 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class Know(msgspec.Struct, frozen=True, kw_only=True):
+    """Write down, at the key `begin`, what the run knows: conditions and inputs rest on that line alone."""
+
+
+class Undo(msgspec.Struct, frozen=True, kw_only=True):
+    """Take back what this step did; its key in the log is `undo:` and that of the step."""
+
+    step: Step
+    key: str
+    item: str | None
+    attempt: int
+
+
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     why: str
+    #: It was taken back.
+    undone: bool = False
 
 
-Intent = Do | Sleep | Ask | Skip | Finish
+Intent = Do | Sleep | Ask | Skip | Finish | Know | Undo
 
 
 def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Intent:
@@ -60,15 +82,21 @@ def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Inten
     wrote; a part that waits does not keep the others back.
     """
     last = {entry.step: entry for entry in log}
+    if UNDO in last:
+        return undoing(playbook, log, now)
     over = next((one for one in last.values() if one.event in _OVER and one.data.get("ends_run")), None)
     if over is not None:
         return Finish(why=over.text)
+    if asks_for_facts(playbook) and BEGIN not in last:
+        return Know()
+    knows = known(log)
     for step in playbook.steps:
-        if step.when is not None and not _is_met(step.when, last):
-            if step.id not in last:
+        if step.when is not None and not is_met(step.when, last, knows):
+            if step.id not in last or last[step.id].event is StepEvent.retry:
                 return Skip(step=step, key=step.id, why=f"only when {step.when.replace('.', ' ')}")
             continue
-        intents = [_part(step, key, item, last.get(key), now) for key, item in _parts(step, log)]
+        wanted = filled(step, knows)
+        intents = [_part(wanted, key, item, last.get(key), now) for key, item in _parts(wanted, log)]
         ready = next((one for one in intents if isinstance(one, Do)), None)
         if ready is not None:
             return ready
@@ -82,27 +110,101 @@ def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Inten
     return Finish(why="all steps are done")
 
 
-def _is_met(when: str, last: Mapping[str, LogEntry]) -> bool:
-    """Whether the step named before the dot ended as the word after it says."""
-    step, _, wanted = when.partition(".")
-    return outcome(last.get(step)) == wanted
+@lru_cache(maxsize=256)
+def _asks_for_facts(steps: tuple[tuple[str | None, tuple[object, ...]], ...]) -> bool:
+    return any((when and reads(parse(when))) or any(map(places_of, values)) for when, values in steps)
+
+
+def asks_for_facts(playbook: Playbook) -> bool:
+    """A condition or an input of a step rests on what the run knows."""
+    return _asks_for_facts(tuple((step.when, tuple(step.input.values())) for step in playbook.steps))
+
+
+def known(log: Sequence[LogEntry]) -> Mapping[str, Any]:
+    """`severity`, `verdict.cause`, `input.x` … as they were when the run began."""
+    begin = next((one for one in log if one.step == BEGIN), None)
+    return begin.data.get("knows", {}) if begin is not None else {}
+
+
+def is_met(when: str, last: Mapping[str, LogEntry], knows: Mapping[str, Any]) -> bool:
+    """Surely true; `last` is the newest line of each step."""
+    return truth(parse(when), lambda step: outcome(last.get(step)), knows) is True
 
 
 def outcome(last: LogEntry | None) -> str | None:
-    """`passed` or `failed` by the step's last entry; None while it has not ended, and when it was skipped.
+    """`passed`, `failed` or `skipped` by the step's last entry; None while it has not ended.
 
     `failed` is an answer: it was looked, and it is not well. A step that could not be done asks a person.
     """
-    if last is None or last.event is not StepEvent.done:
+    if last is None or last.event not in _OVER:
         return None
+    if last.event is StepEvent.skipped:
+        return "skipped"
     return "failed" if last.data.get("passed") is False else "passed"
 
 
 def stuck_at(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list[str]:
     """The keys of all parts that ask a person: what a retry begins again."""
     last = {entry.step: entry for entry in log}
+    if UNDO in last:
+        asked = undoing(playbook, log, now)
+        return [asked.key] if isinstance(asked, Ask) else []
     parts = [(step, key, item) for step in playbook.steps for key, item in _parts(step, log)]
     return [key for step, key, item in parts if isinstance(_part(step, key, item, last.get(key), now), Ask)]
+
+
+def from_here(playbook: Playbook, log: Sequence[LogEntry], step: str) -> list[str]:
+    """The keys that begin anew where a person lets a run go on from this step: its own, and those of all
+    later steps that the log speaks of. What stands before stays. Raises ValueError where there is none."""
+    ids = [one.id for one in playbook.steps]
+    if step not in ids:
+        raise ValueError(f"{playbook.name} has no step {step}; it has {', '.join(ids)}")
+    later = ids[ids.index(step) :]
+    keys = dict.fromkeys(one.step for one in log if one.step.partition(":")[0] in later)
+    return list(keys)
+
+
+def undoing(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Undo | Sleep | Ask | Finish:
+    """What was done, taken back from the last to the first; a step that was only begun may have been done."""
+    last = {entry.step: entry for entry in log}
+    kept: list[str] = []
+    for step, key, item in reversed(touched(playbook, log)):
+        own = f"{UNDO}:{key}"
+        entry = last.get(own)
+        if entry is None or entry.event in {StepEvent.started, StepEvent.retry}:
+            attempt = entry.attempt if entry is not None else 1
+            return Undo(step=step, key=own, item=item, attempt=attempt)
+        if entry.event in _UNDONE:
+            kept += [entry.text] if entry.event is StepEvent.skipped else []
+            continue
+        if entry.event is StepEvent.waiting:
+            until = datetime.fromisoformat(entry.data["wake_at"])
+            if until > now:
+                return Sleep(until=until, key=own, why=entry.text)
+            return Undo(step=step, key=own, item=item, attempt=entry.attempt)
+        titled = msgspec.structs.replace(step, title=f"To take back {step.title or step.id}")
+        paused = _failed(titled, own, item, entry, now)
+        if isinstance(paused, Do):
+            return Undo(step=step, key=own, item=item, attempt=paused.attempt)
+        return paused
+    why = last[UNDO].text
+    return Finish(
+        why=f"{why}. What stays: {'; '.join(kept)}" if kept else f"{why}. Nothing stays", undone=True
+    )
+
+
+def touched(playbook: Playbook, log: Sequence[LogEntry]) -> list[tuple[Step, str, str | None]]:
+    """The parts of steps that changed something or may have, in the order of their first line."""
+    steps = {step.id: step for step in playbook.steps if step.do is not None}
+    last = {entry.step: entry for entry in log}
+    begun = (one for one in log if one.event in {StepEvent.started, StepEvent.done})
+    found: dict[str, tuple[Step, str, str | None]] = {}
+    left = {key for key, one in last.items() if one.event is StepEvent.skipped}
+    for one in begun:
+        name, _, item = one.step.partition(":")
+        if name in steps and one.step not in found and (one.step not in left or one.event is StepEvent.done):
+            found[one.step] = (filled(steps[name], known(log)), one.step, item or None)
+    return list(found.values())
 
 
 def _parts(step: Step, log: Sequence[LogEntry]) -> list[tuple[str, str | None]]:
@@ -170,7 +272,7 @@ def _waiting(step: Step, key: str, item: str | None, last: LogEntry, now: dateti
     return Do(step=step, key=key, item=item, attempt=last.attempt, fresh=False)
 
 
-def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetime) -> Intent:
+def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetime) -> Do | Sleep | Ask:
     if last.attempt > step.retries or last.data.get("final"):
         title = step.title or step.id
         return Ask(
@@ -178,7 +280,7 @@ def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetim
             question=f"{title} did not work after {last.attempt} attempt(s): {last.text} "
             "Mend it and retry, or cancel.",
         )
-    back_off_s = min(BACK_OFF_MAX_S, 2.0 ** (last.attempt - 1))
+    back_off_s = min(step.back_off_max_s, step.back_off_s * 2.0 ** min(last.attempt - 1, 30))
     until = last.at + timedelta(seconds=back_off_s)
     if until > now:
         return Sleep(until=until, key=key, why=f"attempt {last.attempt} failed: {last.text}")

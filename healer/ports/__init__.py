@@ -18,9 +18,13 @@ from healer.model import (
     Decision,
     Diagnosis,
     FabricState,
+    FaultBurst,
     Finding,
+    Forecast,
     GateFacts,
     Incident,
+    IncidentVerdict,
+    Inventory,
     JobCheckpoint,
     LastHeard,
     LogEntry,
@@ -28,6 +32,7 @@ from healer.model import (
     Message,
     Observation,
     Permit,
+    Reference,
     RemedyUse,
     RequeueUse,
     Run,
@@ -116,8 +121,17 @@ class Notifier(Protocol):
 
 
 class Tickets(Protocol):
-    def open(self, ticket: Ticket) -> str:
-        """Opens or finds the ticket with this id; returns the sink's own name for it. DeliveryFailed."""
+    """Where repairs are tracked. The same delivery again is nothing: a crash may have followed the first."""
+
+    def tell(self, ticket: Ticket) -> str:
+        """Finds the ticket with this key, or opens it; then notes, closes or opens it again, as `stage` says.
+
+        Returns the sink's own name for it. Raises DeliveryFailed.
+        """
+        ...
+
+    def check(self) -> str:
+        """What the sink says of itself and of what healer may do there. Raises DeliveryFailed."""
         ...
 
 
@@ -132,6 +146,10 @@ class WalkTx(Protocol):
         ...
 
     def incident(self, name: str) -> Incident | None: ...
+
+    def merged_into(self, name: str) -> list[Incident]:
+        """What was merged into this incident, the oldest first."""
+        ...
 
     def active_runs(self) -> list[Run]:
         """Runs that have not ended."""
@@ -156,16 +174,55 @@ class WalkTx(Protocol):
 
     def save_incident(self, incident: Incident) -> None: ...
     def add_findings(self, incident: str, findings: Sequence[Finding]) -> None: ...
+    def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
+        """What healer holds true of a saved incident from now on."""
+        ...
+
+    def newest_durable(self, job: str) -> JobCheckpoint | None:
+        """What a requeue of the job could go back to."""
+        ...
+
+    def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:
+        """What parts have had; a burst that goes on takes the place of what was known of it."""
+        ...
+
+    def forecasts(self, since: datetime) -> list[Forecast]:
+        """Those that are open, and those that ended at `since` or later; the oldest first."""
+        ...
+
+    def save_forecast(self, forecast: Forecast) -> None:
+        """In place of what was known of it."""
+        ...
+
+    def save_inventories(self, inventories: Sequence[Inventory]) -> None:
+        """What these nodes told of themselves, in place of what was known."""
+        ...
+
+    def references(self) -> list[Reference]:
+        """What nodes of each kind should be."""
+        ...
+
     def add_decision(self, decision: Decision) -> None: ...
     def create_run(self, run: Run) -> None: ...
-    def set_run_state(self, run: str, state: RunState, *, why: str, at: datetime) -> None: ...
+    def set_run_state(
+        self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None
+    ) -> None: ...
     def grant_slot(self, slot: Slot) -> None: ...
     def release_slot(self, node: str, *, at: datetime, why: str) -> None: ...
     def save_breaker(self, breaker: Breaker) -> None: ...
     def add_veto(self, veto: Veto) -> None: ...
 
-    def queue_message(self, message: Message) -> None:
-        """A page or note that leaves after the commit; the same id again is nothing."""
+    def queue_message(self, message: Message | Ticket) -> None:
+        """A page, note or ticket that leaves after the commit; the same id again is nothing."""
+        ...
+
+    def has_ticket(self, incident: str) -> bool:
+        """One of it was filed, delivered or not."""
+        ...
+
+    def steps_of(self, incident: Incident) -> list[LogEntry]:
+        """The logs of the runs for it, and of those on its node since it opened, oldest first; of none that
+        only looked (shadow)."""
         ...
 
     def audit(self, record: AuditRecord) -> None: ...
@@ -293,6 +350,14 @@ class Ledger(Protocol):
     def transaction(self) -> AbstractContextManager[WalkTx]: ...
     def claim(self, run: str) -> AbstractContextManager[RunClaim | None]:
         """None when somebody else holds the run, or it has ended."""
+        ...
+
+    def bursts(self, since: datetime) -> list[FaultBurst]:
+        """What parts have had since then, the oldest first: for a detector that starts."""
+        ...
+
+    def inventories(self) -> list[Inventory]:
+        """What nodes told of themselves last: for a detector that starts."""
         ...
 
     def due_runs(self, now: datetime) -> list[str]:
@@ -429,6 +494,16 @@ class ColumnBook(Protocol):
         ...
 
 
+class TrendBook(Protocol):
+    """Two weeks of what `rules/forecasts.yaml` follows, packed by rule: what a restart needs."""
+
+    def read(self) -> dict[str, bytes]: ...
+
+    def write(self, packed: Mapping[str, bytes], now: datetime) -> None:
+        """In place of what was kept of these rules."""
+        ...
+
+
 class TooManyColumns(Exception):
     """The book is full: somebody sends names that change all the time."""
 
@@ -503,7 +578,14 @@ class NodeError(Exception):
 
 
 class NodeUnavailable(NodeError):
-    """No answer, or none in time: it is unknown whether anything happened. Read back before any retry."""
+    """No answer, or none in time: it is unknown whether anything happened. Read back before any retry.
+
+    `sent` is False where it is certain that nothing reached the node.
+    """
+
+    def __init__(self, text: str, *, sent: bool = True) -> None:
+        super().__init__(text)
+        self.sent = sent
 
 
 class NodeExec(Protocol):
@@ -525,6 +607,15 @@ class NodeExec(Protocol):
 
     def diagnosis(self, node: str, key: str) -> Diagnosis | None:
         """Its result; None while it runs. Raises NodeError for a key that was never started."""
+        ...
+
+    def start_reset(self, node: str, key: str, gpu: str) -> None:
+        """Begins to reset a GPU, by its PCI address as `0000:9b:00.0`, or `all`; the same key again is
+        nothing. What serves the GPU stops for it and starts again. NodeError where a process holds it."""
+        ...
+
+    def reset(self, node: str, key: str) -> Diagnosis | None:
+        """What came of it, as `diagnosis` tells of tests; NodeError also where it was cut short."""
         ...
 
 

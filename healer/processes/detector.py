@@ -9,6 +9,7 @@ from healer.incidents.messages import blind_page
 from healer.model import AuditRecord, Observation, Ruleset, Sensed
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
+from healer.observations.history import KEPT
 from healer.ports import Clock, Inbox, Ledger, LedgerAway, Poke, Snapshots
 from healer.recorder import Recorder
 from healer.walk import walk
@@ -44,10 +45,11 @@ class Detector:
         recorder: Recorder | None = None,
         heard: Callable[[], Sensed | None] = lambda: None,
         blind: Callable[[], str] = lambda: "",
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`heard` gives what the ticks over the fleet found since it was last asked, `blind` why they look at
-        nothing (empty: they do)."""
-        self.heard, self.blind = heard, blind
+        nothing (empty: they do). `beat` is told of each walk that went through."""
+        self.heard, self.blind, self._beat = heard, blind, beat
         self._told_blind = ""
         self.cluster, self.ledger, self.inbox, self.snapshots = cluster, ledger, inbox, snapshots
         self.rules, self.clock, self.wait, self.poke = rules, clock, wait, poke
@@ -58,6 +60,8 @@ class Detector:
         self._show()
         for node, at in cleared:
             self.picture.clear(node, at)
+        self.picture.history.load(self.ledger.bursts(now - KEPT))
+        self.picture.load_inventories(self.ledger.inventories())
         self._rebuild(now)
 
     def _rebuild(self, now: datetime) -> None:
@@ -92,9 +96,12 @@ class Detector:
         self._show()
         now = self.clock.now()
         if self.recorder is not None:
-            self.recorder.note(batch, self.picture.slurm, now)
+            facts = {node.name: node.facts for node in self.picture.nodes.values()}
+            references = self.picture.references
+            self.recorder.note(batch, self.picture.slurm, now, facts=facts, references=references)
         self._walk(batch, now, self.heard())
         self._tell_if_blind(now)
+        self._beat()
         return len(batch) == BATCH
 
     def _tell_if_blind(self, now: datetime) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import structlog
 
@@ -12,7 +12,7 @@ from healer.model import Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.clocks import BACK_S, ClockStepped
-from healer.ports import Clock, Samples
+from healer.ports import Clock, LedgerAway, Samples, TrendBook
 from healer.processes.drops import Drops
 
 log = structlog.get_logger()
@@ -46,6 +46,11 @@ PAUSE_S = 5.0
 UNPROVEN = "Nothing measured is looked at: the detection rules do not do what their cases say."
 #: One failed tick is a hiccup of the database; so many in a row are told to people.
 FAILURES = 2
+
+#: What forecasts follow is written down so often, and at the end.
+KEEP_TRENDS = timedelta(hours=1)
+#: Which GPU is which part is looked up so often.
+KNOW_PARTS = timedelta(minutes=5)
 
 #: The log tells of the ticks so often.
 TELL_S = 60.0
@@ -100,11 +105,14 @@ class SensesLoop:
         note: Note | None = None,
         warmed: Warmed = as_stored,
         drops: Drops | None = None,
+        trends: TrendBook | None = None,
     ) -> None:
         self._rules, self._make, self._picture, self._clock = rules, make, picture, clock
         self._prove, self._proven = prove, False
         self._refused: str | None = None
         self._note, self._warmed, self._drops = note, warmed, drops
+        self._trends, self._trends_at = trends, clock.now()
+        self._parts_at = clock.now()
         #: Why nothing is looked for, for people; empty while all is well.
         self.problem = ""
         self._failed = 0
@@ -138,6 +146,7 @@ class SensesLoop:
                 self._senses = None
                 stopped.wait(PAUSE_S)
             stopped.wait(READ_S)
+        self._keep_trends(self._clock.now())
 
     def once(self) -> None:
         """Reads what is new, and ticks when it is time."""
@@ -159,6 +168,11 @@ class SensesLoop:
         if self._ticked is not None and (now - self._ticked).total_seconds() < TICK_S:
             return
         self._ticked = now
+        if now - self._parts_at >= KNOW_PARTS:
+            self._parts_at = now
+            senses.know_parts(self._picture)
+        if now - self._trends_at >= KEEP_TRENDS:
+            self._keep_trends(now)
         if not senses.has_samples:
             self._well()
             return
@@ -188,6 +202,16 @@ class SensesLoop:
             if len(reports) + len(batches) < FEW or (now - begun).total_seconds() >= READ_ON_S:
                 return now
 
+    def _keep_trends(self, now: datetime) -> None:
+        """What forecasts follow takes days to learn again. A database that is away makes it late, no more."""
+        if self._trends is None or self._senses is None:
+            return
+        self._trends_at = now
+        try:
+            self._trends.write(self._senses.forecasts.pack(self._senses.telemetry), now)
+        except LedgerAway as error:
+            log.warning("trends not kept", why=str(error))
+
     def _well(self) -> None:
         self.problem, self._failed = "", 0
 
@@ -211,6 +235,8 @@ class SensesLoop:
         """Fresh senses with full windows: from the store, and what it lacks from what others remember."""
         begun, rows = self._clock.now(), 0
         senses, samples = self._make(rules)
+        if self._trends is not None and (lost := senses.forecasts.load(self._trends.read())):
+            log.warning("trends begin anew: what was kept cannot be read", rules=lost)
         stored = self._stored(samples, begun)
         for reports, batches in self._warmed(rules, self._picture.slurm, stored, begun):
             now = self._clock.now()

@@ -91,6 +91,11 @@ class Columnar:
         if body.gpus:
             self._learn(where, body.gpus)
             told_gpus.add(where)
+        if body.inventory:
+            check_sizes(body)
+            for name, value in body.inventory.items():
+                self._gpus.facts.learn(where, name, value)
+            told_gpus.add(where)
         flat: list[Any] = list(chain.from_iterable(body.gpu.values()))
         if body.links:
             flat += chain.from_iterable(chain.from_iterable(body.links.values()))
@@ -124,7 +129,7 @@ class Columnar:
             if gpu.index >= GPUS_MAX:
                 raise BadEntry(f"gpus: index {gpu.index}, at most {GPUS_MAX - 1} is taken")
         for gpu, pci in zip(gpus, addresses, strict=True):
-            self._gpus.learn(where, gpu.index, gpu.uuid, pci)
+            self._gpus.learn(where, gpu.index, gpu.uuid, pci, gpu.serial)
 
     def _without_strange_ports(self, body: Body | Wordy, where: Where, out: Measured) -> None:
         for port, why in self._ports.wrong(where, body.ports).items():

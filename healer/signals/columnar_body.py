@@ -18,12 +18,16 @@ PLACES_MAX = 50_000
 ENTRIES_MAX = 20_000
 VALUES_MAX, OBJECTS_MAX, LISTS_MAX = 2_000_000, 500_000, 1_000_000
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Number = float | None
 _Word = float | bool | Annotated[str, msgspec.Meta(max_length=100)] | None
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
-    """One node's samples, all of them numbers: the form that is decoded fast."""
+    """One node's samples, all of them numbers: the form that is decoded fast.
+
+    `inventory` are facts about the node by the names of `healer.model.FACTS`; other names are passed over.
+    """
 
     node: _Name
     cluster: _Name | None = None
@@ -33,6 +37,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     ports: dict[_Name, dict[_Name, _Number]] = {}
     links: dict[_Name, list[list[_Number]]] = {}
     gpus: list[Gpu] = []
+    inventory: dict[_Name, _Text] = {}
 
 
 class Wordy(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,6 +51,7 @@ class Wordy(msgspec.Struct, forbid_unknown_fields=True):
     ports: dict[_Name, dict[_Name, _Word]] = {}
     links: dict[_Name, list[list[_Word]]] = {}
     gpus: list[Gpu] = []
+    inventory: dict[_Name, _Text] = {}
 
 
 _fast = msgspec.json.Decoder(list[Body] | Body)
@@ -96,7 +102,13 @@ def _check_entries(count: int) -> None:
 
 
 def check_sizes(body: Body | Wordy) -> None:
-    names = len(body.gpu) + len(body.host) + len(body.links) + sum(map(len, body.ports.values()))
+    names = (
+        len(body.inventory)
+        + len(body.gpu)
+        + len(body.host)
+        + len(body.links)
+        + sum(map(len, body.ports.values()))
+    )
     if names > NAMES_MAX:
         raise BadEntry(f"{names} names, at most {NAMES_MAX} are taken")
     for field, lists in (("gpu", body.gpu), ("links", body.links)):

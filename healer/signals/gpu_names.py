@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from healer.model import Component, Observation, ObservationKind
+from healer.signals.facts import Facts
 from healer.signals.identity import digest_of
+from healer.signals.serials import gpu_row, normal_serial
 
 #: Nodes remembered by one process: more than any cluster has, and all are nodes that Slurm knows.
 _NODES_MAX = 50_000
@@ -24,6 +26,8 @@ Where = tuple[str, str]
 class _NodeGpus:
     uuids: dict[str, int] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
+    #: Index -> serial number of the board.
+    serials: dict[int, str] = field(default_factory=dict)
     #: What was told last: the stretch of time, and whether it still holds.
     told: int = -1
 
@@ -34,6 +38,8 @@ class GpuNames:
     def __init__(self) -> None:
         self._nodes: dict[Where, _NodeGpus] = {}
         self._watching: list[set[Where]] = []
+        #: What else the nodes tell of themselves.
+        self.facts = Facts()
 
     def changes(self) -> set[Where]:
         """A set of its own for each caller, which may empty it. It receives each node of which something
@@ -45,8 +51,11 @@ class GpuNames:
         for watching in self._watching:
             watching.update(nodes)
 
-    def learn(self, where: Where, index: int, uuid: str | None, pci: str | None) -> None:
-        """This GPU has this index. `pci` in the form `0000:9b:00`. A UUID that is none is not learned."""
+    def learn(
+        self, where: Where, index: int, uuid: str | None, pci: str | None, serial: str | None = None
+    ) -> None:
+        """This GPU has this index. `pci` in the form `0000:9b:00`. A UUID or serial number that is none is
+        not learned; that of a GPU whose index another one has now is forgotten."""
         if uuid and not _UUID.fullmatch(uuid):
             uuid = None
         node = self._nodes.get(where)
@@ -64,7 +73,12 @@ class GpuNames:
                 del known[name]
             if others:
                 self._changed([where])
+                node.serials.pop(index, None)
             known[word] = index
+            node.told = -1
+        number = normal_serial(serial or "")
+        if number and node.serials.get(index) != number:
+            node.serials[index] = number
             node.told = -1
 
     def index(self, where: Where, uuid: str | None, pci: str | None) -> int | None:
@@ -76,7 +90,8 @@ class GpuNames:
         return node.addresses.get(pci) if pci else None
 
     def inventory(self, nodes: Iterable[Where], now: datetime) -> list[Observation]:
-        """What is due to be told of these nodes; nothing of one whose addresses are not known."""
+        """What is due to be told of these nodes: their facts, and their GPUs where addresses are known."""
+        nodes = list(nodes)
         stretch = int(now.timestamp()) // _TELL_EVERY_S
         found: list[Observation] = []
         for where in nodes:
@@ -84,13 +99,13 @@ class GpuNames:
             if node is not None and node.told != stretch and node.addresses:
                 node.told = stretch
                 found.append(_observation(where, node, stretch, now))
-        return found
+        return found + self.facts.due(nodes, now)
 
 
 def _observation(where: Where, node: _NodeGpus, stretch: int, now: datetime) -> Observation:
     uuids = {index: uuid for uuid, index in node.uuids.items()}
     rows = sorted((index, pci) for pci, index in node.addresses.items())
-    gpus = [{"index": index, "pci": pci, "uuid": uuids.get(index, "")} for index, pci in rows]
+    gpus = [gpu_row(index, pci, uuids.get(index, ""), node.serials.get(index, "")) for index, pci in rows]
     return Observation(
         digest=digest_of("gpu_inventory", *where, stretch, gpus),
         kind=ObservationKind.gpu_inventory,

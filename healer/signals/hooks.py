@@ -49,8 +49,9 @@ class HookReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one run of a hook saw. `id` is the same when the hook runs twice for the same life of a job.
 
     `hook` is the one that it comes of, where that is not the route's: a spool holds reports of all three.
-    `restarts` is that life's restart count. `host` and `ports` are columnar samples, `nvidia_smi` the XML of
-    `nvidia-smi -q -x`. `refused` names the check for which the hook failed without having been answered.
+    `restarts` is that life's restart count. `host` and `ports` are columnar samples, `inventory` what the
+    node is made of, `nvidia_smi` the XML of `nvidia-smi -q -x`. `refused` names the check for which the hook
+    failed without having been answered.
     """
 
     node: _Name
@@ -65,6 +66,7 @@ class HookReport(msgspec.Struct, frozen=True, kw_only=True):
     host: dict[str, float | None] = {}
     ports: dict[str, dict[str, float | None]] = {}
     nvidia_smi: str = ""
+    inventory: dict[_Name, _Text] = {}
     checks: Annotated[tuple[HookCheck, ...], msgspec.Meta(max_length=CHECKS_MAX)] = ()
     refused: str = ""
 
@@ -201,9 +203,10 @@ def _observation(
 
 
 def _samples(report: HookReport, cluster: str) -> bytes:
-    if not (report.host or report.ports):
+    if not (report.host or report.ports or report.inventory):
         return b""
     told = {"cluster": cluster, "node": report.node, "host": report.host, "ports": report.ports}
+    told |= {"inventory": report.inventory} if report.inventory else {}
     return msgspec.json.encode(told if report.time is None else told | {"time": report.time})
 
 

@@ -1,7 +1,8 @@
 """Kernel-log lines of the NVIDIA driver -> what they say. Pure: bytes, not meaning; no clock, no catalogue.
 
 The forms are those of the driver's own format strings (open GPU kernel modules 595.45) and of lines seen in
-the field; `docs/signals.md` lists them. What is not such a line, or was not said by the kernel, gives None.
+the field; `docs/signals.md` lists them. Lines without a code are found by the shapes of a `LineBook`. What is
+neither, or was not said by the kernel, gives None.
 """
 
 import re
@@ -11,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from healer.model import ObservationKind
-from healer.signals.prefix import Prefix, split_prefix
+from healer.model import NO_LINES, LineBook, ObservationKind
+from healer.model.kernel_lines import CONTENT_MAX
+from healer.signals.prefix import Prefix, clean, readings, split_prefix
 
 
 class ParsedLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,7 @@ class ParsedLine(msgspec.Struct, frozen=True, kw_only=True):
     pci: str | None = None
     link: int | None = None
     switch: str | None = None
+    nic: str | None = None
     stamp: str | None = None
     stamp_at: datetime | None = None
     #: The stamp as a date without zone: good for "surely long ago" alone.
@@ -45,8 +48,11 @@ class ParsedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 _BDF = r"(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 
+# Logs that were shortened name a PCI address without its domain: 0 is meant.
+_SHORT = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+
 _XID = re.compile(
-    rf"NVRM: Xid \((?:PCI:)?{_BDF}(?: GPU-I:(?P<gi>\d{{1,3}})(?: GPU-CI:(?P<ci>\d{{1,3}}))?)?\): "
+    rf"NVRM: Xid\s+\((?:PCI:)?{_SHORT}(?:\s+GPU-I:(?P<gi>\d{{1,3}}))?(?:\s+GPU-CI:(?P<ci>\d{{1,3}}))?\):\s*"
     r"(?P<code>\d{1,5})(?:,\s*(?P<body>.*))?$"
 )
 # A process name is at most 15 characters in the kernel, and it may hold commas, colons and brackets:
@@ -54,27 +60,39 @@ _XID = re.compile(
 _PROCESS = re.compile(r"pid=(?P<pid>\d+|'?<?unknown>?'?)(?:,\s*|$)(?:name=(?P<name>.{0,64}?)(?:,\s+|$))?")
 _CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,5})\.?\s*$")
 _ACTION = re.compile(
-    r"recovery action changed from (?:0x(?P<old>[0-9a-fA-F]+) )?\((?P<old_words>[^()]*)\)"
-    r" to (?:0x(?P<new>[0-9a-fA-F]+) )?\((?P<new_words>[^()]*)\)\.?\s*$"
+    r"recovery action changed(?: from (?:0x(?P<old>[0-9a-fA-F]+) ?)?(?:\((?P<old_words>[^()]*)\))?)?"
+    r" to (?:0x(?P<new>[0-9a-fA-F]+)(?: \((?P<new_words>[^()]*)\))?|\((?P<words_alone>[^()]*)\))\.?\s*$"
 )
+#: What is left of such a line in reports: the action alone.
+_ACTION_ALONE = re.compile(r"\(?(?P<new_words>[A-Za-z0-9 ]{4,40})\)?\.?\s*$")
 _RESET_FLAGS = re.compile(r"RST: (Yes|No), D-RST: (Yes|No)\.?\s*$")
 _GPC = re.compile(r"\(GPC (\d+), TPC (\d+)(?:, SM (\d+))?\)")
 _XID74 = re.compile(r"on link (?P<link>\d+)\s*\((?P<registers>[0-9a-fA-Fx, ]+)\)\.?\s*$")
+# The catalogue names some units twice, as `TLW_RX/TLW_RX_PIPE0`; a line that was cut lacks its bracket.
 _NVLINK5 = re.compile(
-    r"(?P<unit>[A-Za-z]\w*(?: \w+)?)\s+(?P<word>Fatal|Nonfatal)\s+(?P<cross>XC[01])\s+i(?P<instance>\d+)"
-    r"\s+Link\s+(?P<link>-?\d+)\s*\((?P<words>[0-9a-fA-Fx ]+)\)\s*$"
+    r"(?:^|,\s)(?P<unit>[A-Za-z]\w*(?:/\w+)?(?: \w+)?)\s+(?P<word>Fatal|Non-?fatal)\s+(?P<cross>XC[01])"
+    r"\s+i(?P<instance>\d+)\s+Link\s+(?P<link>-?\d+)\s*\((?P<words>[0-9a-fA-Fx ]+)\)?\s*$"
 )
 _NVLINK5_XIDS = range(144, 151)
+#: A link's number has no more digits.
+LINK_DIGITS = 3
 
 _SXID = re.compile(
-    rf"nvidia-nvswitch(?P<switch>\d{{1,3}}): SXid \(PCI:{_BDF}\): (?P<code>\d{{5}}),\s*(?P<text>.*)$"
+    rf"nvidia-nvswitch(?P<switch>\d{{1,3}}): SXid\s+\((?:PCI:)?{_SHORT}\):\s*(?P<code>\d{{5}})"
+    r"(?:,\s*(?P<text>.*))?$"
 )
 _SXID_WORD = re.compile(r"(Fatal|Non-fatal|Nonfatal|Correctable)\b")
 _SXID_LINK = re.compile(r"\bLink (\d+)\b")
 _SXID_MORE = re.compile(r"Severity \d+ Engine instance |Data \{")
 
 _IDENTITY = re.compile(rf"NVRM: GPU at PCI:{_BDF}: (?P<uuid>GPU-[0-9a-fA-F-]{{36}})$")
-_LOST = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BDF}:? (?:GPU )?has fallen off the bus\.?$")
+_LOST = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_SHORT}:? (?:GPU )?has fallen off the bus\.?$")
+# The fabric manager's own log: no line of the kernel, but none that a user's `logger` could make either.
+_FABRIC = re.compile(
+    rf"\[(?P<stamp>[A-Z][a-z]{{2}} \d\d \d{{4}} \d\d:\d\d:\d\d)\] \[[A-Z]+\] \[tid \d+\] detected NVSwitch "
+    rf"(?P<word>fatal|non-fatal) error (?P<code>\d{{5}}) on fid \d+ on NVSwitch pci bus id {_BDF}"
+    r" physical id (?P<switch>\d+) port (?P<port>\d+)\.?$"
+)
 
 # The loss of a GPU told over several lines, the driver's own words from end to end: whoever names a program
 # gets its name into a line of the kernel's (`NAME[pid]: segfault at … in FILE[…]`), so what is found within a
@@ -98,11 +116,18 @@ _LOST_SAYS = re.compile(rf"NVRM: {_SAYS}$")
 _LOST_REACH = 4
 
 
-def parse_line(line: str) -> ParsedLine | None:
+def parse_line(line: str, book: LineBook = NO_LINES) -> ParsedLine | None:
     """One line, with or without a prefix. None: not recognised. Never raises."""
     prefix = split_prefix(line)
-    if prefix is None:
-        return None
+    found = None if prefix is None else _driver_line(prefix)
+    if found is None and (shapes := book.candidates(line)):
+        found = _shaped(line, shapes)
+    if found is None and "detected NVSwitch" in line:
+        found = _fabric_manager(line)
+    return found
+
+
+def _driver_line(prefix: Prefix) -> ParsedLine | None:
     content = prefix.content
     if prefix.continues:
         return _rest_of_loss(prefix)
@@ -113,9 +138,9 @@ def parse_line(line: str) -> ParsedLine | None:
     return _gpu_line(prefix)
 
 
-def parse_batch(lines: Sequence[str]) -> list[ParsedLine | None]:
+def parse_batch(lines: Sequence[str], book: LineBook = NO_LINES) -> list[ParsedLine | None]:
     """Lines of one node in order; one answer per line. Joins a GPU's loss that is told over three lines."""
-    parsed = [parse_line(line) for line in lines]
+    parsed = [parse_line(line, book) for line in lines]
     for index, one in enumerate(parsed):
         if one is None or not one.data.get("opens_loss"):
             continue
@@ -143,8 +168,8 @@ def normal_pci(address: str) -> str | None:
 
 
 def _pci(address: str) -> str:
-    domain, bus, device = address.lower().split(":")
-    return f"{int(domain, 16):04x}:{bus}:{device}"
+    *domain, bus, device = address.lower().split(":")
+    return f"{int(domain[0], 16) if domain else 0:04x}:{bus}:{device}"
 
 
 def _line(prefix: Prefix, kind: ObservationKind, **fields: Any) -> ParsedLine:
@@ -195,14 +220,12 @@ def _xid_details(code: int, text: str, data: dict[str, Any]) -> int | None:
         return _nvlink5(text, data)
     if code == 74 and (match := _XID74.search(text)):
         data["registers"] = _numbers(match["registers"].replace(",", " "))
-        return int(match["link"])
+        return _link(match["link"])
     if code == 45 and (match := _CAUSED_BY.search(text)):
         data["caused_by"] = int(match[1])
-    elif code == 154 and (match := _ACTION.search(text)):
-        data["recovery_words"] = match["new_words"]
-        if match["new"]:
-            data["recovery_action"] = int(match["new"], 16)
-    elif code in (94, 95) and (match := _RESET_FLAGS.search(text)):
+    elif code == 154:
+        _recovery_action(text, data)
+    elif match := _RESET_FLAGS.search(text):
         data["rst"], data["d_rst"] = match[1] == "Yes", match[2] == "Yes"
     elif code == 13 and (match := _GPC.search(text)):
         data["gpc"], data["tpc"] = int(match[1]), int(match[2])
@@ -211,16 +234,29 @@ def _xid_details(code: int, text: str, data: dict[str, Any]) -> int | None:
     return None
 
 
+def _recovery_action(text: str, data: dict[str, Any]) -> None:
+    if match := _ACTION.search(text):
+        data["recovery_words"] = match["new_words"] or match["words_alone"] or ""
+        if match["new"]:
+            data["recovery_action"] = int(match["new"], 16)
+    elif match := _ACTION_ALONE.match(text):
+        data["recovery_words"] = match["new_words"].strip()
+
+
 def _nvlink5(text: str, data: dict[str, Any]) -> int | None:
-    match = _NVLINK5.match(text)
+    match = _NVLINK5.search(text)
     if match is None:
         return None
     data["unit"] = match["unit"]
-    data["fatal_word"] = match["word"]
+    data["fatal_word"] = match["word"].replace("-", "")
     data["cross_contained"] = match["cross"] == "XC1"
     data["words"] = _numbers(match["words"])
-    link = int(match["link"])
-    return link if link >= 0 else None
+    return _link(match["link"])
+
+
+def _link(text: str) -> int | None:
+    """None for -1, which stands for no link, and for what no GPU or switch has."""
+    return int(text) if text.isdecimal() and len(text) <= LINK_DIGITS else None
 
 
 def _numbers(text: str) -> list[int]:
@@ -235,7 +271,7 @@ def _sxid(prefix: Prefix) -> ParsedLine | None:
     match = _SXID.match(prefix.content)
     if match is None:
         return None
-    text = match["text"].strip()
+    text = (match["text"] or "").strip()
     data: dict[str, Any] = {}
     if _SXID_MORE.match(text):
         data["follow_up"] = True
@@ -247,7 +283,7 @@ def _sxid(prefix: Prefix) -> ParsedLine | None:
         ObservationKind.sxid,
         code=int(match["code"]),
         pci=_pci(match["pci"]),
-        link=int(link[1]) if link else None,
+        link=_link(link[1]) if link else None,
         switch=f"nvswitch{match['switch']}",
         text=text,
         data=data,
@@ -291,3 +327,50 @@ def _rest_of_loss(prefix: Prefix) -> ParsedLine | None:
     else:
         return None
     return _line(prefix, ObservationKind.gpu_lost, text=text, data=data)
+
+
+# --- lines without a code ---------------------------------------------------------------------------------
+
+
+def _shaped(line: str, shapes: Sequence[tuple[str, re.Pattern[str]]]) -> ParsedLine | None:
+    """A line that one of the shapes fits from its first letter to its last."""
+    for prefix in readings(line):
+        content = prefix.content
+        if len(content) > CONTENT_MAX:
+            continue
+        for name, pattern in shapes:
+            if match := pattern.fullmatch(content):
+                told = {key: value for key, value in match.groupdict().items() if value}
+                pci = told.get("pci")
+                return _line(
+                    prefix,
+                    ObservationKind.kernel_line,
+                    pci=normal_pci(pci) if pci else None,
+                    nic=told.get("nic"),
+                    text=content,
+                    data={"name": name, **told},
+                )
+    return None
+
+
+def _fabric_manager(line: str) -> ParsedLine | None:
+    """What the fabric manager tells of an NVSwitch: the same event as the driver's SXid."""
+    match = _FABRIC.match(clean(line).strip())
+    if match is None:
+        return None
+    try:
+        local = datetime.strptime(match["stamp"], "%b %d %Y %H:%M:%S")  # noqa: DTZ007
+    except ValueError:
+        local = None  # a date that does not exist: the line still counts
+    return ParsedLine(
+        kind=ObservationKind.sxid,
+        content=match[0],
+        code=int(match["code"]),
+        pci=_pci(match["pci"]),
+        link=int(match["port"]),
+        switch=f"nvswitch-id{match['switch']}",
+        stamp=match["stamp"],
+        stamp_local=local,
+        text=match[0].rpartition("] ")[2],
+        data={"fatal_word": match["word"].capitalize(), "fabric_manager": True},
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from healer.model import NO_LINES, LineBook
 from healer.signals.journal import message_text, number, stamp_of
 from healer.signals.rejects import BadBody, BadEntry, check_marks
 from healer.signals.syslog import is_others, of_the_kernel, proves, small
@@ -113,7 +114,13 @@ def _lines(raw: bytes) -> Iterator[Record]:
 
 
 def kernel_records(
-    records: Iterable[Record], known: Known, now: datetime, *, cluster: str, node: str | None = None
+    records: Iterable[Record],
+    known: Known,
+    now: datetime,
+    *,
+    cluster: str,
+    node: str | None = None,
+    book: LineBook = NO_LINES,
 ) -> Logged:
     """The kernel lines among the records. `cluster` and `node` stand where a record names none.
 
@@ -142,7 +149,7 @@ def kernel_records(
         nodes.add((outer["cluster"], outer["node"] or ""))
         entries.append((record.index, outer, entry))
     return Logged(
-        accepted=entries_observations(entries, known, now, wrong=wrong),
+        accepted=entries_observations(entries, known, now, wrong=wrong, book=book),
         not_kernel=not_kernel,
         nodes=frozenset(nodes),
         example=example,

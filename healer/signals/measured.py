@@ -29,7 +29,8 @@ class Unknown(msgspec.Struct, kw_only=True):
 class Measured(msgspec.Struct, kw_only=True):
     """`samples` were accepted and stand in `reports`; `unrecognised` have no place in the catalogue or on a
     node of ours, and `unknown` lists them by name. `rejected_more` were rejected beyond those in `rejected`.
-    `placed` series were not known before. `inventory` are observations of kind `gpu_inventory`. `cluster` is
+    `placed` series were not known before. `inventory` are observations of the kinds `gpu_inventory` and
+    `inventory`. `cluster` is
     that of what names none, if known."""
 
     cluster: str = ""

@@ -35,6 +35,14 @@ _TAG_MAX, _PATHS_MAX = 128, 4096
 _PREFIX = "nvidia-smi:"
 #: Words of values that a GPU prints which does not answer any more.
 _LOST = ("gpu is lost", "err!", "unknown error", "unable to determine the device handle")
+#: Facts about the node (`healer.model.FACTS`): elements of the output, and paths of each GPU.
+_NODE_FACTS = {"driver_version": "driver", "cuda_version": "cuda"}
+_GPU_FACTS = {
+    "vbios_version": "vbios",
+    "gsp_firmware_version": "gsp_firmware",
+    "inforom_version/img_version": "inforom",
+}
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: A GPU that answers has at least these; nvidia-smi prints them for every model.
 _ALWAYS = ("uuid", "pci/pci_bus_id")
 
@@ -108,9 +116,20 @@ class NvidiaSmi:
         if self._count is not None and whole:
             columns.append(Column(self._count.name))
             values.append(float(len(answering)))
+        self._learn_facts(where, log, gpus)
         self._store(where, now, columns, values, out)
         out.inventory = self._gpus.inventory([where], now)
         return out
+
+    def _learn_facts(self, where: Where, log: "_Reader", gpus: list[_Gpu]) -> None:
+        for name, value in log.versions.items():
+            self._gpus.facts.learn(where, name, value)
+        if domain := next(filter(None, map(_domain, gpus)), ""):
+            self._gpus.facts.learn(where, "nvlink_domain", domain)
+        for gpu in gpus:
+            for path, name in _GPU_FACTS.items():
+                if path in gpu.values:
+                    self._gpus.facts.learn(where, name, gpu.values[path], gpu.address)
 
     def _indexes(
         self, where: Where, gpus: list[_Gpu], answering: list[_Gpu], whole: bool
@@ -134,7 +153,7 @@ class NvidiaSmi:
             return [self._gpus.index(where, gpu.uuid, gpu.pci) for gpu in answering]
         for gpu, index in zip(answering, indexes, strict=True):
             if index is not None:
-                self._gpus.learn(where, index, gpu.uuid, gpu.pci)
+                self._gpus.learn(where, index, gpu.uuid, gpu.pci, gpu.values.get("serial"))
         return indexes
 
     def _store(
@@ -166,6 +185,16 @@ class NvidiaSmi:
             if value is not None and not math.isnan(value):
                 found[signal.name] = signal, value
         return list(found.values())
+
+
+def _domain(gpu: _Gpu) -> str:
+    """The NVLink domain of several nodes that the GPU is in: its cluster and clique. Empty: none, as on nodes
+    with NVSwitches of their own."""
+    cluster = gpu.values.get("fabric/clusterUuid", "").strip().lower()
+    clique = gpu.values.get("fabric/cliqueId", "").strip()
+    if not _UUID.fullmatch(cluster) or not cluster.strip("0-") or not clique.isdigit():
+        return ""
+    return f"{cluster}.{clique}"
 
 
 def _mask(folder: str, signal: Signal, gpu: _Gpu) -> float | None:
@@ -214,6 +243,8 @@ class _Reader:
         self.is_log = False
         #: What the output says of the whole node; None when it says nothing.
         self.attached: int | None = None
+        #: Facts of the whole node, by their names.
+        self.versions: dict[str, str] = {}
         self._path: list[str] = []
         self._words: list[str] = []
 
@@ -237,6 +268,8 @@ class _Reader:
     def end(self, tag: str) -> None:
         if len(self._path) == 2 and tag == "attached_gpus":
             self.attached = _small("".join(self._words).strip(), _GPUS_MAX)
+        if len(self._path) == 2 and tag in _NODE_FACTS:
+            self.versions[_NODE_FACTS[tag]] = "".join(self._words)[:_TEXT_MAX]
         if len(self._path) > 2 and self._path[1] == "gpu" and (text := "".join(self._words).strip()):
             values = self.gpus[-1].values
             values.setdefault("/".join(self._path[2:]), text[:_TEXT_MAX])

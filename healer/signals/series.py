@@ -18,6 +18,7 @@ from healer.signals.devices import (
     part_of,
     refused,
 )
+from healer.signals.facts import GPU_LABELS, INFO_SERIES
 from healer.signals.gpu_names import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.measured import TOO_MANY_SERIES
@@ -90,6 +91,7 @@ class Placer:
     ) -> Series | str:
         """The series, or why it has no place. `where`: the node or device that the request itself names."""
         ways = self.names.ways(name)
+        self._learn_facts(name, labels, known, where)
         if not ways:
             return NOT_KNOWN
         if labels.get("GPU_I_ID"):
@@ -125,6 +127,14 @@ class Placer:
                 return NO_ROOM
             return Series(place, column, way.scale, way.signal.combine, portable, own=name == way.signal.name)
         return why
+
+    def _learn_facts(self, name: str, labels: dict[str, str], known: Known, where: Where | None) -> None:
+        """A series is placed once, and anew when its labels change: so is what they tell of the node."""
+        if name not in INFO_SERIES and GPU_LABELS.keys().isdisjoint(labels):
+            return
+        home = where or home_of(labels, known, self._cluster)
+        if not isinstance(home, str) and device_named(home[1]) is None:
+            self.gpus.facts.from_labels(home, name, labels)
 
     def _device(
         self, way: Way, labels: dict[str, str], known: Known, where: Where | None

@@ -12,6 +12,7 @@ from healer.model import Combine
 from healer.model.samples import Report
 from healer.signals import ports
 from healer.signals.devices import NOT_YOURS
+from healer.signals.facts import INFO_SERIES
 from healer.signals.gpu_names import Where
 from healer.signals.measured import (
     REPORTS_MAX,
@@ -179,6 +180,8 @@ class Slots(Generic[K]):
         return slot
 
     def is_unwanted(self, name: str) -> bool:
+        if name in INFO_SERIES:
+            return False  # no number of it is kept, but its labels are read
         return name not in self.placer.names or name in self._partial
 
     def unwanted(

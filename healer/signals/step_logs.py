@@ -45,7 +45,10 @@ _LOSSES = ("train_loss_step", "train_loss", "loss_step", "loss", "train/loss")
 
 
 class LogStep(NamedTuple):
-    """One line's word. `stamp`: the line's own time, without a zone, as the training's machine wrote it."""
+    """One line's word. `stamp`: the line's own time, without a zone, as the training's machine wrote it.
+
+    A `loss` or `grad_norm` that is no number is infinite.
+    """
 
     step: int
     step_s: float
@@ -109,7 +112,7 @@ class LogReader:
         if not (row["step"].isascii() and row["step"].isdigit() and len(row["step"]) <= 15):
             return None
         took = self._since("csv", int(row["step"]), at)
-        loss = next((_float(row[name]) for name in _LOSSES if row.get(name)), None)
+        loss = next((_result(row[name]) for name in _LOSSES if row.get(name)), None)
         return None if took is None else LogStep(int(row["step"]), took, loss=loss)
 
     def _since(self, kind: str, step: int, when: datetime | None) -> float | None:
@@ -136,11 +139,11 @@ def _megatron(text: str, _: datetime | None) -> LogStep | None:
     fields: dict[str, float] = {}
     for part in text[match.end() :].split("|"):
         name, colon, value = part.partition(": ")
-        number = _float(value.strip()) if colon else None
+        number = _result(value.strip()) if colon else None
         if number is not None:
             fields.setdefault(name.strip(), number)
     took = fields.get("elapsed time per iteration (ms)")
-    if took is None:
+    if took is None or math.isinf(took):
         return None
     loss = next((fields[name] for name in fields if name == "loss" or name.endswith(" loss")), None)
     return LogStep(int(match[1]), took / 1000, _stamp(text), loss, fields.get("grad norm"))
@@ -150,7 +153,7 @@ def _pipeline(text: str, _: datetime | None) -> LogStep | None:
     match = _PIPELINE.search(text)
     if match is None:
         return None
-    return LogStep(int(match[1]), float(match[3]), _stamp(text), _float(match[2]))
+    return LogStep(int(match[1]), float(match[3]), _stamp(text), _result(match[2]))
 
 
 def _lightning(text: str, _: datetime | None) -> LogStep | None:
@@ -179,6 +182,14 @@ def _stamp(text: str) -> datetime | None:
         return datetime.fromisoformat(match[1].replace(",", "."))
     except ValueError:
         return None
+
+
+def _result(text: str) -> float | None:
+    """A loss or norm: also one that is no number, which is then infinite."""
+    number = _float(text)
+    if number is None and text.strip().lower().lstrip("+-") in {"nan", "inf", "infinity"}:
+        return math.inf
+    return number
 
 
 def _float(text: str) -> float | None:

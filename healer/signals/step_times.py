@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,6 +28,8 @@ _JOB = re.compile(r"[0-9A-Za-z_.+\[\]-]{1,64}")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+#: JSON has no number for these, and a loss that became one is news.
+_NoNumber = Literal["NaN", "nan", "Infinity", "-Infinity", "inf", "-inf"]
 
 
 #: (cluster, job) -> why the sender may not tell of that job, None if it may.
@@ -35,15 +37,18 @@ WrongJob = Callable[[str, str], str | None]
 
 
 class StepSample(msgspec.Struct, forbid_unknown_fields=True):
-    """One step of one rank. Times in s; `work` in tokens or samples; `time` is RFC 3339 with a zone."""
+    """One step of one rank. Times in s; `work` in tokens or samples; `time` is RFC 3339 with a zone.
+
+    A `loss` or `grad_norm` that is no number is told as the word `"NaN"`.
+    """
 
     step_s: float
     compute_s: float | None = None
     comm_s: float | None = None
     data_s: float | None = None
     work: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
+    loss: float | _NoNumber | None = None
+    grad_norm: float | _NoNumber | None = None
     step: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
     rank: _Count | None = None
     node: _Name | None = None
@@ -80,9 +85,9 @@ class _Told(NamedTuple):
 _fast = msgspec.json.Decoder(list[_Body] | _Body)
 _any = msgspec.json.Decoder(Any)
 
-#: Optional measures of a sample, and what they may be.
+#: Optional measures of a sample that are times; what a step came to may be any number, or none.
 _SECONDS = ("compute_s", "comm_s", "data_s")
-_FREE = ("loss", "grad_norm")
+RESULTS = ("loss", "grad_norm")
 
 
 def _any_job(cluster: str, job: str) -> str | None:
@@ -221,6 +226,10 @@ def _batch(
     def measure(name: str) -> NDArray[np.float64]:
         return np.array([getattr(sample, name) for sample, _ in rows], np.float64)
 
+    def result(name: str) -> NDArray[np.float64]:
+        told = (getattr(sample, name) for sample, _ in rows)
+        return np.array([math.inf if isinstance(one, str) else one for one in told], np.float64)
+
     at = np.array([moment_.timestamp() for _, moment_ in rows])
     step = [int(when.timestamp()) if sample.step is None else sample.step for sample, when in rows]
     return StepBatch(
@@ -237,5 +246,6 @@ def _batch(
         stage=whole("stage"),
         step_s=measure("step_s"),
         work=measure("work"),
-        **{name: measure(name) for name in (*_SECONDS, *_FREE)},
+        **{name: measure(name) for name in _SECONDS},
+        **{name: result(name) for name in RESULTS},
     )

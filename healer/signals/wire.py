@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from healer.model import Component, Observation, ObservationKind
+from healer.model import NO_LINES, Component, LineBook, Observation, ObservationKind
 from healer.signals.identity import digest_of, identify
 from healer.signals.kernel_log import ParsedLine, normal_pci, parse_batch
 from healer.signals.prefix import NO_YEAR
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
+from healer.signals.serials import gpu_row, normal_serial
 
 #: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
 LINE_LIMIT_BYTES = 4096
@@ -76,11 +77,12 @@ class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of a heartbeat: the index Slurm uses, the PCI address, the UUID."""
+    """One GPU of a heartbeat: the index Slurm uses, the PCI address, the UUID, the board's serial number."""
 
     index: Annotated[int, msgspec.Meta(ge=0, le=255)]
     pci: str
     uuid: str = ""
+    serial: str = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,24 +107,33 @@ def kernel_log_body(raw: bytes) -> KernelLog | None:
         return None
 
 
-def kernel_log_observations(body: Any, known: Known, now: datetime, *, cluster: str) -> Accepted:
+def kernel_log_observations(
+    body: Any, known: Known, now: datetime, *, cluster: str, book: LineBook = NO_LINES
+) -> Accepted:
     """`body` is a KernelLog or the decoded JSON: one object of the contract's form, or a list of them.
 
-    `cluster` stands where the body names none. Indexes count entries through all objects of a list.
-    Raises BadBody.
+    `book`: shapes of lines without a code. `cluster` stands where the body names none. Indexes count entries
+    through all objects of a list. Raises BadBody.
     """
-    heap = _Heap(known, now)
+    heap = _Heap(known, now, book)
     for index, (outer, entry) in enumerate(_entries(body, cluster)):
         heap.take(index, outer, entry)
     return heap.done()
 
 
 def kernel_text_observations(
-    text: str, known: Known, now: datetime, *, cluster: str, node: str, boot_id: str | None = None
+    text: str,
+    known: Known,
+    now: datetime,
+    *,
+    cluster: str,
+    node: str,
+    boot_id: str | None = None,
+    book: LineBook = NO_LINES,
 ) -> Accepted:
     """Plain lines of one node. Blank lines are no entries; an index is a line's number, from 0.
     Raises BadBody for far too many."""
-    heap = _Heap(known, now)
+    heap = _Heap(known, now, book)
     outer = {"cluster": cluster, "node": node, "boot_id": boot_id}
     check_entries(text.count("\n"), LINES_MAX, "lines")
     for index, line in enumerate(text.split("\n")):
@@ -137,11 +148,12 @@ def entries_observations(
     now: datetime,
     *,
     wrong: Iterable[tuple[int, str]] = (),
+    book: LineBook = NO_LINES,
 ) -> Accepted:
     """Entries that another form holds: (index, `cluster`, `node` and `boot_id` around it, the entry).
 
     `wrong`: what that form itself rejects, by index and reason."""
-    heap = _Heap(known, now)
+    heap = _Heap(known, now, book)
     for index, outer, entry in entries:
         heap.take(index, outer, entry)
     for index, why in wrong:
@@ -227,9 +239,8 @@ def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
 class _Heap:
     """Sorts the entries of one request. One node's lines stay together, in order: a lost GPU takes three."""
 
-    def __init__(self, known: Known, now: datetime) -> None:
-        self.known = known
-        self.now = now
+    def __init__(self, known: Known, now: datetime, book: LineBook) -> None:
+        self.known, self.now, self.book = known, now, book
         self.rejects = Rejects()
         self.by_node: dict[tuple[str, str], list[_Taken]] = {}
         self.checked: dict[tuple[str, str], str | None] = {}
@@ -266,7 +277,8 @@ class _Heap:
         alternatives: dict[str, tuple[str, ...]] = {}
         unrecognised = 0
         for entries in self.by_node.values():
-            for taken, parsed in zip(entries, parse_batch([one.entry.line for one in entries]), strict=True):
+            lines = [one.entry.line for one in entries]
+            for taken, parsed in zip(entries, parse_batch(lines, self.book), strict=True):
                 if parsed is None:
                     unrecognised += 1
                     continue
@@ -359,7 +371,12 @@ def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observ
         digest=identity.digest,
         kind=line.kind,
         component=Component(
-            cluster=taken.cluster, node=taken.node, pci=line.pci, link=line.link, switch=line.switch
+            cluster=taken.cluster,
+            node=taken.node,
+            pci=line.pci,
+            link=line.link,
+            switch=line.switch,
+            nic=line.nic,
         ),
         event_at=at,
         arrived_at=now,
@@ -444,4 +461,4 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
     if pci is None:
         raise BadEntry(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
     _check_id("uuid", gpu.uuid or None)
-    return {"index": gpu.index, "pci": pci, "uuid": gpu.uuid}
+    return gpu_row(gpu.index, pci, gpu.uuid, normal_serial(gpu.serial))

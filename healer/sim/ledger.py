@@ -15,14 +15,21 @@ from healer.model import (
     ENDED_RUN_STATES,
     LIFTING_VERBS,
     NODE_REMOVING,
+    SLOT_GUARDS,
     AuditRecord,
     Breaker,
     Command,
     Component,
     Decision,
+    FaultBurst,
     Finding,
+    Forecast,
     GateFacts,
+    Guard,
     Incident,
+    IncidentVerdict,
+    Inventory,
+    JobCheckpoint,
     LogEntry,
     Message,
     Mode,
@@ -30,6 +37,7 @@ from healer.model import (
     ObservationKind,
     Pause,
     Permit,
+    Reference,
     RemedyUse,
     RequeueUse,
     Run,
@@ -38,9 +46,12 @@ from healer.model import (
     SlurmSnapshot,
     StepEvent,
     Ticket,
+    VerdictAt,
     Veto,
+    Waiting,
 )
-from healer.ports import AlreadyRequeued, Clock, LeaseLost
+from healer.ports import AlreadyRequeued, Checkpoints, Clock, LeaseLost
+from healer.sim.checkpoints import MemoryCheckpoints
 
 _RECENT = timedelta(minutes=5)
 
@@ -51,6 +62,13 @@ class Tables:
 
     incidents: dict[str, Incident] = field(default_factory=dict)
     findings: list[tuple[str, Finding]] = field(default_factory=list)
+    #: By incident, oldest first.
+    verdicts: dict[str, tuple[VerdictAt, ...]] = field(default_factory=dict)
+    bursts: dict[tuple[str, str, str, datetime], FaultBurst] = field(default_factory=dict)
+    #: By node; by kind.
+    inventories: dict[str, Inventory] = field(default_factory=dict)
+    forecasts: dict[str, Forecast] = field(default_factory=dict)
+    references: dict[str, Reference] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     runs: dict[str, Run] = field(default_factory=dict)
     log: dict[str, list[LogEntry]] = field(default_factory=dict)
@@ -83,6 +101,8 @@ class MemoryLedger:
         self.cluster, self.clock = cluster, clock
         self.tables = Tables(breaker=Breaker(cluster=cluster))
         self.snapshot: SlurmSnapshot | None = None
+        #: Where jobs tell their checkpoints; whoever hears them gives it.
+        self.checkpoints: Checkpoints = MemoryCheckpoints()
         self._claimed: set[str] = set()
 
     @contextmanager
@@ -107,6 +127,13 @@ class MemoryLedger:
             yield MemoryClaim(self, known)
         finally:
             self._claimed.discard(run)
+
+    def bursts(self, since: datetime) -> list[FaultBurst]:
+        found = (one for one in self.tables.bursts.values() if one.last_at >= since)
+        return sorted(found, key=lambda one: (one.last_at, one.node, one.part, one.fault))
+
+    def inventories(self) -> list[Inventory]:
+        return list(self.tables.inventories.values())
 
     def due_runs(self, now: datetime) -> list[str]:
         return [
@@ -160,7 +187,27 @@ class MemoryLedger:
                 if run.state is RunState.running and not run.shadow and run.node
             },
             permits=tuple(one for one in tables.permits if now - one.at < timedelta(hours=24)),
+            waiting=tuple(self._waiting()),
         )
+
+    def _waiting(self) -> Iterator[Waiting]:
+        """Runs that a cap holds back, before they began or at a step."""
+        for run in self.tables.runs.values():
+            incident = self.tables.incidents.get(run.incident or "")
+            at_step = run.state is RunState.running and run.question is not None
+            if incident is None or run.shadow or not (at_step or run.state is RunState.held):
+                continue
+            log = self.tables.log.get(run.id, [])
+            guard = log[-1].data.get("guard") if at_step and log else incident.held_by
+            if guard in SLOT_GUARDS or guard == Guard.floor:
+                yield Waiting(
+                    run=run.id,
+                    node=run.node,
+                    guard=Guard(guard),
+                    severity=incident.severity,
+                    since=incident.opened,
+                    jobs=incident.jobs_hit,
+                )
 
     def _actions(self) -> tuple[bool, ...]:
         entries = [entry for log in self.tables.log.values() for entry in log if _settled(entry)]
@@ -197,6 +244,10 @@ class MemoryTx:
     def incident(self, name: str) -> Incident | None:
         return self._tables.incidents.get(name)
 
+    def merged_into(self, name: str) -> list[Incident]:
+        found = (one for one in self._tables.incidents.values() if one.merged_into == name)
+        return sorted(found, key=lambda one: (one.opened, one.id))
+
     def active_runs(self) -> list[Run]:
         return [run for run in self._tables.runs.values() if run.state not in ENDED_RUN_STATES]
 
@@ -219,6 +270,31 @@ class MemoryTx:
     def add_findings(self, incident: str, findings: Sequence[Finding]) -> None:
         self._tables.findings.extend((incident, one) for one in findings)
 
+    def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
+        before = self._tables.verdicts.get(incident, ())
+        self._tables.verdicts[incident] = (*before, VerdictAt(at=at, verdict=verdict))
+
+    def newest_durable(self, job: str) -> JobCheckpoint | None:
+        return self._ledger.checkpoints.newest_durable(job)
+
+    def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:
+        for one in bursts:
+            self._tables.bursts[one.node, one.part, one.fault, one.began_at] = one
+
+    def forecasts(self, since: datetime) -> list[Forecast]:
+        found = self._tables.forecasts.values()
+        kept = [one for one in found if one.ended_at is None or one.ended_at >= since]
+        return sorted(kept, key=lambda one: (one.told_at, one.id))
+
+    def save_forecast(self, forecast: Forecast) -> None:
+        self._tables.forecasts[forecast.id] = forecast
+
+    def save_inventories(self, inventories: Sequence[Inventory]) -> None:
+        self._tables.inventories |= {one.node: one for one in inventories}
+
+    def references(self) -> list[Reference]:
+        return list(self._tables.references.values())
+
     def add_decision(self, decision: Decision) -> None:
         self._tables.decisions.append(decision)
 
@@ -234,7 +310,9 @@ class MemoryTx:
                 raise ValueError(f"another run is working on {run.node}: {other.id}")
         self._tables.runs[run.id] = run
 
-    def set_run_state(self, run: str, state: RunState, *, why: str, at: datetime) -> None:
+    def set_run_state(
+        self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None
+    ) -> None:
         known = self._tables.runs[run]
         if known.state in ENDED_RUN_STATES:
             return  # what has ended stays so
@@ -245,7 +323,7 @@ class MemoryTx:
                 state=state,
                 ended_at=ended,
                 wake_at=None,
-                question=None,
+                question=question,
                 epoch=known.epoch + 1,
                 reason=known.reason or why,
             )
@@ -281,6 +359,18 @@ class MemoryTx:
 
     def queue_message(self, message: Message | Ticket) -> None:
         self._ledger.keep(message)
+
+    def has_ticket(self, incident: str) -> bool:
+        kept = self._tables.messages.values()
+        return any(isinstance(one, Ticket) and one.incident == incident for one in kept)
+
+    def steps_of(self, incident: Incident) -> list[LogEntry]:
+        meant = [
+            run.id
+            for run in self._tables.runs.values()
+            if not run.shadow and (run.incident == incident.id or _on_node_since(run, incident))
+        ]
+        return sorted((one for run in meant for one in self._tables.log.get(run, ())), key=lambda one: one.at)
 
     def audit(self, record: AuditRecord) -> None:
         self._tables.audit.append(record)
@@ -319,6 +409,11 @@ class MemoryTx:
             self._tables.requeues[:] = kept
 
 
+def _on_node_since(run: Run, incident: Incident) -> bool:
+    node = incident.root.node
+    return node is not None and run.node == node and run.created_at >= incident.opened
+
+
 class MemoryClaim:
     """`healer.ports.RunClaim`. No time-out takes it; a person who ends the run does, as in PostgreSQL."""
 
@@ -335,7 +430,7 @@ class MemoryClaim:
 
     def known_bad(self) -> set[str]:
         known = self._ledger.tables.incidents.values()
-        return {one.root.node for one in known if one.is_open and one.known_bad_in_service and one.root.node}
+        return {name for one in known if one.is_open for name in one.bad_nodes}
 
     def fence(self) -> None:
         return None

@@ -6,8 +6,8 @@ the fault for everybody.
 
 Faults that mean something here: `fabric-manager` (its service died, the fabric is not up; a restart ends it),
 `fabric` (the fabric stays broken whatever is restarted), `unreachable` (nobody answers on the node),
-`service-stuck` (a restart works, and the service dies again). Any other is a fault of the hardware that the
-node's tests find.
+`service-stuck` (a restart works, and the service dies again), `gpu-hung` (the tests fail until the GPU is
+reset), `reset-fails` (no reset works). Any other is a fault of the hardware that the node's tests find.
 """
 
 import argparse
@@ -32,7 +32,9 @@ FABRIC_MANAGER = "nvidia-fabricmanager"
 DIAGNOSIS_S = 10.0
 #: Tests remembered per node, so that a long simulation stays small.
 DIAGNOSES_KEPT = 50
-_NO_HARDWARE = frozenset({"fabric-manager", "fabric", "unreachable", "service-stuck"})
+_NO_HARDWARE = frozenset({"fabric-manager", "fabric", "unreachable", "service-stuck", "reset-fails"})
+#: The fault that a reset of the GPU ends.
+HUNG = "gpu-hung"
 
 
 @dataclass
@@ -41,6 +43,8 @@ class _Node:
     restarts: int = 0
     #: key -> when the tests began, and what they will say.
     diagnoses: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
+    #: The same of resets.
+    resets: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
 
 
 class SimNodes:
@@ -104,8 +108,30 @@ class SimNodes:
         with self._lock:
             known = self._reached(node)
             if key not in known.diagnoses:
-                raise NodeError(f"{node} was never asked for the tests {key}.")
+                raise NodeError(f"{node} was never asked for {key}.")
             begun, outcome = known.diagnoses[key]
+            return outcome if self._clock.now() - begun >= self._takes else None
+
+    def start_reset(self, node: str, key: str, gpu: str) -> None:
+        with self._lock:
+            known = self._reached(node)
+            if key in known.resets:
+                return
+            if len(known.resets) >= DIAGNOSES_KEPT:
+                del known.resets[next(iter(known.resets))]
+            fails = "reset-fails" in known.faults
+            if not fails:
+                known.faults.discard(HUNG)
+            words = "GPU could not be reset" if fails else f"the GPU reset is done ({_of(gpu)})"
+            outcome = Diagnosis(passed=not fails, text=words, failed=("gpu-reset",) if fails else ())
+            known.resets[key] = (self._clock.now(), outcome)
+
+    def reset(self, node: str, key: str) -> Diagnosis | None:
+        with self._lock:
+            known = self._reached(node)
+            if key not in known.resets:
+                raise NodeError(f"{node} was never asked for {key}.")
+            begun, outcome = known.resets[key]
             return outcome if self._clock.now() - begun >= self._takes else None
 
     # --- what drives them ---
@@ -136,6 +162,11 @@ class SimNodes:
         with self._lock:
             return list(self._node(node).diagnoses)
 
+    def resets(self, node: str) -> list[str]:
+        """The keys of the resets that were started on it."""
+        with self._lock:
+            return list(self._node(node).resets)
+
     def _node(self, name: str) -> _Node:
         return self._nodes.setdefault(name, _Node())
 
@@ -144,6 +175,10 @@ class SimNodes:
         if "unreachable" in known.faults:
             raise NodeUnavailable(f"{name} does not answer.")
         return known
+
+
+def _of(gpu: str) -> str:
+    return "all GPUs" if gpu == "all" else gpu
 
 
 def _outcome(hardware: set[str]) -> Diagnosis:
@@ -157,11 +192,13 @@ _READS: dict[str, Any] = {
     "service_active": bool,
     "fabric_state": FabricState,
     "diagnosis": Diagnosis | None,
+    "reset": Diagnosis | None,
+    "resets": list[str],
     "faults": list[str],
     "restarts": int,
     "diagnoses": list[str],
 }
-_WRITES = ("restart_service", "start_diagnosis", "plant", "mend")
+_WRITES = ("restart_service", "start_diagnosis", "start_reset", "plant", "mend")
 
 
 class NodesServer(CallServer):
@@ -196,6 +233,15 @@ class NodesClient:
 
     def diagnosis(self, node: str, key: str) -> Diagnosis | None:
         return self._call("diagnosis", node, key)
+
+    def start_reset(self, node: str, key: str, gpu: str) -> None:
+        self._call("start_reset", node, key, gpu)
+
+    def reset(self, node: str, key: str) -> Diagnosis | None:
+        return self._call("reset", node, key)
+
+    def resets(self, node: str) -> list[str]:
+        return self._call("resets", node)
 
     def plant(self, node: str, fault: str) -> None:
         self._call("plant", node, fault)

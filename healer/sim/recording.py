@@ -47,7 +47,7 @@ def read(lines: Iterable[str]) -> Iterator[Entry]:
             continue
         try:
             line = decoder.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadRecording(f"line {number}: {error}") from error
         if line.at.tzinfo is None:
             raise BadRecording(f"line {number}: `at` has no zone")

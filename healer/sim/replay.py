@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
-from msgspec.structs import replace
 
 from healer.drive import Driver
-from healer.model import Observation, Ruleset, Sensed, SlurmNode
+from healer.model import Observation, Reference, Ruleset, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
-from healer.signals import wire
-from healer.signals.alerts import Site, alertmanager_observations, told_again
-from healer.signals.hooks import arrivals, hook_reports
+from healer.signals.alerts import Site
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
+from healer.sim.event_routes import EventRoutes
 from healer.sim.ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
 from healer.sim.recording import BadRecording, Entry
 from healer.sim.replay_slurm import ReplaySlurm
 from healer.sim.report import report
-from healer.sim.sample_routes import COLUMNAR, MEASURED, NVIDIA_SMI, SAMPLES
+from healer.sim.sample_routes import MEASURED, SAMPLES
 from healer.walk import walk
 
 if TYPE_CHECKING:
@@ -41,8 +39,9 @@ FINE_S = 1.0
 _MANY = SAMPLES | {"signals/heartbeat"}
 #: When all has been quiet for a minute, in steps of this.
 COARSE_S = 60.0
-HOOKS_ROUTE = "signals/hooks/"
 QUIET_S = 60.0
+#: A good node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
+REFERENCE = "reference"
 _LEAST = timedelta(microseconds=1)
 
 
@@ -54,9 +53,8 @@ class Replay:
         self.clock = SimClock(start)
         self.slurm = ReplaySlurm(cluster, self.clock)
         self.ledger = MemoryLedger(cluster, self.clock)
-        self.checkpoints = MemoryCheckpoints()
+        self.checkpoints = self.ledger.checkpoints = MemoryCheckpoints()
         self.picture = Picture(cluster, watching_since=start)
-        self.checkpoints = MemoryCheckpoints()
         self.driver = Driver(
             ledger=self.ledger,
             scheduler=self.slurm,
@@ -71,8 +69,11 @@ class Replay:
         self.beats: list[Observation] = []
         self.walked_at = start
         self.known: set[str] = set()
+        self.events = EventRoutes(cluster, rules, self._site, self._sampled, self.known)
         self.quiet_since = start
         self.rejected = 0
+        #: The first of them: the line of the recording, and why.
+        self.rejected_first = ""
         self.ignored: dict[str, int] = {}
         #: Nodes that the recording itself shows with a drain of healer: what was done.
         self.recorded_drains: dict[str, datetime] = {}
@@ -90,14 +91,19 @@ class Replay:
                 if entry.route.startswith("slurm/"):
                     with _named(entry):
                         self._show(entry)
+                elif entry.route == REFERENCE:
+                    with _named(entry):
+                        self._refer(entry)
             seen = [one for entry in batch for one in self._signals(entry)]
-            self.quiet_since = at
+            before = self._told()
             self._walk(seen)
+            if before != self._told() or any(_is_news(entry) for entry in batch):
+                self.quiet_since = at
 
     def finish(self) -> dict[str, Any]:
         """Lets what has just happened settle, then reports."""
         self._pass_time(self.clock.now() + timedelta(seconds=self.rules.settle_s + FINE_S))
-        return report(self.ledger.tables, self.recorded_drains)
+        return report(self.ledger.tables, self.rules, self.ledger.snapshot, self.recorded_drains)
 
     def _pass_time(self, until: datetime) -> None:
         """Moves the clock to just before `until`, walking on the way."""
@@ -118,13 +124,21 @@ class Replay:
 
     def _show(self, entry: Entry) -> None:
         if entry.route == "slurm/nodes":
-            self.slurm.show_nodes(_rows(entry, "nodes"))
+            self.slurm.show_nodes(_rows(entry, "nodes"), self.rules.topology)
             for node in self.slurm.nodes.values():
                 self._note_drain(node, entry.at)
         elif entry.route == "slurm/jobs":
             self.slurm.show_jobs(_rows(entry, "jobs"))
         else:
             self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
+
+    def _refer(self, entry: Entry) -> None:
+        """What nodes of a kind should be, from now on (`healer learn`)."""
+        body = entry.body if isinstance(entry.body, dict) else {}
+        told = {"cluster": self.cluster, "node": "", "by": "", "at": entry.at} | body
+        reference = msgspec.convert(told, Reference)
+        self.ledger.tables.references[reference.kind] = reference
+        self.picture.references_at = None
 
     def _note_drain(self, node: SlurmNode, at: datetime) -> None:
         if node.drain and is_ours(node.reason):
@@ -134,10 +148,15 @@ class Replay:
         with _named(entry):
             if entry.route in MEASURED:
                 return self._fresh(self._sampled(entry), {})
-            parsed = self._parsed(entry)
+            parsed = self.events.parsed(entry)
         if parsed is None:
+            if entry.route not in ("clock", REFERENCE) and not entry.route.startswith("slurm/"):
+                self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
             return []
-        self.rejected += len(parsed.rejected)
+        self.rejected += len(parsed.rejected) + parsed.rejected_more
+        if parsed.rejected and not self.rejected_first:
+            first = parsed.rejected[0]
+            self.rejected_first = f"line {entry.line}, entry {first.index}: {first.reason}"
         return self._fresh(parsed.observations, parsed.alternatives)
 
     def _fresh(
@@ -161,77 +180,18 @@ class Replay:
         self.checkpoints.hear(told)
         return told
 
-    def _parsed(self, entry: Entry) -> wire.Accepted | None:
-        cluster = entry.query.get("cluster") or self.cluster
-        if entry.route == "signals/kernel-log":
-            body = entry.body
-            if isinstance(body, str):
-                return wire.kernel_text_observations(
-                    body,
-                    self._is_known,
-                    entry.at,
-                    cluster=cluster,
-                    node=entry.query.get("node", ""),
-                    boot_id=entry.query.get("boot_id"),
-                )
-            return wire.kernel_log_observations(body, self._is_known, entry.at, cluster=cluster)
-        if entry.route == "signals/heartbeat":
-            return wire.heartbeat_observations(entry.body, self._is_known, entry.at, cluster=cluster)
-        if entry.route == "signals/alertmanager":
-            return self._alerts(entry, cluster)
-        if entry.route.startswith(HOOKS_ROUTE):
-            return self._hooks(entry, cluster)
-        if entry.route != "clock" and not entry.route.startswith("slurm/"):
-            self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
-        return None
+    def _site(self, cluster: str) -> Site:
+        return Site(cluster, (self.cluster,), self._is_known, self._is_switch)
 
-    def _alerts(self, entry: Entry, cluster: str) -> wire.Accepted:
-        """With what goes on, as the API stores it: that it was told again keeps an alert from being over."""
-
-        def switch(_: str, name: str) -> bool:
-            shown = self.slurm.nodes.values()
-            return name in self.rules.topology.switches or any(
-                name == one.switch or name in one.switches for one in shown
-            )
-
-        told = alertmanager_observations(
-            entry.body, Site(cluster, (self.cluster,), self._is_known, switch), entry.at
-        )
-        again = [
-            told_again(one)
-            for one in told.observations
-            if one.data["status"] == "firing" and one.digest in self.known
-        ]
-        return wire.Accepted(
-            observations=(*told.observations, *again),
-            unrecognised=told.unrecognised,
-            rejected=told.rejected,
-            rejected_more=told.rejected_more,
-        )
-
-    def _hooks(self, entry: Entry, cluster: str) -> wire.Accepted:
-        """Their samples take the way of all samples."""
-        hook = entry.route.removeprefix(HOOKS_ROUTE)
-        seen = hook_reports(entry.body, hook, self._is_known, entry.at, cluster=cluster)
-        inventory: list[Observation] = []
-        for one in seen.reports:
-            if one.samples:
-                inventory += self._sampled(replace(entry, route=COLUMNAR, raw=one.samples))
-            if one.xml:
-                query = {"cluster": one.cluster, "node": one.node}
-                raw = msgspec.json.encode(one.xml.decode())
-                inventory += self._sampled(replace(entry, route=NVIDIA_SMI, raw=raw, query=query))
-        told = list(arrivals(seen))
-        return wire.Accepted(
-            observations=(*inventory, *(one for one, _ in told)),
-            unrecognised=seen.unrecognised,
-            rejected=seen.rejected,
-            rejected_more=seen.rejected_more,
-            alternatives={one.digest: also for one, also in told if also},
+    def _is_switch(self, _: str, name: str) -> bool:
+        shown = self.slurm.nodes.values()
+        return name in self.rules.topology.switches or any(
+            name == one.switch or name in one.switches for one in shown
         )
 
     def _is_known(self, cluster: str, node: str) -> bool:
-        return cluster == self.cluster and node in self.slurm.nodes
+        """A recording that never shows Slurm's nodes does not say which there are."""
+        return cluster == self.cluster and (node in self.slurm.nodes or not self.slurm.nodes)
 
     def _walk(self, seen: list[Observation]) -> None:
         """Walks and drives until nothing more is due at this moment."""
@@ -254,6 +214,10 @@ class Replay:
             batch = []
             if not due and not self.ledger.tables.commands:
                 return
+
+    def _told(self) -> tuple[int, int]:
+        """Grows with what a walk found: ends of channels that are only counted are no news."""
+        return len(self.ledger.tables.findings), len(self.ledger.tables.audit)
 
     def _log_lines(self) -> int:
         return sum(len(entries) for entries in self.ledger.tables.log.values())
@@ -280,7 +244,7 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
         if cluster is not None:
             break
     if not held:
-        return {"incidents": [], "actions": [], "held": [], "differences": []}
+        return {"incidents": [], "merged": [], "actions": [], "held": [], "differences": []}
     run = Replay(rules, cluster or "cluster", held[0].at)
     run.feed(itertools.chain(held, stream))
     document = run.finish()
@@ -288,10 +252,15 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
         log.warning("entries of a route that replay does not know yet", route=route, entries=count)
     rejected = run.rejected + (run.samples.rejected if run.samples is not None else 0)
     if rejected:
-        log.warning("signals rejected", entries=rejected)
+        log.warning("signals rejected", entries=rejected, first=run.rejected_first)
     if run.samples is not None and run.samples.unrecognised:
         log.warning("samples that the catalogue has no name for", samples=run.samples.unrecognised)
     return document
+
+
+def _is_news(entry: Entry) -> bool:
+    """Slurm's picture, and what is judged by its silence: due soon after it, whatever the walk made of it."""
+    return entry.route.startswith("slurm/") or entry.route in _MANY
 
 
 @contextmanager
@@ -301,7 +270,7 @@ def _named(entry: Entry) -> Iterator[None]:
         yield
     except KeyError as error:
         raise BadRecording(f"line {entry.line}: {entry.route}: a row has no {error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadRecording(f"line {entry.line}: {entry.route}: {error}") from error
 
 

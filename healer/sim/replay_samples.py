@@ -1,7 +1,5 @@
 """Recorded samples through the senses of production: the same translator, the same rings, the same tick."""
 
-import base64
-import binascii
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -14,8 +12,17 @@ from healer.signals.measured import Measured
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
 from healer.sim.columns import MemoryColumns
+from healer.sim.event_routes import unpacked
 from healer.sim.recording import Entry
-from healer.sim.sample_routes import CHECKPOINTS, COLUMNAR, NVIDIA_SMI, REMOTE_WRITE, STEP_TIMES, TEXT
+from healer.sim.sample_routes import (
+    CHECKPOINTS,
+    COLUMNAR,
+    NVIDIA_SMI,
+    OTLP_METRICS,
+    REMOTE_WRITE,
+    STEP_TIMES,
+    TEXT,
+)
 
 #: The longest window of a rule: when nothing has come for so long, a tick can find nothing new.
 LONGEST = timedelta(minutes=15)
@@ -69,13 +76,16 @@ class RecordedSamples:
         if entry.route == COLUMNAR:
             return translator.columnar(entry.raw, self._known, now)
         body = entry.body
+        if entry.route == OTLP_METRICS:
+            raw = unpacked(body) if isinstance(body, str) else entry.raw
+            return translator.otlp(raw, self._known, now, json=not isinstance(body, str))
         if not isinstance(body, str):
             raise ValueError("the body has to be a string")
         node = entry.query.get("node")
         if entry.route == TEXT:
             return translator.exposition(body.encode(), self._known, now, node=node)
         if entry.route == REMOTE_WRITE:
-            return translator.remote_write(_unpacked(body), self._known, now)
+            return translator.remote_write(unpacked(body), self._known, now)
         if entry.route == NVIDIA_SMI and node:
             return translator.nvidia_smi(body.encode(), self._known, now, node=node)
         raise ValueError("the route has to name the node: ?node=")
@@ -84,6 +94,7 @@ class RecordedSamples:
         """Takes in what came, and looks if a tick is due."""
         slurm = picture.slurm
         self._senses.renew(picture.nodes.values(), now)
+        self._senses.know_parts(picture)
         if self._reports or self._batches:
             reports, self._reports = self._reports, []
             batches, self._batches = self._batches, []
@@ -93,10 +104,3 @@ class RecordedSamples:
         self._due = now + _TICK
         self._senses.take((), (), slurm, now)
         return self._senses.tick(slurm, now, picture.watched)
-
-
-def _unpacked(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"the body is not base64: {error}") from error

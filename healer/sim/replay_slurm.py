@@ -5,7 +5,18 @@ from typing import Any
 
 import msgspec
 
-from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
+from healer.model import (
+    Controller,
+    Reservation,
+    SlurmCall,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Submission,
+    Topology,
+)
+from healer.model.node_words import node_words, signed_reason
+from healer.observations.places import placed
 from healer.ports import Clock, Nodes, SchedulerRefused, UnknownNode
 from healer.signals.wire import normal_boot_id
 
@@ -17,12 +28,15 @@ class ReplaySlurm:
 
     def __init__(self, cluster: str, clock: Clock) -> None:
         self._cluster, self._clock = cluster, clock
+        #: Never changed in place: what is the same object as before is the same, and costs a walk nothing.
         self.nodes: dict[str, SlurmNode] = {}
         self.jobs: dict[str, SlurmJob] = {}
         self.reservations: dict[str, Reservation] = {}
 
-    def show_nodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        shown = [_node(row) for row in rows]
+    def show_nodes(self, rows: Sequence[Mapping[str, Any]], topology: Topology | None = None) -> None:
+        """Where nodes stand says the recording, and the site's file where that says nothing."""
+        file = topology or Topology()
+        shown = [placed(node, file.place(self._cluster, node.name)) for node in map(_node, rows)]
         self.nodes = {node.name: self._dated(node, self.nodes.get(node.name)) for node in shown}
 
     def _dated(self, node: SlurmNode, before: SlurmNode | None) -> SlurmNode:
@@ -34,7 +48,13 @@ class ReplaySlurm:
         return msgspec.structs.replace(node, reason_at=at)
 
     def show_jobs(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self.jobs = {str(row["id"]): _job(row) for row in rows}
+        """A row that does not tell how often its job was restarted speaks of the life that is known."""
+        before = self.jobs
+        known = ((str(row["id"]), row) for row in rows)
+        self.jobs = {
+            name: _job({"restarts": before[name].restarts} | dict(row) if name in before else row)
+            for name, row in known
+        }
 
     def describe(self) -> str:
         return "replay of a recording"
@@ -51,8 +71,8 @@ class ReplaySlurm:
         return SlurmSnapshot(
             cluster=self._cluster,
             taken_at=self._clock.now(),
-            nodes=dict(self.nodes),
-            jobs=dict(self.jobs),
+            nodes=self.nodes,
+            jobs=self.jobs,
             reservations=dict(self.reservations),
         )
 
@@ -161,10 +181,11 @@ class ReplaySlurm:
         """It has run and ended well: a recording holds no node that a test could fail on."""
         number = str(max((int(job) for job in self.jobs if job.isdecimal()), default=0) + 1)
         now = self._clock.now()
-        self.jobs[number] = SlurmJob(
+        done = SlurmJob(
             id=number, state="COMPLETED", nodes=submission.nodes, name=submission.name, exit_code="0",
             comment=submission.comment, reservation=submission.reservation, start_at=now, end_at=now,
         )  # fmt: skip
+        self.jobs = {**self.jobs, number: done}
         return number
 
     def cancel(self, job: str) -> None:
@@ -176,7 +197,7 @@ class ReplaySlurm:
         return [self.node(name) for name in ([nodes] if isinstance(nodes, str) else nodes)]
 
     def _set(self, name: str, **fields: Any) -> None:
-        self.nodes[name] = msgspec.structs.replace(self.nodes[name], **fields)
+        self.nodes = {**self.nodes, name: msgspec.structs.replace(self.nodes[name], **fields)}
 
     def _flag(self, node: SlurmNode, flag: str) -> None:
         self._set(node.name, state=tuple(dict.fromkeys((*node.state, flag))))
@@ -195,7 +216,7 @@ class ReplaySlurm:
         return self.jobs[job]
 
     def _set_job(self, job: str, **fields: Any) -> None:
-        self.jobs[job] = msgspec.structs.replace(self._job(job), **fields)
+        self.jobs = {**self.jobs, job: msgspec.structs.replace(self._job(job), **fields)}
 
     def _put_back(self, job: SlurmJob) -> None:
         if not job.requeue:
@@ -208,12 +229,20 @@ class ReplaySlurm:
 def _node(row: Mapping[str, Any]) -> SlurmNode:
     """A row of `slurm/nodes`; all but the name may be missing."""
     state = row.get("state") or ["IDLE"]
-    words = state.upper().split("+") if isinstance(state, str) else [str(word).upper() for word in state]
+    words = (
+        state.split("+")
+        if isinstance(state, str)
+        else [part for word in state for part in str(word).split("+")]
+    )
     known = {name: value for name, value in row.items() if value is not None}
+    if isinstance(known.get("reason"), str):
+        reason, user, at = signed_reason(known["reason"])
+        told = {"reason": reason, "reason_user": user, "reason_at": at}
+        known = {name: value for name, value in told.items() if value} | known | {"reason": reason}
     if "boot_id" in known:
         known["boot_id"] = normal_boot_id(str(known["boot_id"]))
     return msgspec.convert(
-        {**known, "state": words},
+        {**known, "state": node_words(words)},
         SlurmNode,
         strict=False,
     )

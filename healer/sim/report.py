@@ -1,22 +1,54 @@
 """What a replay prints: incidents, actions, what was held, and the difference to what was done."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from healer.model import Decision, Incident, LogEntry, Message, Outcome, Run, StepEvent, Verb
+from healer.incidents.similar import MAY_BE_ALIKE, Similar, similar_to
+from healer.incidents.verdict import newest_verdict
+from healer.model import (
+    Decision,
+    Incident,
+    LogEntry,
+    Message,
+    Outcome,
+    Ruleset,
+    Run,
+    SlurmSnapshot,
+    StepEvent,
+    Verb,
+)
 from healer.sim.ledger import Tables
 
 
-def report(tables: Tables, recorded_drains: Mapping[str, datetime]) -> dict[str, Any]:
+def report(
+    tables: Tables, rules: Ruleset, shown: SlurmSnapshot | None, recorded_drains: Mapping[str, datetime]
+) -> dict[str, Any]:
+    """`shown` is Slurm's last picture: it tells which GPU model a node has."""
     actions = _actions(tables)
+    told = _Told(tables, rules, shown)
+    by_opening = sorted(tables.incidents.values(), key=_by_opening)
     return {
-        "incidents": [_incident(one) for one in sorted(tables.incidents.values(), key=_by_opening)],
+        "incidents": [told.incident(one) for one in by_opening if one.merged_into is None],
+        "merged": [_merged(one) for one in by_opening if one.merged_into is not None],
         "actions": actions,
         "held": _held(tables),
         "differences": _differences(actions, recorded_drains),
+    }
+
+
+def _merged(one: Incident) -> dict[str, Any]:
+    """What turned out to be a part of another incident. What was held or done under its name keeps that."""
+    return {
+        "id": one.id,
+        "into": one.merged_into,
+        "rule": one.rule,
+        "opened": moment(one.opened),
+        "closed": moment(one.closed) if one.closed else None,
+        "root": msgspec.to_builtins(one.root),
+        "why": one.closed_why,
     }
 
 
@@ -27,6 +59,53 @@ def _by_opening(incident: Incident) -> tuple[datetime, str]:
 def moment(at: datetime) -> str:
     """RFC 3339 in UTC, with as many digits of a second as there are."""
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+class _Told:
+    """Incidents with their verdict, and with those like them."""
+
+    def __init__(self, tables: Tables, rules: Ruleset, shown: SlurmSnapshot | None) -> None:
+        self._tables, self._rules = tables, rules
+        self._nodes = shown.nodes if shown is not None else {}
+        self._done = _done_by_incident(tables)
+        self._alike: dict[tuple[str, str | None], list[Incident]] = {}
+        for one in sorted(tables.incidents.values(), key=_by_opening, reverse=True):
+            for key in {("fault", one.fault), ("node", one.root.node)}:
+                self._alike.setdefault(key, []).append(one)
+
+    def incident(self, one: Incident) -> dict[str, Any]:
+        kept = self._tables.verdicts.get(one.id, ())
+        verdict = newest_verdict(kept, one, self._rules)
+        return _incident(one) | {
+            "hit": msgspec.to_builtins(one.hit),
+            "verdict": msgspec.to_builtins(verdict),
+            "similar": [
+                {"id": other.id, "same": str(other.same), "ended": other.ended}
+                for other in self._similar(one)
+            ],
+        }
+
+    def _similar(self, one: Incident) -> list[Similar]:
+        same_node = self._alike[("node", one.root.node)] if one.root.node is not None else []
+        near = [*self._alike[("fault", one.fault)][:MAY_BE_ALIKE], *same_node[:MAY_BE_ALIKE]]
+        return similar_to(one, near, self._model_of, self._cures)
+
+    def _model_of(self, node: str) -> str:
+        return self._nodes[node].gpu_model if node in self._nodes else ""
+
+    def _cures(self, names: Sequence[str]) -> dict[str, list[Verb]]:
+        return {name: self._done.get(name, []) for name in names}
+
+
+def _done_by_incident(tables: Tables) -> dict[str, list[Verb]]:
+    """The verbs that its runs did, oldest first."""
+    found: dict[str, list[Verb]] = {}
+    for run in tables.runs.values():
+        if run.incident is not None and not run.shadow:
+            log = tables.log.get(run.id, [])
+            done = [one for one in log if one.event is StepEvent.done and "verb" in one.data]
+            found.setdefault(run.incident, []).extend(Verb(one.data["verb"]) for one in done)
+    return found
 
 
 def _incident(one: Incident) -> dict[str, Any]:

@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from healer.adapters.clock import SystemClock
+from healer.adapters.postgres import rows
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
+from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.job_history import gpu_hours_lost
@@ -24,7 +27,9 @@ from healer.console.reads import CheckpointSeen, Requeue
 from healer.model import (
     Component,
     Finding,
+    HitBasis,
     IncidentState,
+    JobHit,
     LogEntry,
     Mode,
     Observation,
@@ -202,7 +207,77 @@ AGAIN = Requeue(at=NOW - timedelta(hours=1), restarts=0)
 def test_lost_hours_are_told_only_when_they_are_known(
     gpus: int, again: list[Requeue], seen: list[CheckpointSeen], hit: bool, lost: float | None
 ) -> None:
-    assert gpu_hours_lost(gpus, again, seen, hit=hit) == lost
+    assert gpu_hours_lost(gpus, again, seen, hit=hit).hours == lost
+
+
+def lost_by(basis: HitBasis, hours: float | None, restart: int = 0) -> JobHit:
+    return JobHit(job="4711", basis=basis, restart=restart, gpus=8, lost_gpu_hours=hours)
+
+
+@pytest.mark.parametrize(
+    ("lives", "again", "lost"),
+    [
+        ([lost_by(HitBasis.checkpoint, 4.0), lost_by(HitBasis.start, 2.0, 1)], [AGAIN], (6.0, True)),
+        ([lost_by(HitBasis.runs_on, None)], [], (0.0, False)),
+        ([lost_by(HitBasis.runs_on, None)], [AGAIN], (8.0, False)),
+        ([lost_by(HitBasis.unknown, None)], [], (None, False)),
+        ([lost_by(HitBasis.ended, 0.0)], [], (0.0, False)),
+    ],
+)
+def test_what_incidents_tell_of_a_life_stands_above_its_requeue(
+    lives: list[JobHit], again: list[Requeue], lost: tuple[float | None, bool]
+) -> None:
+    by_life = {one.restart: one for one in lives}
+    assert gpu_hours_lost(8, again, [SAVED], hit=True, lives=by_life) == lost
+
+
+def test_figures_and_the_job_agree_on_what_was_lost(fresh_database: sa.Engine) -> None:
+    one, other, third = (
+        msgspec.structs.replace(incident(number), jobs_hit=("4711",), hit=hit)
+        for number, hit in (
+            (1, (lost_by(HitBasis.checkpoint, 4.0),)),
+            (2, (lost_by(HitBasis.checkpoint, 3.0), lost_by(HitBasis.start, 2.5, 1))),
+            (3, (JobHit(job="9", basis=HitBasis.unknown),)),
+        )
+    )
+    with fresh_database.begin() as conn:
+        assert stats(conn, [CLUSTER], None).gpu_hours_lost is None
+        for each in (one, other, third):
+            save_incident(conn, each)
+        told = stats(conn, [CLUSTER], None)
+    known = reads_of(fresh_database).job(CLUSTER, "4711")
+    assert (known.gpu_hours_lost, known.gpu_hours_at_most) == (6.5, True)
+    assert (told.gpu_hours_lost, told.gpu_hours_at_most, told.jobs_unknown) == (6.5, 2.5, 1)
+
+
+def test_similar_ones_are_found_by_index_among_thousands(fresh_database: sa.Engine) -> None:
+    here = incident(1)
+    with fresh_database.begin() as conn:
+        save_incident(conn, here)
+        conn.exec_driver_sql(
+            """
+            INSERT INTO incidents (id, cluster, rule, state, severity, node, opened, updated, doc)
+            SELECT md5(n::text), cluster, rule, state, severity, 'x' || mod(n, 1250),
+              opened - n * interval '1 min', updated,
+              doc || jsonb_build_object('id', md5(n::text), 'fault', 'xid-' || mod(n, 100),
+                'root', jsonb_build_object('cluster', cluster, 'node', 'x' || mod(n, 1250)))
+            FROM incidents, generate_series(1, 6000) AS n
+            """
+        )
+        conn.exec_driver_sql("ANALYZE incidents")
+        plans: list[str] = []
+
+        def explained(_conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            if "FROM incidents" in statement and not statement.startswith("EXPLAIN"):
+                cursor.execute(f"EXPLAIN {statement}", parameters)
+                plans.append("\n".join(row[0] for row in cursor.fetchall()))
+
+        event.listen(conn, "before_cursor_execute", explained)
+        found = rows.similar_of(conn, here, None)
+    assert len(found) == 5
+    assert {one.fault for one in found} == {here.fault}
+    assert len(plans) == 2
+    assert all("Index Scan" in plan and "Seq Scan" not in plan for plan in plans), plans
 
 
 def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.Engine) -> None:

@@ -8,20 +8,33 @@ import pytest
 
 from healer.model import (
     BreakerState,
+    Cause,
     Component,
     Evidence,
+    FaultBurst,
     FaultClass,
     Finding,
+    Guard,
     IncidentState,
+    IncidentVerdict,
+    Inventory,
     Mode,
+    Observation,
+    ObservationKind,
     Pause,
     Remedy,
     RemedyUse,
     RequeueUse,
+    Retest,
     RunState,
+    SetAside,
+    Severity,
     SlurmNode,
     SlurmSnapshot,
     StepEvent,
+    Ticket,
+    Verdict,
+    VerdictAt,
     Veto,
 )
 from healer.ports import AlreadyRequeued
@@ -133,6 +146,73 @@ def test_saving_an_incident_again_replaces_it(bench: Bench) -> None:
     with bench.ledger.transaction() as tx:
         (one,) = tx.open_incidents()
     assert one == incident(title="two", jobs_hit=("4711",))
+
+
+def verdict(sentence: str) -> IncidentVerdict:
+    return IncidentVerdict(
+        nodes={node(): Verdict.isolate},
+        cause=Cause.unclear,
+        certainty=0.9,
+        sentence=sentence,
+        why=("a line",),
+        set_aside=(SetAside(at=START, what="Xid 45", why="teardown", count=3),),
+        retest=Retest(name="read_again", text="Read it again."),
+    )
+
+
+def test_verdicts_are_kept_in_their_order_with_their_incident(bench: Bench) -> None:
+    for number, at in ((1, START), (2, START), (1, START + timedelta(seconds=2))):
+        with bench.ledger.transaction() as tx:
+            tx.save_incident(incident(number))
+            tx.add_verdict(incident(number).id, verdict(f"{number} {at:%S}"), at=at)
+    assert bench.verdicts(incident(1).id) == [
+        VerdictAt(at=START, verdict=verdict("1 00")),
+        VerdictAt(at=START + timedelta(seconds=2), verdict=verdict("1 02")),
+    ]
+    assert len(bench.verdicts(incident(2).id)) == 1
+
+
+def test_a_verdict_of_a_walk_that_failed_is_none(bench: Bench) -> None:
+    with pytest.raises(Broken), bench.ledger.transaction() as tx:
+        tx.save_incident(incident())
+        tx.add_verdict(incident().id, verdict("x"), at=START)
+        raise Broken
+    assert bench.verdicts(incident().id) == []
+
+
+def test_what_a_node_told_of_itself_last_is_kept(bench: Bench) -> None:
+    old = Inventory(node="gpu0001", at=START, facts={"driver": "570.86", "bios": "1.4"})
+    new = msgspec.structs.replace(
+        old, at=START + timedelta(hours=1), facts={"driver": "580.65", "bios": "1.4"}
+    )
+    changed = {"driver": ("580.65", START + timedelta(hours=1))}
+    new = msgspec.structs.replace(new, changed=changed, booted_at=START + timedelta(minutes=59))
+    other = Inventory(node="gpu0002", at=START, facts={"kernel": "6.8.0"})
+    with bench.ledger.transaction() as tx:
+        tx.save_inventories([old, other])
+    with bench.ledger.transaction() as tx:
+        tx.save_inventories([new])
+        assert tx.references() == []
+    assert sorted(bench.ledger.inventories(), key=lambda one: one.node) == [new, other]
+
+
+def test_the_walk_knows_what_a_job_can_go_back_to(bench: Bench) -> None:
+    for step, durable in ((100, True), (200, False)):
+        bench.save(
+            Observation(
+                digest=f"{step:064x}",
+                kind=ObservationKind.checkpoint,
+                component=Component(cluster=CLUSTER, job="4711"),
+                event_at=START,
+                arrived_at=START,
+                data={"restart": 0, "step": step, "path": "/c", "durable": durable},
+            )
+        )
+    with bench.ledger.transaction() as tx:
+        found = tx.newest_durable("4711")
+        assert tx.newest_durable("4712") is None
+    assert found is not None
+    assert (found.step, found.at) == (100, START)
 
 
 def test_the_same_message_again_is_one(bench: Bench) -> None:
@@ -376,6 +456,36 @@ def test_actions_are_how_the_last_ten_steps_that_took_a_node_ended(bench: Bench)
     assert facts(bench).actions == tuple(number % 3 != 0 for number in range(2, 12))
 
 
+def test_those_that_wait_for_capacity_are_known_with_their_urgency(bench: Bench) -> None:
+    """A run that a cap keeps from its begin, and one that it keeps at a step; not who waits for people."""
+    slots, asks, held, shadow = (incident(number) for number in range(1, 5))
+    slots = msgspec.structs.replace(slots, held_by=Guard.slots, severity=Severity.P1, jobs_hit=("4711",))
+    asks = msgspec.structs.replace(asks, held_by=Guard.approval)
+    shadow = msgspec.structs.replace(shadow, held_by=Guard.slots)
+    with bench.ledger.transaction() as tx:
+        for one in (slots, asks, held, shadow):
+            tx.save_incident(one)
+    begin(
+        bench,
+        run("r1", 1, state=RunState.held, incident=slots.id),
+        run("r2", 2, state=RunState.held, incident=asks.id),
+        run("r3", 3, incident=held.id),
+        run("r4", 4, state=RunState.held, incident=shadow.id, shadow=True),
+        run("r5", 5),
+    )
+    with ExitStack() as stack:
+        claim = claimed(stack, bench, "r3")
+        wake = START + timedelta(seconds=1)
+        claim.write(entry("drain", StepEvent.held, run="r3", data={"guard": "floor"}))
+        claim.set_state(RunState.running, why="the floor", wake_at=wake, question="the floor")
+    waiting = {one.run: one for one in facts(bench).waiting}
+    assert set(waiting) == {"r1", "r3"}
+    first = waiting["r1"]
+    assert (first.node, first.guard, first.severity) == (node(), Guard.slots, Severity.P1)
+    assert (first.since, first.jobs) == (slots.opened, ("4711",))
+    assert waiting["r3"].guard is Guard.floor
+
+
 # --- requeues -----------------------------------------------------------------------------------------------
 
 
@@ -419,3 +529,82 @@ def test_a_life_of_a_job_is_requeued_once_whoever_asks(bench: Bench) -> None:
         assert again is None or [one.event for one in again.log()] == [StepEvent.skipped]
     bench.clock.advance(24 * 3600)
     assert facts(bench).requeues == ()
+
+
+# --- what parts have had -----------------------------------------------------------------------------------
+
+
+def burst(fault: str, minutes: float, **fields: object) -> FaultBurst:
+    given = {
+        "cluster": CLUSTER,
+        "node": node(),
+        "part": "GPU-1",
+        "fault": fault,
+        "fault_class": FaultClass.degraded,
+        "began_at": ago(minutes=minutes),
+        "last_at": ago(minutes=minutes),
+    }
+    return msgspec.convert(given | fields, FaultBurst)
+
+
+def test_a_burst_that_goes_on_is_one_and_old_ones_stay_away(bench: Bench) -> None:
+    first = burst("xid-31", 60, jobs=("7",), units=("GPC 1 TPC 2",), incident="i1")
+    longer = msgspec.structs.replace(first, last_at=ago(minutes=30), count=9, users=("ann",))
+    with bench.ledger.transaction() as tx:
+        tx.save_bursts([first, burst("xid-63", 10), burst("xid-31", 600)])
+        tx.save_bursts([])
+    with bench.ledger.transaction() as tx:
+        tx.save_bursts([longer])
+    assert bench.ledger.bursts(ago(minutes=120)) == [longer, burst("xid-63", 10)]
+    assert len(bench.ledger.bursts(ago(minutes=700))) == 3
+
+
+def test_bursts_of_a_walk_that_failed_are_none(bench: Bench) -> None:
+    with pytest.raises(Broken), bench.ledger.transaction() as tx:
+        tx.save_bursts([burst("xid-31", 60)])
+        raise Broken
+    assert bench.ledger.bursts(ago(minutes=120)) == []
+
+
+# --- tickets ------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_knows_whether_a_ticket_was_filed(bench: Bench) -> None:
+    filed = Ticket(
+        id=f"{incident().id}:ticket",
+        cluster=CLUSTER,
+        node=node(),
+        incident=incident().id,
+        title="t",
+        text="x",
+    )
+    with bench.ledger.transaction() as tx:
+        assert not tx.has_ticket(incident().id)
+        tx.queue_message(msgspec.structs.replace(message(), incident=incident().id))
+        assert not tx.has_ticket(incident().id)
+        tx.queue_message(filed)
+        assert tx.has_ticket(incident().id)
+        assert not tx.has_ticket(incident(2).id)
+
+
+def test_steps_of_an_incident_are_those_of_its_runs_and_of_later_ones_on_its_node(bench: Bench) -> None:
+    one = incident()
+    before = run("before", created_at=ago(60), state=RunState.done)
+    own = run("own", 2, incident=one.id, state=RunState.done)
+    by_hand = run("hand", state=RunState.running)
+    other = run("other", 3)
+    watched = run("shadow", incident=one.id, shadow=True)
+    with bench.ledger.transaction() as tx:
+        tx.save_incident(one)
+        tx.save_incident(incident(2))
+    for made in (before, own, by_hand, other, watched):
+        begin(bench, msgspec.structs.replace(made, state=RunState.running))
+        with ExitStack() as stack:
+            claimed(stack, bench, made.id).write(entry(f"step-of-{made.id}", run=made.id))
+        if made.state is RunState.done:
+            with bench.ledger.transaction() as tx:
+                tx.set_run_state(made.id, RunState.done, why="x", at=START)
+    with bench.ledger.transaction() as tx:
+        assert [step.step for step in tx.steps_of(one)] == ["step-of-own", "step-of-hand"]
+        device = incident(2, root=Component(cluster=CLUSTER, device="pdu-r01"))
+        assert tx.steps_of(device) == []

@@ -96,11 +96,16 @@ def test_a_node_that_passes_its_tests_is_back_and_nobody_met_it_before(site: Wor
     run = site.ask("validate", node)
     site.until(lambda: "reserve" in site.done(run), "the node takes tests alone")
     theirs = site.bench.submit(node)
-    site.until(lambda: "test" in site.done(run), "the test has ended")
-    assert job_of(site.bench, theirs).state == "PENDING"
     site.ends(run, RunState.done)
     assert site.bench.scheduler.snapshot().reservations == {}
     wait_for(site.bench, theirs, "RUNNING")
+    returned = next(
+        one.at
+        for one in site.ledger.tables.log[run]
+        if (one.step, one.event) == ("resume", StepEvent.started)
+    )
+    began = job_of(site.bench, theirs).start_at
+    assert began is not None and began >= returned.replace(microsecond=0)
     assert site.ledger.tables.vetoes == []
 
 

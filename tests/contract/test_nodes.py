@@ -1,28 +1,91 @@
-"""What every `ports.NodeExec` must do, on simulated nodes in this process and over their socket."""
+"""What every `ports.NodeExec` must do: simulated nodes in this process and over their socket, and healer-node
+behind a real sshd."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from healer.ports import NodeError, NodeExec, NodeUnavailable
 from healer.sim.clock import SimClock
 from healer.sim.nodes import FABRIC_MANAGER, NodesClient, NodesServer, SimNodes
+from tests.support.node_ssh import SshNode, ssh_site
+from tests.support.stand_ins import StandIns
 
 NODE = "gpu0007"
 TAKES_S = 10.0
 
 
+class World(Protocol):
+    """What drives the nodes."""
+
+    def plant(self, node: str, fault: str, /) -> None: ...
+    def faults(self, node: str, /) -> list[str]: ...
+    def restarts(self, node: str, /) -> int: ...
+    def diagnoses(self, node: str, /) -> list[str]: ...
+    def resets(self, node: str, /) -> list[str]: ...
+
+
+class Advancing(Protocol):
+    def advance(self, seconds: float, /) -> object: ...
+
+
 class Bench:
     """One way to reach the nodes, and the nodes themselves."""
 
-    def __init__(self, nodes: NodeExec, world: SimNodes, clock: SimClock) -> None:
+    def __init__(self, nodes: NodeExec, world: World, clock: Advancing) -> None:
         self.nodes, self.world, self.clock = nodes, world, clock
 
 
-@pytest.fixture(params=["in process", "socket"])
+class RealWorld:
+    """A node behind sshd: `unreachable` ends its sshd, the rest is its programs' matter."""
+
+    def __init__(self, node: SshNode) -> None:
+        self._node, self._of = node, node.programs
+
+    def plant(self, node: str, fault: str) -> None:
+        if fault == "unreachable":
+            self._node.stop()
+        self._of.plant(node, fault)
+
+    def faults(self, node: str) -> list[str]:
+        return self._of.faults(node)
+
+    def restarts(self, node: str) -> int:
+        return self._of.restarts(node)
+
+    def diagnoses(self, node: str) -> list[str]:
+        return self._of.diagnoses(node)
+
+    def resets(self, node: str) -> list[str]:
+        return self._of.resets(node)
+
+
+class RealClock:
+    """The tests end when so much time has been let pass, however long it took."""
+
+    def __init__(self, of: StandIns) -> None:
+        self._of, self._passed_s = of, 0.0
+
+    def advance(self, seconds: float) -> None:
+        self._passed_s += seconds
+        if self._passed_s >= TAKES_S:
+            self._of.finish()
+            for key in self._of.diagnoses(NODE):
+                self._of.ended("diagnose-show", key)
+            for key in self._of.resets(NODE):
+                self._of.ended("gpu-reset-show", key)
+
+
+@pytest.fixture(params=["in process", "socket", "ssh"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param == "ssh":
+        with ssh_site(tmp_path / "site") as site:
+            node = site.node(NODE)
+            yield Bench(site.exec(), RealWorld(node), RealClock(node.programs))
+        return
     clock = SimClock(datetime(2026, 11, 20, 3, tzinfo=UTC))
     world = SimNodes(clock, diagnosis_s=TAKES_S)
     if request.param == "in process":
@@ -125,3 +188,35 @@ def test_a_call_that_is_none_is_refused(tmp_path: Path) -> None:
         client.close()
     finally:
         server.stop()
+
+
+# --- the reset of a GPU ------------------------------------------------------------------------------------
+
+
+def test_a_reset_ends_what_a_reset_ends(bench: Bench) -> None:
+    bench.world.plant(NODE, "gpu-hung")
+    bench.nodes.start_reset(NODE, "r1", "0000:10:00.0")
+    bench.nodes.start_reset(NODE, "r1", "0000:10:00.0")
+    bench.clock.advance(TAKES_S)
+    told = bench.nodes.reset(NODE, "r1")
+    assert told is not None and told.passed, told
+    assert "0000:10:00.0" in told.text
+    assert bench.world.faults(NODE) == [] and bench.world.resets(NODE) == ["r1"]
+
+
+def test_a_reset_that_does_not_work_says_so(bench: Bench) -> None:
+    bench.world.plant(NODE, "gpu-hung")
+    bench.world.plant(NODE, "reset-fails")
+    bench.nodes.start_reset(NODE, "r1", "all")
+    bench.clock.advance(TAKES_S)
+    told = bench.nodes.reset(NODE, "r1")
+    assert told is not None and not told.passed and "could not be reset" in told.text
+    assert bench.world.faults(NODE) == ["gpu-hung", "reset-fails"]
+
+
+def test_a_reset_that_nobody_asked_for_is_an_error_and_so_is_a_node_that_is_away(bench: Bench) -> None:
+    with pytest.raises(NodeError, match="never asked for r9"):
+        bench.nodes.reset(NODE, "r9")
+    bench.world.plant(NODE, "unreachable")
+    with pytest.raises(NodeUnavailable):
+        bench.nodes.start_reset(NODE, "r1", "all")

@@ -1,7 +1,9 @@
 """Who sends what, kept in PostgreSQL: summed by token and route, the latest first."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.retention import tidy
@@ -53,20 +55,22 @@ def test_ten_thousand_senders_are_one_statement(fresh_database: sa.Engine) -> No
 
 
 def test_a_process_sums_up_and_keeps_what_it_could_not_write(fresh_database: sa.Engine) -> None:
-    book = PostgresSenders(fresh_database)
+    class Book(PostgresSenders):
+        away = True
 
-    class Away(PostgresSenders):
-        def add(self, told: object) -> None:
-            raise Unavailable("away")
+        def add(self, told: Sequence[Sender]) -> None:
+            if self.away:
+                raise Unavailable("away")
+            super().add(told)
 
-    told = Senders(Away(fresh_database), lambda: AT, "pod1")
+    book = Book(fresh_database)
+    told = Senders(book, lambda: AT, "pod1")
     caller = Caller(id="1", name="prometheus", role=Role.signals)
     told.heard(caller, "metrics", 10)
-    try:
+    with pytest.raises(Unavailable):
         told.flush()
-    except Unavailable:
-        told.heard(caller, "metrics", 5)
-    told._book = book
+    told.heard(caller, "metrics", 5)
+    book.away = False
     told.flush()
     assert [(one.requests, one.bytes) for one in book.senders(None, 10)] == [(2, 15)]
 

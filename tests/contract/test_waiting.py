@@ -8,10 +8,11 @@ import sqlalchemy as sa
 from healer.adapters.postgres import audit, messages
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.routing import plan
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import runs
 from healer.adapters.postgres.waiting import Waiting
-from healer.model import AuditRecord, Message, Run, RunState, Severity
+from healer.model import AuditRecord, Message, Notifications, Run, RunState, Severity
 from healer.sim.clock import SimClock
 from tests.support.api import save_run
 
@@ -59,6 +60,8 @@ def test_a_message_waits_from_its_time_on_and_a_record_until_it_is_sealed(fresh_
         messages.queue(conn, page, at=NOW, has_sink=True)
     early = Waiting(fresh_database, CLUSTER, SimClock(NOW - timedelta(seconds=1)))
     waiting = Waiting(fresh_database, CLUSTER, SimClock(NOW))
+    assert (early(), waiting()) == ({"tell"}, {"deliver", "tell"})
+    plan(fresh_database, CLUSTER, Notifications(), NOW)  # no channel is named: nobody there is told
     assert (early(), waiting()) == (set(), {"deliver"})
     with fresh_database.begin() as conn:
         audit.append(conn, record)

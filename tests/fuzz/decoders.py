@@ -16,7 +16,7 @@ from healer.api import enroll, unpacking
 from healer.api.entry import decoded
 from healer.api.problems import Problem
 from healer.api.services import CredentialRefused
-from healer.model import Observation, ScrapeJob
+from healer.model import LineBook, Observation, ScrapeJob
 from healer.model.samples import Report, StepBatch
 from healer.rulefiles import Problem as FileProblem
 from healer.rulefiles import Source
@@ -40,6 +40,7 @@ from healer.topology_found import Unreadable, as_yaml, topology_of
 from healer.topology_ib import read_ibnetdiscover
 from healer.topology_lldp import read_lldp
 from tests.fuzz import seeds
+from tests.support.loop import shipped as shipped_rules
 from tests.unit.signals.measuring import NOW, Bench, known, shipped
 
 Take = Callable[[bytes], Any]
@@ -71,21 +72,28 @@ def _plain(take: Take) -> Callable[[], Take]:
     return lambda: take
 
 
+def shapes() -> LineBook:
+    """What ships of lines without a code."""
+    return shipped_rules().kernel_lines
+
+
 def kernel_log(raw: bytes) -> Any:
     """Both ways of the route: read at once, and as any JSON. They have to tell the same."""
     fast = wire.kernel_log_body(raw)
     body = decoded(raw)
     nodes = wire.nodes_of_kernel_log(body, cluster=CLUSTER)
-    told = wire.kernel_log_observations(body, known, NOW, cluster=CLUSTER)
+    told = wire.kernel_log_observations(body, known, NOW, cluster=CLUSTER, book=shapes())
     if fast is not None:
         assert wire.nodes_of_kernel_log(fast, cluster=CLUSTER) == nodes, "two ways tell other nodes"
-        again = wire.kernel_log_observations(fast, known, NOW, cluster=CLUSTER)
+        again = wire.kernel_log_observations(fast, known, NOW, cluster=CLUSTER, book=shapes())
         assert again == told, "two ways tell something else"
     return told
 
 
 def kernel_text(raw: bytes) -> Any:
-    return wire.kernel_text_observations(words(raw), known, NOW, cluster=CLUSTER, node=seeds.NODE)
+    return wire.kernel_text_observations(
+        words(raw), known, NOW, cluster=CLUSTER, node=seeds.NODE, book=shapes()
+    )
 
 
 def heartbeat(raw: bytes) -> Any:
@@ -124,8 +132,9 @@ def _reported(take: Callable[[Bench, bytes], Any]) -> Callable[[], Take]:
         def once(raw: bytes) -> Any:
             told = take(bench, raw)
             for one in getattr(told, "reports", ()):
-                blob = packed.pack_report(one)
-                packed.unpack_report(blob, cluster=one.cluster, node=one.node, at=one.at, arrived_at=NOW)
+                row = packed.PackedReport(one.node, one.at, NOW, packed.pack_report(one))
+                if isinstance(back := packed.unpack_reports(one.cluster, [row])[0], packed.BadBlock):
+                    raise AssertionError("what was packed cannot be unpacked") from back
             return told
 
         return once
@@ -260,7 +269,10 @@ def enroll_body(raw: bytes) -> Any:
 
 
 def packed_report(raw: bytes) -> Any:
-    return packed.unpack_report(raw, cluster=CLUSTER, node=seeds.NODE, at=NOW, arrived_at=NOW)
+    (one,) = packed.unpack_reports(CLUSTER, [packed.PackedReport(seeds.NODE, NOW, NOW, raw)])
+    if isinstance(one, packed.BadBlock):
+        raise one
+    return one
 
 
 def packed_steps(raw: bytes) -> Any:

@@ -38,6 +38,7 @@ LINES = (
     "      NVRM: installed in this system has",
     "      NVRM: fallen off the bus and is not responding to commands.",
     "[ 5.1] gpu0001 kernel: NVRM: Xid (PCI:0000:9b:00): 63, Row Remapper: New row marked for remapping",
+    "[ 9.5] EXT4-fs (sda1): Remounting filesystem read-only",
     "usb 1-1: new high-speed USB device",
 )
 

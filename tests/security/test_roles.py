@@ -20,7 +20,7 @@ Served = tuple[Api, httpx.Client]
 #: What needs no token, and why: liveness and readiness for load balancers, and a document of no secrets.
 OPEN = {"/healthz", "/readyz", "/openapi.json", "/docs"}
 #: Whose callers bring another proof than a token: tests/security/test_enroll.py.
-PROVEN = {"/enroll"}
+PROVEN = {"/enroll", "/chat/slack"}
 
 #: Whose errors are those of its own protocol, google.rpc.Status: 7 is PERMISSION_DENIED.
 OTLP = "/api/v1/signals/otlp/"
@@ -41,6 +41,9 @@ MATRIX = [
     ("GET", "/api/v1/stats", None, Role.viewer),
     ("GET", "/api/v1/reconcile", None, Role.viewer),
     ("POST", "/api/v1/reconcile", {"reason": "x"}, Role.operator),
+    ("GET", "/api/v1/references", None, Role.viewer),
+    ("POST", "/api/v1/references", {"node": "none"}, Role.operator),
+    ("DELETE", "/api/v1/references/pod1/none", None, Role.operator),
     ("GET", "/metrics", None, Role.viewer),
     ("GET", "/api/v1/audit/export", None, Role.auditor),
     ("POST", "/api/v1/incidents/none/acknowledge", {}, Role.responder),
@@ -48,7 +51,10 @@ MATRIX = [
     ("POST", "/api/v1/incidents/none/resolve", {"reason": "x"}, Role.responder),
     ("POST", "/api/v1/incidents/none/reopen", {"reason": "x"}, Role.responder),
     ("POST", "/api/v1/incidents/none/review", {"review": "unclear"}, Role.responder),
+    ("GET", "/api/v1/messages", None, Role.viewer),
+    ("POST", "/api/v1/messages/none/retry", {"reason": "x"}, Role.responder),
     ("POST", "/api/v1/incidents/none/merge", {"into": "x", "reason": "x"}, Role.responder),
+    ("POST", "/api/v1/incidents/none/split", {"reason": "x"}, Role.responder),
     ("POST", "/api/v1/playbooks/collect/runs", {"node": "gpu0001", "reason": "x"}, Role.responder),
     ("POST", "/api/v1/playbooks/drain/runs", {"node": "gpu0001", "reason": "x"}, Role.operator),
     ("POST", "/api/v1/playbooks/drain/runs?dry_run=true", {"node": "gpu0001"}, Role.operator),
@@ -56,6 +62,7 @@ MATRIX = [
     ("POST", "/api/v1/runs/none/reject", {"reason": "x"}, Role.operator),
     ("POST", "/api/v1/runs/none/cancel", {"reason": "x"}, Role.operator),
     ("POST", "/api/v1/runs/none/retry", {"reason": "x"}, Role.operator),
+    ("POST", "/api/v1/runs/none/undo", {"reason": "x"}, Role.operator),
     ("POST", "/api/v1/pauses", {"reason": "x"}, Role.operator),
     ("DELETE", "/api/v1/pauses/none", None, Role.operator),
     ("POST", "/api/v1/rules/gpu-lost/mode", {"mode": "shadow", "reason": "x"}, Role.admin),

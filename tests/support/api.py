@@ -25,6 +25,7 @@ from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.losses import PostgresLosses
+from healer.adapters.postgres.message_book import PostgresMessageBook
 from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.samples import PostgresSamples
@@ -46,6 +47,8 @@ from healer.model import (
     Catalogue,
     Cause,
     Component,
+    ContextKind,
+    ContextRule,
     FaultClass,
     Guard,
     GuardSettings,
@@ -113,6 +116,11 @@ RULES = Ruleset(
         ),
     ),
     guards=GuardSettings(),
+    context=(
+        ContextRule(
+            name="booted", when=ContextKind.booted, faults=("ib-*",), for_min=5, source="links train"
+        ),
+    ),
     playbooks={
         "drain": Playbook(
             name="drain", title="Drain a node", target="node", steps=(Step(id="drain", do=Verb.drain),)
@@ -319,6 +327,7 @@ class Api:
                 rules=lambda: RULES,
                 clock=clock,
             ),
+            messages=PostgresMessageBook(self.engine),
             idempotency=PostgresIdempotency(self.engine),
             audit=NoAudit(),
             events=self.events,

@@ -3,10 +3,13 @@
 import hashlib
 import random
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 
 from healer.console.reads import IncidentDetail, Note, RunDetail, SentMessage, Standing
+from healer.incidents.verdict import verdict_of
 from healer.model import (
     Answer,
     AnswerKind,
@@ -24,13 +27,23 @@ from healer.model import (
     Pause,
     Proposal,
     Root,
+    Ruleset,
     Run,
     RunState,
     SlurmJob,
     SlurmNode,
     StepEvent,
     Verb,
+    VerdictAt,
 )
+from healer.ruleset import load
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Ruleset:
+    """The rules that ship."""
+    return load(Path(__file__).parents[2] / "rules")
+
 
 NOW = datetime(2026, 11, 20, 3, 16, 40, 512000, tzinfo=UTC)
 CLUSTER = "pod1"
@@ -245,8 +258,11 @@ class Story:
         return run
 
     def detail(self) -> IncidentDetail:
+        verdict = verdict_of(self.incident, shipped())
         return IncidentDetail(
             incident=self.incident,
+            verdict=verdict,
+            verdicts=(VerdictAt(at=self.opened + milliseconds(1), verdict=verdict),),
             findings=self.findings,
             decisions=tuple(self.decisions),
             runs=tuple(self.runs),

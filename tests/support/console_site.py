@@ -7,8 +7,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,19 +32,22 @@ from healer.console.reads import (
 )
 from healer.console.routes import router
 from healer.console.views.runs import asks
+from healer.incidents.similar import similar_to
 from healer.model import (
     AuditRecord,
     Breaker,
     Catalogue,
     Checkpoint,
     Column,
+    ContextKind,
     GuardSettings,
     Incident,
     LastHeard,
     Mode,
+    NodeContext,
     Observation,
+    Reference,
     Role,
-    Ruleset,
     Run,
     RunState,
     Slot,
@@ -55,10 +56,9 @@ from healer.model import (
 )
 from healer.model.samples import Report, StepBatch
 from healer.ports.pull import Points
-from healer.ruleset import load
 from tests.support import console_blocks, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
-from tests.support.console_sample import CLUSTER, NOW, Sample
+from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
 
 CSRF = "csrf-of-the-test"
 
@@ -87,6 +87,11 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         details[slow.incident.id] = slow
     for old in console_blocks.history(past):
         details[old.incident.id] = old
+    known = [detail.incident for detail in details.values()]
+    models = {name: node.gpu_model for name, node in fleet.items()}
+    for name, detail in details.items():
+        alike = similar_to(detail.incident, known, lambda node: models.get(node, ""))
+        details[name] = msgspec.structs.replace(detail, similar=tuple(alike))
     runs = {run.run.id: run for detail in details.values() for run in detail.runs}
     records = [record for detail in details.values() for record in detail.records]
     records.sort(key=lambda record: record.at)
@@ -224,6 +229,19 @@ class SampleReads:
     ) -> tuple[list[Report], dict[int, Column]]:
         return console_telemetry.reports_of(node, since)
 
+    def node_context(self, cluster: str, node: str) -> tuple[NodeContext, ...]:
+        until = NOW + timedelta(minutes=3)
+        text = f"first minutes after boot until {until:%H:%M} UTC"
+        known = (NodeContext(kind=ContextKind.booted, text=text, until=until),)
+        return known if node == "gpu0001" else ()
+
+    def inventory(self, cluster: str, node: str) -> dict[str, str]:
+        told = {"driver": "570.86.15", "vbios": "96.00.99.00.01"}
+        return told if node == "gpu0001" else {}
+
+    def references(self, cluster: str) -> list[Reference]:
+        return console_telemetry.references(cluster)
+
     def remembers(self, cluster: str) -> bool:
         return False
 
@@ -240,12 +258,6 @@ class SampleReads:
         snapshot = self.sample.standing.snapshot
         shown = snapshot.jobs.get(job) if snapshot else None
         return console_telemetry.job_steps(job, shown.nodes) if shown else []
-
-
-@lru_cache(maxsize=1)
-def shipped() -> Ruleset:
-    """The rules that ship."""
-    return load(Path(__file__).parents[2] / "rules")
 
 
 def _fits(incident: Incident, query: IncidentQuery) -> bool:

@@ -9,13 +9,16 @@ from healer.model import (
     Cause,
     FaultClass,
     Guard,
+    HitBasis,
     IncidentState,
+    JobHit,
     Message,
     Mode,
     Outcome,
     Remedy,
     Review,
     RunState,
+    SetAside,
     Severity,
     Verdict,
 )
@@ -46,6 +49,22 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         unusable=True,
         acknowledged_by="mara",
         counted={"xid-45": 126},
+        confidence=1.0,
+        set_aside=(SetAside(at=NOW, what="No heartbeat for 40 s", why="the node speaks again"),),
+        hit=tuple(
+            JobHit(
+                job=job,
+                user="mara",
+                gpus=128,
+                nodes=16,
+                basis=HitBasis.checkpoint,
+                started_at=NOW - timedelta(hours=20),
+                since=NOW - timedelta(minutes=34),
+                ended_at=NOW - timedelta(minutes=4),
+                lost_gpu_hours=64.0,
+            )
+            for job in jobs
+        ),
     )
     drained(lost, jobs)
     told.append(lost)

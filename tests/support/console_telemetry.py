@@ -11,6 +11,7 @@ from healer.console.reads import (
     Arriving,
     CheckpointSeen,
     IncidentDetail,
+    JobErrors,
     JobHistory,
     Queue,
     Requeue,
@@ -29,6 +30,7 @@ from healer.model import (
     Observation,
     Outcome,
     Part,
+    Reference,
     Remedy,
     Ruleset,
     RunState,
@@ -322,6 +324,17 @@ def job_steps(job: str, nodes: tuple[str, ...]) -> list[StepBatch]:
     return []
 
 
+ERRORS = JobErrors(
+    fault="xid-45",
+    text="Xid 45: Channel torn down because of an earlier error or a kill",
+    lines=1232,
+    nodes=3,
+    node="gpu0007",
+    since=NOW - timedelta(minutes=4),
+    until=NOW - timedelta(minutes=3),
+)
+
+
 def job_history(job: str, details: list[IncidentDetail]) -> JobHistory:
     hit = [one.incident for one in details if job in one.incident.jobs_hit]
     seen = tuple(
@@ -333,6 +346,7 @@ def job_history(job: str, details: list[IncidentDetail]) -> JobHistory:
     return JobHistory(
         incidents=tuple(sorted(hit, key=lambda one: one.opened, reverse=True)),
         requeues=(Requeue(at=NOW - timedelta(minutes=3), restarts=1, incident=hit[0].id),) if hit else (),
+        errors=(ERRORS,) if job == "4711" else (),
         checkpoints=seen if job == "4711" else (),
     )
 
@@ -399,3 +413,11 @@ def arriving() -> Arriving:
         Queue("metrics", 63 * 2**20, 64 * 2**20, "bytes"),
     ]
     return Arriving(losses, senders, queues)
+
+
+def references(cluster: str) -> list[Reference]:
+    return [
+        Reference(
+            cluster=cluster, kind="h100", node="gpu0002", at=NOW, by="ann", facts={"driver": "580.65.06"}
+        )
+    ]

@@ -2,11 +2,13 @@
 
 from datetime import datetime
 
+import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import incidents
 from healer.model import Incident, Mode
 from healer.processes.detector import Detector
 from healer.sim.clock import SimClock
@@ -33,8 +35,10 @@ class Place:
     def poll(self) -> None:
         self.snapshots.put(self.slurm.snapshot())
 
-    def detector(self, cleared: list[tuple[str, datetime]] | None = None) -> Detector:
-        rules = rules_in(Mode.auto, settle_s=0.0)
+    def detector(
+        self, cleared: list[tuple[str, datetime]] | None = None, *, mode: Mode = Mode.auto
+    ) -> Detector:
+        rules = rules_in(mode, settle_s=0.0)
         return Detector(
             cluster=CLUSTER,
             ledger=self.ledger,
@@ -50,3 +54,8 @@ class Place:
     def incidents(self) -> list[Incident]:
         with self.ledger.transaction() as tx:
             return [one for one in tx.open_incidents() if one.is_open]
+
+    def all_incidents(self) -> list[Incident]:
+        with self.engine.connect() as conn:
+            docs = conn.execute(sa.select(incidents.c.doc)).scalars()
+            return [msgspec.convert(doc, Incident) for doc in docs]

@@ -52,7 +52,7 @@ class Fleet(Site):
         self._each = timedelta(seconds=each_s)
         self._next_scrape = self._next_tick = START
         self.nodes = SimNodes(self.clock)
-        self.saved = MemoryCheckpoints()
+        self.saved = self.ledger.checkpoints = MemoryCheckpoints()
         self.driver.nodes, self.driver.checkpoints = self.nodes, self.saved
         #: All that any sense found, in the order in which it was found.
         self.found: list[Finding] = []

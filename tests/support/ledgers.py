@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres import tables
+from healer.adapters.postgres import verdicts as verdict_rows
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
@@ -26,6 +27,7 @@ from healer.model import (
     LogEntry,
     Message,
     Mode,
+    Observation,
     ObservationKind,
     Outcome,
     Pause,
@@ -35,8 +37,10 @@ from healer.model import (
     Slot,
     SlurmSnapshot,
     StepEvent,
+    VerdictAt,
 )
 from healer.ports import Ledger, RunClaim
+from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
 
@@ -57,6 +61,8 @@ class Bench(Protocol):
     def mode(self, rule: str, mode: Mode) -> None: ...
     def decisions(self) -> list[Decision]: ...
     def findings(self) -> list[tuple[str, Finding]]: ...
+    def verdicts(self, incident: str) -> list[VerdictAt]: ...
+    def save(self, checkpoint: Observation) -> None: ...
     def audited(self) -> list[str]: ...
     def messages(self) -> list[str]: ...
     def commands(self) -> list[Command]: ...
@@ -66,6 +72,7 @@ class MemoryBench:
     def __init__(self) -> None:
         self.clock = SimClock(START)
         self.ledger = MemoryLedger(CLUSTER, self.clock)
+        self.saved = self.ledger.checkpoints = MemoryCheckpoints()
 
     def show(self, snapshot: SlurmSnapshot) -> None:
         self.ledger.snapshot = snapshot
@@ -81,6 +88,12 @@ class MemoryBench:
 
     def findings(self) -> list[tuple[str, Finding]]:
         return self.ledger.tables.findings
+
+    def verdicts(self, incident: str) -> list[VerdictAt]:
+        return list(self.ledger.tables.verdicts.get(incident, ()))
+
+    def save(self, checkpoint: Observation) -> None:
+        self.saved.hear([checkpoint])
 
     def audited(self) -> list[str]:
         return [one.verb for one in self.ledger.tables.audit]
@@ -117,6 +130,13 @@ class PostgresBench:
     def findings(self) -> list[tuple[str, Finding]]:
         rows = self._read(sa.select(tables.findings).order_by(tables.findings.c.id))
         return [(row.incident, msgspec.convert(row.doc, Finding)) for row in rows]
+
+    def verdicts(self, incident: str) -> list[VerdictAt]:
+        with self.engine.connect() as conn:
+            return verdict_rows.of(conn, incident)
+
+    def save(self, checkpoint: Observation) -> None:
+        PostgresInbox(self.engine, CLUSTER).add([checkpoint])
 
     def audited(self) -> list[str]:
         rows = self._read(sa.select(tables.audit_records.c.verb).order_by(tables.audit_records.c.id))

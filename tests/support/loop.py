@@ -137,7 +137,7 @@ class Site:
         self.checkpoints: list[str] = []
         self.on_checkpoint: Callable[[str], None] = self.checkpoints.append
         self.nodes = SimNodes(self.clock)
-        self.saved = MemoryCheckpoints()
+        self.saved = self.ledger.checkpoints = MemoryCheckpoints()
         self.driver = Driver(
             ledger=self.ledger,
             scheduler=self.scheduler,

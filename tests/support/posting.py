@@ -139,9 +139,8 @@ class Poster:
             [kind, subject],
         )
         for at, arrived_at, body in rows:
-            one = unpacked(CLUSTER, kind, subject, at, arrived_at, body)
-            values = getattr(one, "values", None) if kind == "metrics" else getattr(one, "step", None)
-            assert values is not None
+            reports, batches = unpacked(CLUSTER, [(kind, subject, at, arrived_at, body)])
+            values = reports[0].values if kind == METRICS else batches[0].step
             yield [int(value) for value in values.tolist()]
 
 

@@ -1,5 +1,6 @@
 """A small file system of its own, and how to fill it. Needs the right to mount, as root has it."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -28,15 +29,17 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def filled(folder: Path, *, left_bytes: int = 0) -> Iterator[Path]:
-    """All room of the file system but `left_bytes` is taken."""
+    """All room of the file system but `left_bytes` is taken; less is left where others write meanwhile."""
     filler = folder / "filler"
     try:
-        with filler.open("wb") as file:
-            rest = free_bytes(folder) - left_bytes
-            while rest > 0:
-                file.write(bytes(min(MIB, rest)))
-                file.flush()
-                rest = free_bytes(folder) - left_bytes
+        with filler.open("wb", buffering=0) as file:
+            while (rest := free_bytes(folder) - left_bytes) > 0:
+                try:
+                    file.write(bytes(min(MIB, rest)))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    break  # a server on it took the rest between the two calls
         yield filler
     finally:
         filler.unlink(missing_ok=True)

@@ -54,8 +54,8 @@ def batch(step: int, compute_s: np.ndarray | None, **more: object) -> StepBatch:
         "comm_s": none,
         "data_s": none,
         "work": np.broadcast_to(np.asarray(more.get("work", np.nan), float), n),
-        "loss": none,
-        "grad_norm": none,
+        "loss": np.broadcast_to(np.asarray(more.get("loss", np.nan), float), n),
+        "grad_norm": np.broadcast_to(np.asarray(more.get("grad_norm", np.nan), float), n),
     }
     return StepBatch(
         cluster=CLUSTER,

@@ -131,7 +131,7 @@ class Stack:
             text=True,
             env=self.environ | {"HEALER_URL": self.url},
             cwd=ROOT,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert not check or done.returncode == 0, (

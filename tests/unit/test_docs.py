@@ -14,26 +14,35 @@ from healer.cli import build
 from healer.decisions import GUARDS
 from healer.detection.language.functions import FUNCTIONS
 from healer.detectioncases import DetectionCase
+from healer.forecastcases import ForecastCase
+from healer.historycases import At, HistoryCase, Told
 from healer.model import (
     AlertRule,
     Alias,
+    Cancel,
     CatalogueEntry,
     Cause,
+    Combination,
     DetectionRule,
     DriverAsk,
+    ForecastRule,
     GpuModel,
     GuardSettings,
     IncidentState,
+    Ladder,
     Mode,
     NodeStatus,
     NvlinkRow,
+    Place,
     Playbook,
     Remedy,
+    Repeat,
     Role,
     Rule,
     RunState,
     ScrapeJob,
     ScrapeQuery,
+    Sharing,
     Signal,
     Step,
     Verdict,
@@ -143,7 +152,7 @@ def test_no_page_names_a_command_that_is_not_there(path: Path) -> None:
     "kind",
     [
         Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits, DetectionRule, GpuModel, DetectionCase,
-        WatchSettings, AlertRule,
+        WatchSettings, AlertRule, Sharing, Place, Repeat, Combination, Cancel, Ladder, HistoryCase, At, Told,
     ],
 )  # fmt: skip
 def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Struct]) -> None:
@@ -154,6 +163,8 @@ def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Str
     ("kind", "document"),
     [
         (Signal, "catalogue.md"),
+        (ForecastRule, "forecasts.md"),
+        (ForecastCase, "forecasts.md"),
         (Alias, "catalogue.md"),
         (ScrapeJob, "pull.md"),
         (ScrapeQuery, "pull.md"),

@@ -101,6 +101,7 @@ def test_without_a_way_to_the_nodes_a_person_is_asked() -> None:
     run = site.run_of("restart-fabric-manager")
     assert run.state is RunState.stuck
     assert "nothing was done there" in (run.question or "")
+    assert f"as root on {NODE}: `systemctl restart nvidia-fabricmanager`" in (run.question or "")
     assert site.node(1).drain
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from healer.hostlist import expand
+from healer.hostlist import compact, expand
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,17 @@ def test_a_comma_in_brackets_separates_numbers_and_any_other_one_names() -> None
     assert expand("a[1,3-4]b[5,6], c ,d[!x,y],") == [
         "a1b5", "a1b6", "a3b5", "a3b6", "a4b5", "a4b6", "c", "d[!x,y]",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["gpu0001", "gpu0003", "gpu0002", "gpu0007"], "gpu[0001-0003,0007]"),
+        (["gpu0009", "gpu0010", "cpu1", "login"], "cpu1,gpu[0009-0010],login"),
+        (["a-1", "a-01"], "a-01,a-1"),
+        ([], ""),
+    ],
+)
+def test_names_become_a_hostlist(names: list[str], text: str) -> None:
+    assert compact(names) == text
+    assert not names or sorted(expand(text)) == sorted(names)

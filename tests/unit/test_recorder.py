@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from healer.adapters.recording_file import RecordingFile
-from healer.model import Column, Observation, ObservationKind, Part, SlurmNode, SlurmSnapshot
+from healer.model import Column, Observation, ObservationKind, Part, Reference, SlurmNode, SlurmSnapshot
 from healer.model.component import Component
 from healer.model.samples import Report, StepBatch
 from healer.recorder import Recorder
@@ -187,3 +187,19 @@ def test_alerts_come_back_as_a_group_that_says_the_same() -> None:
     ((route, told),) = lines.told()
     assert route == "signals/alertmanager"
     assert alertmanager_observations(told, site, NOW).observations == seen
+
+
+def test_drift_is_told_at_the_begin_of_a_file_and_when_it_changes() -> None:
+    lines = Lines()
+    tap, _ = recorder(lines)
+    good = Reference(
+        cluster="pod1", kind="h100", node="gpu0002", at=NOW, by="ann", facts={"driver": "580.65"}
+    )
+    facts = {"gpu0001": {"driver": "570.86"}, "gpu0002": {}}
+    for references in ({"h100": good}, {"h100": good}, {}):
+        tap.note([], snapshot("gpu0001", "gpu0002"), NOW, facts=facts, references=references)
+    assert lines.told()[2:] == [
+        ("signals/metrics", [{"cluster": "pod1", "node": "gpu0001", "inventory": {"driver": "570.86"}}]),
+        ("reference", {"kind": "h100", "node": "gpu0002", "facts": {"driver": "580.65"}}),
+        ("reference", {"kind": "h100", "facts": {}}),
+    ]

@@ -302,6 +302,8 @@ def edited(change: Callable[[Row], None]) -> str:
         "{",
         "[]",
         "nonsense",
+        '{"at":"2026-11-20T03:00:10Z","route":"clock","body":' + "[" * 9999 + "]" * 9999 + "}",
+        '{"at":"2026-11-20T03:00:10Z","route":"signals/kernel-log","body":' + "[" * 900 + "]" * 900 + "}",
         json.dumps({"route": "clock"}),
         json.dumps({"at": "yesterday", "route": "clock"}),
         json.dumps({"at": "2026-11-20T03:00:00", "route": "clock"}),

@@ -176,6 +176,55 @@ def test_rest_needs_its_address_and_one_way_to_a_token() -> None:
         loaded(HEALER_SLURM_TOKEN_FILE="/etc/healer/slurm.jwt", **rest)
 
 
+JIRA = {
+    "HEALER_TICKETS": "jira",
+    "HEALER_TICKETS_URL": "https://jira.example/base",
+    "HEALER_TICKETS_PROJECT": "OPS",
+    "HEALER_TICKETS_TOKEN": "t",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"HEALER_TICKETS": "bugzilla"}, "HEALER_TICKETS must be one of webhook, jira, github, servicenow"),
+        ({"HEALER_TICKETS": ""}, "HEALER_TICKETS_URL is set, which needs one of jira, github, servicenow"),
+        ({"HEALER_TICKETS": "webhook"}, "HEALER_TICKETS_URL is set, which needs one of"),
+        ({"HEALER_TICKETS_URL": ""}, "is jira, which needs HEALER_TICKETS_URL"),
+        ({"HEALER_TICKETS_PROJECT": ""}, "is jira, which needs HEALER_TICKETS_PROJECT"),
+        ({"HEALER_TICKETS_TOKEN": ""}, "is jira, which needs HEALER_TICKETS_TOKEN"),
+        ({"HEALER_TICKETS_TOKEN": "t\u00e9"}, "HEALER_TICKETS_TOKEN must be printable ASCII"),
+        ({"HEALER_TICKETS_PROJECT": 'OPS" OR'}, "HEALER_TICKETS_PROJECT must be a project's key"),
+        ({"HEALER_TICKETS": "github"}, "HEALER_TICKETS_PROJECT must be owner/repository, not 'OPS'"),
+        ({"HEALER_TICKETS": "servicenow"}, "HEALER_TICKETS_PROJECT must be a table"),
+        (
+            {"HEALER_TICKETS": "github", "HEALER_TICKETS_USER": "ann"},
+            "is github, which has no use for HEALER_TICKETS_USER",
+        ),
+        ({"HEALER_TICKETS_URL": "http://jira.example"}, "must begin with https://"),
+        ({"HEALER_TICKETS_URL": "https://ann:pw@jira.example"}, "an address alone"),
+        ({"HEALER_TICKETS_URL": "https://jira.example/?os=1"}, "an address alone"),
+        ({"HEALER_TICKET_WEBHOOK_URL": "https://x.example"}, "HEALER_TICKET_WEBHOOK_URL is set: keep one"),
+    ],
+)
+def test_a_ticket_system_that_is_half_set_stops_the_start(change: dict[str, str], words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as error:
+        loaded(**JIRA | change)
+    assert str(error.value).count(". ") == 0
+
+
+def test_ticket_systems_as_they_should_be() -> None:
+    assert loaded(**JIRA).tickets == "jira"
+    assert loaded(**JIRA, HEALER_TICKETS_USER="ann@x.example", HEALER_TICKETS_CLOSE="Resolve").tickets_user
+    github = JIRA | {"HEALER_TICKETS": "github", "HEALER_TICKETS_PROJECT": "site/repairs"}
+    assert loaded(**github | {"HEALER_TICKETS_URL": ""}).tickets_url is None
+    assert loaded(**JIRA | {"HEALER_TICKETS_URL": "http://127.0.0.1:8081"}).tickets
+    webhook = loaded(HEALER_TICKETS="webhook", HEALER_TICKET_WEBHOOK_URL="https://x.example")
+    assert webhook.tickets == "webhook"
+    with pytest.raises(SettingsError, match="is webhook, which needs HEALER_TICKET_WEBHOOK_URL"):
+        loaded(HEALER_TICKETS="webhook")
+
+
 def test_options_of_the_command_line_win(tmp_path: Path) -> None:
     settings = load({"HEALER_LISTEN": "127.0.0.1:1"}, listen="[::1]:9000", data_dir=str(tmp_path))
     assert (str(settings.listen), settings.data_dir) == ("[::1]:9000", tmp_path)

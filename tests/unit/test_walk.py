@@ -337,7 +337,13 @@ def test_a_storm_opens_the_breaker_with_one_page_and_nothing_more_goes() -> None
     assert site.ledger.tables.breaker is not None
     assert site.ledger.tables.breaker.state is BreakerState.open
     assert not any(site.node(number).drain for number in range(1, 4))
-    assert {one.held_by for one in site.open_incidents} == {Guard.breaker}
+    (wave,) = [one for one in site.open_incidents if one.rule == "wave"]
+    # Held one by one, they stand in the wave: one incident, that people decide on. Law 2 is told there too.
+    assert site.open_incidents == [wave]
+    assert wave.severity is Severity.P0
+    assert wave.folded == wave.bad_nodes == tuple(name(number) for number in range(1, 4))
+    kept = {one.guard for one in site.ledger.tables.decisions if one.outcome is Outcome.held}
+    assert kept == {Guard.breaker}
     assert len(site.pages) == 1
     assert site.pages[0].id.startswith("breaker:pod1:")
     assert site.audited("breaker.opened") == 1
@@ -353,9 +359,45 @@ def test_after_a_persons_reset_one_canary_goes_and_its_success_closes_the_breake
     site.ledger.tables.breaker = reset(breaker, "ann", "driver rolled back", site.now)
     site.walk()
     assert sum(run.state is RunState.running for run in site.runs) == 1
+    (canary,) = [one for one in site.open_incidents if one.rule != "wave"]
+    (wave,) = [one for one in site.open_incidents if one.rule == "wave"]
+    assert canary.root.node == name(1)
+    assert wave.folded == (name(2), name(3))
     site.run_for(20)
     assert site.ledger.tables.breaker.state is BreakerState.closed
+    # All are incidents of their own again: the floor of service keeps the last of them, known bad.
+    own = {one.root.node: one for one in site.open_incidents if one.rule != "wave"}
+    assert set(own) == {name(1), name(2), name(3)}
+    assert sorted(site.node(number).drain for number in (1, 2, 3)) == [False, True, True]
+    assert [one.held_by for one in own.values() if one.held_by] == [Guard.floor]
+    (wave,) = [one for one in site.open_incidents if one.rule == "wave"]
+    assert (wave.folded, wave.bad_nodes, wave.severity) == ((), (), Severity.P1)
     assert len(site.pages) <= 1 + len(site.open_incidents)
+
+
+def test_more_of_a_node_that_stands_in_a_wave_opens_nothing_and_a_person_ends_all_of_it() -> None:
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, FATAL)])
+    site.run_for(10)
+    (wave,) = site.open_incidents
+    before = wave.evidence_count
+    site.walk(*site.say(2, FATAL))
+    site.run_for(5)
+    (wave,) = site.open_incidents
+    assert wave.evidence_count == before + 1
+    site.walk(*site.say(2, LOST))  # surely unusable now: law 2 is told
+    site.run_for(5)
+    assert [one.bad_nodes for one in site.open_incidents if one.bad_nodes] == [(name(2),)]
+    for one in site.open_incidents:
+        site.tell(CommandKind.resolve, incident=one.id)
+    site.run_for(5)
+    assert site.open_incidents == []
+    breaker = site.ledger.tables.breaker
+    assert breaker is not None
+    site.ledger.tables.breaker = reset(breaker, "ann", "all of them were rebooted", site.now)
+    site.run_for(20)
+    assert site.open_incidents == []
+    assert not any(site.node(number).drain for number in (1, 2, 3))
 
 
 def test_two_nodes_are_no_storm() -> None:
@@ -365,6 +407,19 @@ def test_two_nodes_are_no_storm() -> None:
     assert site.node(1).drain
     assert site.node(2).drain
     assert site.pages == []
+
+
+def test_a_person_takes_a_node_out_of_a_wave_and_it_stays_its_own() -> None:
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, FATAL)])
+    site.run_for(10)
+    (wave,) = site.open_incidents
+    part = next(one for one in site.incidents if one.root.node == name(2))
+    site.tell(CommandKind.split, incident=wave.id, incidents=[part.id], reason="this one has a burnt slot")
+    site.run_for(30)
+    left, own = sorted(site.open_incidents, key=lambda one: one.rule != "wave")
+    assert (left.folded, own.id) == ((name(1), name(3)), part.id)
+    assert (own.held_by, own.merged_into, own.acknowledged_by) == (Guard.breaker, None, "ann")
 
 
 # --- a person's word ----------------------------------------------------------------------------------------
@@ -428,6 +483,33 @@ def test_resolving_ends_incident_and_run() -> None:
     assert site.ledger.tables.incidents[known].closed_why == "resolved by ann: false alarm"
     assert [run.state for run in site.runs] == [RunState.cancelled]
     assert site.audited("incident.resolved") == 1
+
+
+def test_a_late_line_does_not_open_again_what_a_person_resolved() -> None:
+    """What was logged before and comes after, of the same fault. A later line is news."""
+    site = after_a_fault(Mode.off)
+    known = site.incident.id
+    site.clock.advance(60)
+    site.tell(CommandKind.resolve, incident=known, reason="reseated")
+    site.run_for(5)
+    assert site.open_incidents == []
+    site.walk(*site.say(1, LOST, event_at=START))
+    site.run_for(5)
+    assert site.open_incidents == []
+    site.clock.advance(600)
+    site.walk(*site.say(1, LOST))
+    site.run_for(5)
+    assert [one.id != known for one in site.open_incidents] == [True]
+
+
+def test_a_late_line_of_another_fault_is_news() -> None:
+    site = after_a_fault(Mode.off)
+    site.clock.advance(60)
+    site.tell(CommandKind.resolve, incident=site.incident.id, reason="reseated")
+    site.run_for(5)
+    site.walk(*site.say(1, FATAL, event_at=START))
+    site.run_for(5)
+    assert [one.fault for one in site.open_incidents] == ["xid-95"]
 
 
 def test_acknowledge_and_review_stay_with_the_incident() -> None:
@@ -565,3 +647,20 @@ def test_opening_deciding_and_closing_are_audited() -> None:
     site.walk()
     verbs = [one.verb for one in site.ledger.tables.audit]
     assert verbs == ["incident.opened", "decision.held", "incident.resolved"]
+
+
+def test_a_persons_held_run_says_what_holds_it_now() -> None:
+    """First the cap of the hour, then a pause; what was said stands as long as the same guard holds it."""
+    site = Site(40)
+    site.ask("drain", 1)
+    site.run_for(5)
+    second = site.ask("drain", 2)
+    site.run_for(3)
+    assert "of this hour used" in (site.ledger.tables.runs[second].question or "")
+    epoch = site.ledger.tables.runs[second].epoch
+    site.run_for(5)
+    assert site.ledger.tables.runs[second].epoch == epoch
+    site.pause()
+    site.run_for(3)
+    held = site.ledger.tables.runs[second]
+    assert (held.state, "hands off" in (held.question or "")) == (RunState.held, True), held.question

@@ -37,6 +37,8 @@ _NEVER = frozenset({400, 403, 404, 405, 413, 415, 422})
 FIELDS = (
     "time", "step", "step_s", "compute_s", "comm_s", "data_s", "work", "stage", "loss", "grad_norm",
 )  # fmt: skip
+#: What a step came to: that it is no number is worth telling.
+RESULTS = ("loss", "grad_norm")
 #: Left out where it is not known which rank this is.
 _OF_A_RANK = frozenset({"compute_s", "comm_s"})
 Sample = Tuple[Any, ...]
@@ -279,8 +281,11 @@ def _taken(queue: deque[Any], most: int) -> list[Any]:
 
 
 def _told(sample: Sample) -> dict[str, Any]:
-    """As healer reads it; what is not known, or no number, is left out."""
+    """As healer reads it; what is not known is left out, and so is a time that is no number."""
     told = {name: value for name, value in zip(FIELDS, sample) if value is not None and _finite(value)}
+    # That a result became no number is news; JSON has a word for it at most.
+    lost = [name for name, value in zip(FIELDS, sample) if name in RESULTS and not _finite(value)]
+    told.update(dict.fromkeys(lost, "NaN"))
     told["time"] = utc(sample[0])
     return told
 

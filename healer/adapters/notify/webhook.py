@@ -16,4 +16,5 @@ class WebhookNotifier:
         """Any 2xx means taken. DeliveryFailed otherwise."""
         kind = "page" if message.page else "message"
         data = msgspec.to_builtins(message)
+        del data["about"]  # for channels that draw; a receiver of data has the incident's id
         self._webhook.post(cloud_event(message.id, kind, message.cluster, message.incident, data))

@@ -39,8 +39,11 @@ class RunsByCluster:
     def cancel(self, run: str, *, by: str, reason: str, request: str) -> Run:
         return self._of(run).cancel(run, by=by, reason=reason, request=request)
 
-    def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        return self._of(run).retry(run, by=by, reason=reason, request=request)
+    def retry(self, run: str, *, by: str, reason: str, request: str, step: str | None = None) -> Run:
+        return self._of(run).retry(run, by=by, reason=reason, request=request, step=step)
+
+    def undo(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        return self._of(run).undo(run, by=by, reason=reason, request=request)
 
     def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
         return self._at(cluster).reset_breaker(cluster, by=by, reason=reason, request=request)

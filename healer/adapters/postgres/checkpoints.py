@@ -32,5 +32,9 @@ class PostgresCheckpoints:
 
     def newest_durable(self, job: str) -> JobCheckpoint | None:
         with ledger_errors(), self._engine.connect() as conn:
-            row = conn.execute(_NEWEST, {"cluster": self._cluster, "job": job}).first()
-        return None if row is None else JobCheckpoint(**row._mapping)
+            return newest_durable(conn, self._cluster, job)
+
+
+def newest_durable(conn: sa.Connection, cluster: str, job: str) -> JobCheckpoint | None:
+    row = conn.execute(_NEWEST, {"cluster": cluster, "job": job}).first()
+    return None if row is None else JobCheckpoint(**row._mapping)

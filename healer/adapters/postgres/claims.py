@@ -135,14 +135,14 @@ class PostgresClaim:
         return msgspec.convert(doc, Incident) if doc else None
 
     def known_bad(self) -> set[str]:
-        query = sa.select(incidents.c.node).where(
+        query = sa.select(incidents.c.doc).where(
             incidents.c.cluster == self.run.cluster,
             incidents.c.state != "resolved",
-            incidents.c.node.is_not(None),
             incidents.c.doc["known_bad_in_service"].as_boolean(),
         )
         with ledger_errors(), self._conn.begin():
-            return set(self._conn.execute(query).scalars())
+            docs = self._conn.execute(query).scalars()
+            return {name for doc in docs for name in msgspec.convert(doc, Incident).bad_nodes}
 
     def permits(self) -> list[Permit]:
         query = sa.select(permits.c.doc).where(

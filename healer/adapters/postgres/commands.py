@@ -14,10 +14,15 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres.audit import append
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.inbox import put_command
+from healer.adapters.postgres.proofs import proofs
+from healer.adapters.postgres.references import forget_reference, save_reference
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, notes, pauses, rule_modes
-from healer.api.services import NotFound
-from healer.model import AuditRecord, Command, CommandKind, Mode, Pause
+from healer.api.services import Conflict, NotFound
+from healer.decisions.earned import Proof, falls_back, lacks
+from healer.model import AuditRecord, Command, CommandKind, Earn, Mode, Pause, Reference, Review
 
+#: Who sets a mode that falls back by itself.
+HEALER = "healer"
 #: The audit's verb of each command that people give.
 _VERBS = {
     CommandKind.acknowledge: "incident.acknowledged",
@@ -78,6 +83,25 @@ class PostgresCommands:
             _record(conn, cluster, pause.since, pause.by, "pause.set", subject, data | {"request": request})
             return pause
 
+    def learn(self, reference: Reference, *, reason: str, request: str) -> None:
+        subject = f"reference/{reference.kind}"
+        data = {"reason": reason, "node": reference.node, "facts": reference.facts, "request": request}
+        with translated(), self._engine.begin() as conn:
+            if _done(conn, subject, request):
+                return
+            save_reference(conn, reference)
+            about = reference.at, reference.by, "reference.learnt", subject, data
+            _record(conn, reference.cluster, *about)
+
+    def forget_reference(
+        self, reference: Reference, *, by: str, reason: str, at: datetime, request: str
+    ) -> None:
+        subject = f"reference/{reference.kind}"
+        data = {"reason": reason, "node": reference.node, "request": request}
+        with translated(), self._engine.begin() as conn:
+            if forget_reference(conn, reference.cluster, reference.kind):
+                _record(conn, reference.cluster, at, by, "reference.forgotten", subject, data)
+
     def end_pause(self, pause: str, *, by: str, reason: str, at: datetime, request: str) -> Pause:
         with translated(), self._engine.begin() as conn:
             ended = conn.execute(
@@ -96,24 +120,70 @@ class PostgresCommands:
                 raise NotFound(f"no pause {pause} is in force")
             return pause_of(row)
 
-    def set_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime, request: str) -> None:
+    def set_mode(
+        self,
+        rule: str,
+        mode: Mode,
+        *,
+        by: str,
+        reason: str,
+        at: datetime,
+        request: str,
+        earn: Earn,
+        given: Mode,
+    ) -> None:
         with translated(), self._engine.begin() as conn:
-            subject = f"rule/{rule}"
-            if _done(conn, subject, request):
+            if _done(conn, f"rule/{rule}", request):
                 return
-            before = conn.execute(sa.select(rule_modes.c.mode).where(rule_modes.c.rule == rule)).scalar()
-            values = {"mode": mode.value, "by": by, "reason": reason, "at": at}
-            conn.execute(
-                insert(rule_modes)
-                .values(rule=rule, **values)
-                .on_conflict_do_update(index_elements=["rule"], set_=values)
-            )
-            data = {"mode": mode.value, "before": before, "reason": reason, "request": request}
-            _record(conn, self._cluster, at, by, "rule.mode_set", subject, data)
+            before = conn.execute(sa.select(rule_modes).where(rule_modes.c.rule == rule)).first()
+            back = given is Mode.auto and (before is None or before.by != HEALER)
+            if mode is Mode.auto and not back:
+                found = proofs(conn, earn.incidents, rules=[rule]).get(rule, Proof())
+                if (why := lacks(found, earn)) is not None:
+                    raise Conflict(f"{rule} cannot be set to auto: {why}")
+            _set_mode(conn, self._cluster, rule, mode, by=by, reason=reason, at=at, request=request)
+
+    def judge_mode(
+        self, rule: str, *, incident: str, review: Review, given: Mode, earn: Earn, at: datetime, request: str
+    ) -> None:
+        with translated(), self._engine.begin() as conn:
+            set_to = conn.execute(sa.select(rule_modes.c.mode).where(rule_modes.c.rule == rule)).scalar()
+            mode = Mode(set_to) if set_to else given
+            if mode is not Mode.auto or _done(conn, f"rule/{rule}", request):
+                return
+            found = proofs(conn, earn.incidents, rules=[rule], now=(incident, review)).get(rule, Proof())
+            why = falls_back(mode, found, earn)
+            if why is not None:
+                reason = f"{why} ({incident[:8]})"
+                _set_mode(
+                    conn, self._cluster, rule, Mode.approve, by=HEALER, reason=reason, at=at, request=request
+                )
 
     def audit(self, record: AuditRecord) -> None:
         with translated(), self._engine.begin() as conn:
             append(conn, record)
+
+
+def _set_mode(
+    conn: sa.Connection,
+    cluster: str,
+    rule: str,
+    mode: Mode,
+    *,
+    by: str,
+    reason: str,
+    at: datetime,
+    request: str,
+) -> None:
+    before = conn.execute(sa.select(rule_modes.c.mode).where(rule_modes.c.rule == rule)).scalar()
+    values = {"mode": mode.value, "by": by, "reason": reason, "at": at}
+    conn.execute(
+        insert(rule_modes)
+        .values(rule=rule, **values)
+        .on_conflict_do_update(index_elements=["rule"], set_=values)
+    )
+    data = {"mode": mode.value, "before": before, "reason": reason, "request": request}
+    _record(conn, cluster, at, by, "rule.mode_set", f"rule/{rule}", data)
 
 
 def pause_of(row: sa.Row) -> Pause:

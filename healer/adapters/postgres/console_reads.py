@@ -7,11 +7,13 @@ from datetime import datetime, timedelta
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import rows
+from healer.adapters.postgres import rows, verdicts
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.figures import lock_held, part_lock
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
+from healer.adapters.postgres.message_book import channels_told
+from healer.adapters.postgres.references import changed_since, read_inventories, read_references
 from healer.adapters.postgres.rule_records import rule_records
 from healer.adapters.postgres.snapshots import PostgresSnapshots, read_controller
 from healer.adapters.postgres.tables import (
@@ -43,8 +45,12 @@ from healer.console.reads import (
     RunQuery,
     SentMessage,
     Standing,
+    ToldAt,
 )
+from healer.decisions.node_context import context_of
+from healer.incidents.verdict import newest_verdict
 from healer.model import (
+    CONTEXT_LONGEST,
     AuditRecord,
     Catalogue,
     Checkpoint,
@@ -53,7 +59,9 @@ from healer.model import (
     LastHeard,
     Message,
     Mode,
+    NodeContext,
     Observation,
+    Reference,
     Ruleset,
     Run,
     UnknownSeries,
@@ -176,8 +184,11 @@ class PostgresConsoleReads:
             judged = rows.decisions_where(conn, decisions.c.incident == found.id)
             subjects = [f"incident/{found.id}", *(f"run/{name}" for name in names)]
             records, _ = rows.audit_page(conn, [audit_records.c.subject.in_(subjects)], _RECORDS, None)
+            kept = verdicts.of(conn, found.id)
             return IncidentDetail(
                 incident=found,
+                verdict=newest_verdict(kept, found, self._rules()),
+                verdicts=tuple(kept),
                 findings=tuple(rows.findings_of(conn, found.id)),
                 decisions=tuple(judged),
                 runs=tuple(
@@ -191,7 +202,7 @@ class PostgresConsoleReads:
                 notes=_notes(conn, found.id),
                 records=tuple(reversed(records)),
                 messages=_messages(conn, found.id),
-                similar=tuple(rows.similar_to(conn, found)),
+                similar=tuple(rows.similar_of(conn, found, self._snapshots.read(conn, found.cluster))),
             )
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
@@ -271,12 +282,30 @@ class PostgresConsoleReads:
 
     def job(self, cluster: str, job: str) -> JobHistory:
         with self._reading() as conn:
-            return job_history(conn, self._snapshots.read(conn, cluster), cluster, job)
+            return job_history(conn, self._snapshots.read(conn, cluster), cluster, job, self._rules())
 
     def node_signals(
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         return self._signals.node_signals(cluster, node, since)
+
+    def inventory(self, cluster: str, node: str) -> dict[str, str]:
+        with self._reading() as conn:
+            told = read_inventories(conn, cluster, node)
+        return told[0].facts if told else {}
+
+    def node_context(self, cluster: str, node: str) -> tuple[NodeContext, ...]:
+        now = self._clock.now()
+        with self._reading() as conn:
+            picture = self._snapshots.read(conn, cluster)
+            if picture is None or node not in picture.nodes:
+                return ()
+            known = changed_since(conn, cluster, now - CONTEXT_LONGEST, node).get(node)
+        return context_of(self._rules(), picture, picture.nodes[node], known, now)
+
+    def references(self, cluster: str) -> list[Reference]:
+        with self._reading() as conn:
+            return read_references(conn, cluster)
 
     def remembers(self, cluster: str) -> bool:
         return self._charts is not None and self._charts.remembers(cluster)
@@ -325,6 +354,7 @@ def _notes(conn: sa.Connection, incident: str) -> tuple[Note, ...]:
 
 def _messages(conn: sa.Connection, incident: str) -> tuple[SentMessage, ...]:
     """Pages, notes and tickets alike: a ticket has no severity of its own."""
+    told = channels_told(conn, incident)
     found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
     return tuple(
         SentMessage(
@@ -334,6 +364,10 @@ def _messages(conn: sa.Connection, incident: str) -> tuple[SentMessage, ...]:
             message=msgspec.convert({"severity": "P3", **row.doc}, Message),
             error=row.error or "",
             reference=row.reference or "",
+            channels=tuple(
+                ToldAt(channel=one.channel, state=one.state, error=one.error or "")
+                for one in told.get(row.id, ())
+            ),
         )
         for row in found
     )

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import msgspec
 
 from healer.api.views import IncidentDetail, Note, RunDetail, StepView, TimelineEntry
+from healer.incidents.similar import Similar
 from healer.model import (
     AuditRecord,
     Decision,
     Finding,
     Incident,
+    IncidentVerdict,
     LogEntry,
     Message,
     Playbook,
@@ -20,7 +22,9 @@ from healer.model import (
     Step,
     StepEvent,
     Verb,
+    VerdictAt,
 )
+from healer.playbooks import BEGIN
 
 #: How a done step is taken back. Verbs that are missing leave nothing, or cannot be taken back.
 _UNDO = {
@@ -47,7 +51,8 @@ def steps_of(playbook: Playbook | None, log: Sequence[LogEntry]) -> list[StepVie
     """The playbook's steps in order, each with what its log says; a step per job where it ran per job."""
     by_key: dict[str, list[LogEntry]] = {}
     for entry in log:
-        by_key.setdefault(entry.step, []).append(entry)
+        if entry.step != BEGIN:  # what conditions rest on: no step
+            by_key.setdefault(entry.step, []).append(entry)
     views: list[StepView] = []
     for step in playbook.steps if playbook else ():
         keys = [key for key in by_key if key == step.id or key.startswith(step.id + ":")]
@@ -87,11 +92,13 @@ def incident_detail(
     notes: list[Note],
     messages: list[tuple[Message, TimelineEntry]],
     records: list[AuditRecord],
-    similar: list[Incident],
+    similar: list[Similar],
+    verdict: IncidentVerdict,
+    verdicts: list[VerdictAt],
     snapshot: SlurmSnapshot | None,
 ) -> IncidentDetail:
     jobs = snapshot.jobs if snapshot else {}
-    timeline = _seen(incident, findings, decisions) + _done(runs, notes, records)
+    timeline = _seen(incident, findings) + _judged(verdicts, decisions) + _done(runs, notes, records)
     timeline += [entry for _, entry in messages]
     return IncidentDetail(
         **msgspec.structs.asdict(incident),
@@ -101,14 +108,16 @@ def incident_detail(
         timeline=sorted(timeline, key=lambda entry: entry.at),
         jobs=[jobs.get(job) or SlurmJob(id=job, state="UNKNOWN") for job in incident.jobs_hit],
         similar=similar,
+        verdict=verdict,
+        verdicts=verdicts,
         notes=notes,
         messages=[message for message, _ in messages],
         audit=records,
     )
 
 
-def _seen(incident: Incident, findings: list[Finding], decisions: list[Decision]) -> list[TimelineEntry]:
-    """What was noticed and decided. Equal moments keep the order of the lists: cause before effect."""
+def _seen(incident: Incident, findings: list[Finding]) -> list[TimelineEntry]:
+    """What was noticed. Equal moments keep the order of the lists: cause before effect."""
     made = [
         TimelineEntry(at=one.at, kind="evidence", text=one.text, data={"line": one.line})
         for one in incident.evidence
@@ -116,6 +125,18 @@ def _seen(incident: Incident, findings: list[Finding], decisions: list[Decision]
     made += [
         TimelineEntry(at=one.at, kind="finding", text=one.text, data={"rule": one.rule, "fault": one.fault})
         for one in findings
+    ]
+    return made
+
+
+def _judged(verdicts: list[VerdictAt], decisions: list[Decision]) -> list[TimelineEntry]:
+    """Each verdict that reads otherwise than the one before it, and what was decided."""
+    made = [
+        TimelineEntry(
+            at=one.at, kind="verdict", text=one.verdict.sentence, data={"certainty": one.verdict.certainty}
+        )
+        for before, one in zip([None, *verdicts], verdicts, strict=False)
+        if before is None or before.verdict.sentence != one.verdict.sentence
     ]
     made += [
         TimelineEntry(

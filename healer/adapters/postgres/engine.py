@@ -54,6 +54,11 @@ def own_connection(engine: sa.Engine) -> psycopg.Connection:
     return connection
 
 
+def storable(text: str) -> str:
+    """PostgreSQL's text holds no NUL, and no half of a surrogate pair."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
 #: SQLSTATEs, or classes of them, that tell of a server that is away, starting or stopping, or that takes
 #: nothing now (a standby: 25006), rather than of a wrong question.
 _AWAY = ("08", "53", "57", "25006")

@@ -5,11 +5,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import (
     decisions,
+    deliveries,
     gate,
     inbox,
     incidents,
@@ -21,6 +23,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.api.services import Unavailable
 from healer.api.views import Readiness, Spread, Stats
+from healer.model import HitBasis
 from healer.observations.controller import troubles
 
 _ENDED = ("done", "undone", "rejected", "cancelled")
@@ -50,6 +53,7 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
             sa.func.count().filter(false),
         ).where(*where)
     ).one()
+    lost = conn.execute(_lost(where)).one()
     return Stats(
         since=since,
         incidents=total[0],
@@ -62,6 +66,33 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
         drain=_spread(conn, drained - incidents.c.opened, where),
         to_return=_spread(conn, slots.c.released_at - slots.c.granted_at, slot_where),
         false_drains=total[2],
+        gpu_hours_lost=None if lost.hours is None else round(lost.hours, 2),
+        gpu_hours_at_most=None if lost.hours is None else round(lost.at_most or 0.0, 2),
+        jobs_unknown=lost.unknown,
+    )
+
+
+def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
+    """Each life of a job once, with the most that an incident tells: hours, those at most, jobs unknown."""
+    told = sa.func.coalesce(incidents.c.doc["hit"], sa.text("'[]'::jsonb"))
+    hit = sa.func.jsonb_array_elements(told).table_valued(sa.column("value", JSONB), name="hit")
+    rows = sa.select(incidents.c.cluster, hit.c.value).select_from(incidents.join(hit, sa.true()))
+    one = rows.where(*where).subquery()
+    field = one.c.value
+    hours = sa.cast(field["lost_gpu_hours"].astext, sa.Float)
+    lives = (
+        sa.select(
+            sa.func.max(hours).label("hours"),
+            sa.func.max(hours).filter(field["basis"].astext == str(HitBasis.start)).label("at_most"),
+            sa.func.bool_and(field["basis"].astext == str(HitBasis.unknown)).label("unknown"),
+        )
+        .group_by(one.c.cluster, field["job"].astext, field["restart"].astext)
+        .subquery()
+    )
+    return sa.select(
+        sa.func.sum(lives.c.hours).label("hours"),
+        sa.func.sum(lives.c.at_most).label("at_most"),
+        sa.func.count().filter(lives.c.unknown).label("unknown"),
     )
 
 
@@ -84,6 +115,14 @@ def _spread(conn: sa.Connection, span: Any, where: Sequence[sa.ColumnElement[boo
     ).one()
     p50, p90, most = (None if value is None else float(value) for value in row[1:])
     return Spread(count=row[0], p50_s=p50, p90_s=p90, max_s=most)
+
+
+def _dead_letters(conn: sa.Connection) -> dict[tuple[str, ...], float]:
+    """By cluster: what the webhooks did not take, and what channels did not."""
+    failed = [sa.select(table.c.cluster).where(table.c.state == "failed") for table in (messages, deliveries)]
+    letters = sa.union_all(*failed).subquery()
+    rows = conn.execute(sa.select(letters.c.cluster, sa.func.count()).group_by(letters.c.cluster))
+    return {(row[0],): row[1] for row in rows}
 
 
 def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
@@ -111,7 +150,7 @@ def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
             pauses.c.ended_at.is_(None),
             sa.or_(pauses.c.until.is_(None), pauses.c.until > now),
         ),
-        "messages_failed": counted((messages.c.cluster,), messages.c.state == "failed"),
+        "messages_failed": _dead_letters(conn),
         "inbox": {(row[0],): row[1] for row in waiting},
         "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
         "snapshot_age": {(row[0],): max(0.0, (now - row[1]).total_seconds()) for row in taken},

@@ -8,7 +8,16 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import decisions, gate, runs, slots
-from healer.model import ENDED_RUN_STATES, NODE_REMOVING, Breaker, Decision, GateFacts, Slot
+from healer.model import (
+    ENDED_RUN_STATES,
+    NODE_REMOVING,
+    SLOT_GUARDS,
+    Breaker,
+    Decision,
+    GateFacts,
+    Guard,
+    Slot,
+)
 
 _FACTS = sa.text("""
 SELECT
@@ -41,11 +50,24 @@ SELECT
   (SELECT json_agg(doc ORDER BY id) FROM permits
      WHERE cluster = :cluster AND at > :now - CAST(:permits_kept AS interval)) AS permits,
   (SELECT json_object_agg(node, id) FROM runs
-     WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL) AS running
+     WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL) AS running,
+  (SELECT json_agg(one) FROM (
+     SELECT * FROM (
+       SELECT runs.id AS run, runs.node, incidents.severity, incidents.opened AS since,
+              incidents.doc->'jobs_hit' AS jobs,
+              CASE WHEN runs.state = 'held' THEN incidents.doc->>'held_by' ELSE (
+                SELECT doc->'data'->>'guard' FROM run_log
+                WHERE run = runs.id ORDER BY seq DESC LIMIT 1) END AS guard
+       FROM runs JOIN incidents ON incidents.id = runs.incident
+       WHERE runs.cluster = :cluster AND NOT runs.shadow
+         AND (runs.state = 'held' OR runs.state = 'running' AND runs.doc->>'question' IS NOT NULL)) AS held
+     WHERE guard = ANY(:capacity) ORDER BY severity, since) AS one) AS waiting
 """)
 #: A drain that came of a hook is known as ours for so long, if nothing gave it our reason before.
 PERMITS_KEPT = timedelta(hours=24)
 _REMOVING = [str(verb) for verb in NODE_REMOVING]
+#: What several may wait for at once.
+_CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
 
 
 def lock_gate(conn: sa.Connection, cluster: str, snapshots: PostgresSnapshots, now: datetime) -> GateFacts:
@@ -72,6 +94,7 @@ def read_facts(
         row = conn.execute(sa.select(gate.c.breaker).where(gate.c.cluster == cluster)).first()
         breaker = msgspec.convert(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     asked = {"cluster": cluster, "now": now, "removing": _REMOVING, "permits_kept": PERMITS_KEPT}
+    asked["capacity"] = _CAPACITY
     known = conn.execute(_FACTS, asked).mappings().one()
     facts = msgspec.convert(
         {name: value for name, value in known.items() if value is not None}

@@ -1,6 +1,5 @@
 """Samples of one node or job, for pages: what the ring of the last hour still holds."""
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +9,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.inbox import alerts
-from healer.adapters.postgres.samples import METRICS, STEPS, unpacked
+from healer.adapters.postgres.samples import METRICS, STEPS, Row, unpacked
 from healer.adapters.postgres.tables import inbox, samples
 from healer.model import DEVICE_MARK, Column, LastHeard, Observation
 from healer.model.samples import Report, StepBatch
@@ -58,7 +57,7 @@ class PostgresSignalReads:
     def node_signals(
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
-        found = [one for one in self._rows(cluster, METRICS, node, since) if isinstance(one, Report)]
+        found, _ = unpacked(cluster, self._rows(cluster, METRICS, node, since))
         ids = np.unique(np.concatenate([one.columns for one in found])).tolist() if found else []
         return found, self._columns.columns(ids)
 
@@ -70,23 +69,20 @@ class PostgresSignalReads:
         with translated(), self._engine.connect() as conn:
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
             rows = conn.execute(DEVICES_FOUND, told).all()
-        found: dict[str, list[Report]] = {}
-        for row in rows:
-            reports = found.setdefault(row.subject.removeprefix(DEVICE_MARK), [])
-            if row.body is None or len(found) > limit:
-                continue
-            one = unpacked(cluster, METRICS, row.subject, row.at, row.arrived_at, row.body)
-            if isinstance(one, Report):
-                reports.append(one)
+        found: dict[str, list[Report]] = {row.subject.removeprefix(DEVICE_MARK): [] for row in rows}
         more = len(found) > limit
         if more:
             found.popitem()
+        told_rows = [(METRICS, row.subject, row.at, row.arrived_at, row.body) for row in rows if row.body]
+        for one in unpacked(cluster, told_rows)[0]:
+            if (reports := found.get(one.node.removeprefix(DEVICE_MARK))) is not None:
+                reports.append(one)
         every = [one.columns for reports in found.values() for one in reports]
         ids = np.unique(np.concatenate(every)).tolist() if every else []
         return Devices(reports=found, columns=self._columns.columns(ids), more=more)
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
-        return [one for one in self._rows(cluster, STEPS, job, since) if isinstance(one, StepBatch)]
+        return unpacked(cluster, self._rows(cluster, STEPS, job, since))[1]
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
@@ -127,9 +123,7 @@ class PostgresSignalReads:
         with translated(), self._engine.connect() as conn:
             return alerts(conn, cluster, since, node=node, limit=ALERTS_READ)
 
-    def _rows(
-        self, cluster: str, kind: str, subject: str, since: datetime
-    ) -> Iterator[Report | StepBatch | None]:
+    def _rows(self, cluster: str, kind: str, subject: str, since: datetime) -> list[Row]:
         table: Any = samples.c
         wanted = (
             sa.select(table.at, table.arrived_at, table.body)
@@ -146,5 +140,4 @@ class PostgresSignalReads:
             # The partitions are never analysed, so the planner would guess; the index always fits here.
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
             rows = conn.execute(wanted).all()
-        for row in reversed(rows):
-            yield unpacked(cluster, kind, subject, row.at, row.arrived_at, row.body)
+        return [(kind, subject, row.at, row.arrived_at, row.body) for row in reversed(rows)]

@@ -1,18 +1,22 @@
 """What healer knows of a job: the incidents that hit it, its requeues and checkpoints, and what it lost."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres import rows
 from healer.adapters.postgres.tables import incidents, requeues, run_log, runs
-from healer.console.reads import CheckpointSeen, JobDone, JobHistory, Requeue
-from healer.model import LogEntry, SlurmJob, SlurmNode, SlurmSnapshot, StepEvent
+from healer.console.reads import CheckpointSeen, JobDone, JobErrors, JobHistory, Requeue
+from healer.incidents.entries import in_words
+from healer.incidents.hit import gpus_of, lives_lost
+from healer.model import FaultClass, HitBasis, JobHit, LogEntry, Ruleset, SlurmSnapshot, StepEvent
 
 INCIDENTS_SHOWN = 100
 DONE_SHOWN = 50
 CHECKPOINTS_SHOWN = 50
+ERRORS_SHOWN = 20
 
 #: A step that has ended says what came of it.
 _SAID = [str(event) for event in (StepEvent.done, StepEvent.skipped, StepEvent.failed)]
@@ -35,7 +39,29 @@ _CHECKPOINTS = sa.text(
 )
 
 
-def job_history(conn: sa.Connection, snapshot: SlurmSnapshot | None, cluster: str, job: str) -> JobHistory:
+# One row for each code: a job that crashes on 77 nodes leaves thousands of lines.
+_ERRORS = sa.text(
+    """
+    SELECT
+      fault,
+      sum(coalesce((doc ->> 'count')::bigint, 1))::bigint AS lines,
+      count(DISTINCT node) AS nodes,
+      min(node) AS node,
+      min(began_at) AS since,
+      max(last_at) AS until
+    FROM fault_bursts
+    WHERE cluster = :cluster AND doc -> 'jobs' @> to_jsonb(ARRAY[:job ::text])
+      AND doc ->> 'fault_class' = :class
+    GROUP BY fault
+    ORDER BY lines DESC, fault
+    LIMIT :limit
+    """
+)
+
+
+def job_history(
+    conn: sa.Connection, snapshot: SlurmSnapshot | None, cluster: str, job: str, rules: Ruleset
+) -> JobHistory:
     hit = [incidents.c.cluster == cluster, incidents.c.doc["jobs_hit"].contains([job])]
     found, _ = rows.incident_page(conn, hit, INCIDENTS_SHOWN, None)
     asked = conn.execute(
@@ -48,14 +74,28 @@ def job_history(conn: sa.Connection, snapshot: SlurmSnapshot | None, cluster: st
     told = conn.execute(_CHECKPOINTS, {"cluster": cluster, "job": job, "limit": CHECKPOINTS_SHOWN})
     seen = sorted((CheckpointSeen(**row._mapping) for row in told), key=lambda one: one.at)
     shown = snapshot.jobs.get(job) if snapshot else None
+    lost = gpu_hours_lost(
+        gpus_of(shown, snapshot.nodes if snapshot else {}),
+        again,
+        seen,
+        hit=bool(found),
+        lives=lives_lost(job, found),
+    )
     return JobHistory(
         incidents=tuple(found),
         requeues=again,
         done=done,
+        errors=_errors(conn, cluster, job, rules),
         checkpoints=tuple(seen),
-        gpu_hours_lost=gpu_hours_lost(
-            gpus_of(shown, snapshot.nodes if snapshot else {}), again, seen, hit=bool(found)
-        ),
+        gpu_hours_lost=lost.hours,
+        gpu_hours_at_most=lost.at_most,
+    )
+
+
+def _errors(conn: sa.Connection, cluster: str, job: str, rules: Ruleset) -> tuple[JobErrors, ...]:
+    asked = {"cluster": cluster, "job": job, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
+    return tuple(
+        JobErrors(text=in_words(rules, row.fault), **row._mapping) for row in conn.execute(_ERRORS, asked)
     )
 
 
@@ -86,34 +126,45 @@ def _done_to(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str])
     )
 
 
-def gpus_of(job: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> int:
-    """GPUs that the job holds now; 0 when it holds none or Slurm does not tell."""
-    if job is None:
-        return 0
-    return sum(
-        len(job.gpus[name]) if name in job.gpus else nodes[name].gpus if name in nodes else 0
-        for name in job.nodes
-    )
+#: The life's work was lost, and how much is known.
+_LOST = frozenset({HitBasis.checkpoint, HitBasis.start})
+
+
+class Lost(NamedTuple):
+    """GPU-hours that a job lost; None: not known. `at_most`: a life told no durable checkpoint, so all of it
+    counts."""
+
+    hours: float | None
+    at_most: bool = False
 
 
 def gpu_hours_lost(
-    gpus: int, again: Sequence[Requeue], seen: Sequence[CheckpointSeen], *, hit: bool
-) -> float | None:
-    """GPUs × the work that each requeue threw away: from the last durable checkpoint of that life to it.
+    gpus: int,
+    again: Sequence[Requeue],
+    seen: Sequence[CheckpointSeen],
+    *,
+    hit: bool,
+    lives: Mapping[int, JobHit] | None = None,
+) -> Lost:
+    """What each life of the job lost: as its incidents tell it (`lives`), else GPUs × the time from the last
+    durable checkpoint of that life to its requeue.
 
-    None while it is not known: a job that was hit and not requeued by healer, a life without a durable
-    checkpoint (nobody says when it began), or a job whose GPUs Slurm no longer tells.
+    None while it is not known: a job that an earlier version's incident hit and healer did not requeue, a
+    requeued life without a durable checkpoint, or a job whose GPUs Slurm does not tell.
     """
-    if not again:
-        return None if hit else 0.0
-    lost_s = 0.0
-    for one in again:
+    known = {life: one for life, one in (lives or {}).items() if one.basis in _LOST}
+    unknown = {life for life, one in (lives or {}).items() if one.basis is HitBasis.unknown}
+    requeued = {one.restarts: one for one in again if one.restarts not in known}
+    if unknown - requeued.keys() or (hit and not lives and not again):
+        return Lost(None)
+    hours = sum((one.lost_gpu_hours or 0.0 for one in known.values()), 0.0)
+    for one in requeued.values():
         saved = [
             point.at
             for point in seen
             if point.durable and point.restart == one.restarts and point.at <= one.at
         ]
-        if not saved:
-            return None
-        lost_s += (one.at - max(saved)).total_seconds()
-    return round(gpus * lost_s / 3600, 2) if gpus else None
+        if not saved or not gpus:
+            return Lost(None)
+        hours += gpus * (one.at - max(saved)).total_seconds() / 3600
+    return Lost(round(hours, 2), any(one.at_most for one in known.values()))

@@ -8,7 +8,18 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres import audit, gate, inbox, messages
+from healer.adapters.postgres import (
+    audit,
+    fault_bursts,
+    forecasts,
+    gate,
+    inbox,
+    messages,
+    references,
+    tickets,
+    verdicts,
+)
+from healer.adapters.postgres.checkpoints import newest_durable
 from healer.adapters.postgres.claims import PostgresClaim, claim_run
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
@@ -21,15 +32,23 @@ from healer.model import (
     AuditRecord,
     Breaker,
     Decision,
+    FaultBurst,
     Finding,
+    Forecast,
     GateFacts,
     Incident,
+    IncidentVerdict,
+    Inventory,
+    JobCheckpoint,
+    LogEntry,
     Message,
     Observation,
     ObservationKind,
+    Reference,
     Run,
     RunState,
     Slot,
+    Ticket,
     Veto,
 )
 from healer.ports import Clock
@@ -76,6 +95,14 @@ class PostgresLedger:
         return claim_run(
             self._engine, run, snapshots=self._snapshots, clock=self._clock, has_sink=self._has_sink
         )
+
+    def bursts(self, since: datetime) -> list[FaultBurst]:
+        with ledger_errors(), self._engine.connect() as conn:
+            return fault_bursts.since(conn, self.cluster, since)
+
+    def inventories(self) -> list[Inventory]:
+        with ledger_errors(), self._engine.connect() as conn:
+            return references.read_inventories(conn, self.cluster)
 
     def due_runs(self, now: datetime) -> list[str]:
         """New, woken, or left by a dead worker (its lease is over)."""
@@ -126,6 +153,18 @@ class PostgresWalkTx:
     def incident(self, name: str) -> Incident | None:
         doc = self.conn.execute(sa.select(incidents.c.doc).where(incidents.c.id == name)).scalar()
         return msgspec.convert(doc, Incident) if doc else None
+
+    def merged_into(self, name: str) -> list[Incident]:
+        rows = self.conn.execute(
+            sa.select(incidents.c.doc)
+            .where(
+                incidents.c.cluster == self._cluster,
+                incidents.c.state == "resolved",
+                incidents.c.doc["merged_into"].as_string() == name,
+            )
+            .order_by(incidents.c.opened, incidents.c.id)
+        )
+        return [msgspec.convert(doc, Incident) for doc in rows.scalars()]
 
     def active_runs(self) -> list[Run]:
         rows = self.conn.execute(
@@ -180,14 +219,37 @@ class PostgresWalkTx:
         if rows:
             self.conn.execute(sa.insert(findings_table), rows)
 
+    def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
+        verdicts.add(self.conn, incident, verdict, at)
+
+    def newest_durable(self, job: str) -> JobCheckpoint | None:
+        return newest_durable(self.conn, self._cluster, job)
+
+    def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:
+        fault_bursts.save(self.conn, bursts)
+
+    def forecasts(self, since: datetime) -> list[Forecast]:
+        return forecasts.since(self.conn, self._cluster, since)
+
+    def save_forecast(self, forecast: Forecast) -> None:
+        forecasts.save(self.conn, forecast)
+
+    def save_inventories(self, inventories: Sequence[Inventory]) -> None:
+        references.save_inventories(self.conn, self._cluster, inventories)
+
+    def references(self) -> list[Reference]:
+        return references.read_references(self.conn, self._cluster)
+
     def add_decision(self, decision: Decision) -> None:
         gate.add_decision(self.conn, decision)
 
     def create_run(self, run: Run) -> None:
         create_run(self.conn, run)
 
-    def set_run_state(self, run: str, state: RunState, *, why: str, at: datetime) -> None:
-        set_run_state(self.conn, run, state, why=why, at=at)
+    def set_run_state(
+        self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None
+    ) -> None:
+        set_run_state(self.conn, run, state, why=why, at=at, question=question)
 
     def grant_slot(self, slot: Slot) -> None:
         gate.grant_slot(self.conn, slot)
@@ -201,8 +263,14 @@ class PostgresWalkTx:
     def add_veto(self, veto: Veto) -> None:
         self.conn.execute(sa.insert(vetoes).values(cluster=self._cluster, **msgspec.structs.asdict(veto)))
 
-    def queue_message(self, message: Message) -> None:
+    def queue_message(self, message: Message | Ticket) -> None:
         messages.queue(self.conn, message, at=self._clock.now(), has_sink=self._has_sink)
+
+    def has_ticket(self, incident: str) -> bool:
+        return tickets.filed(self.conn, incident)
+
+    def steps_of(self, incident: Incident) -> list[LogEntry]:
+        return tickets.steps_of(self.conn, incident)
 
     def audit(self, record: AuditRecord) -> None:
         audit.append(self.conn, record)
@@ -243,7 +311,8 @@ def set_run_state(
     if known.state in ENDED_RUN_STATES:
         return known
     ended = at if state in _ENDED else None
-    changed = msgspec.structs.replace(known, state=state, ended_at=ended, question=None, **change)
+    change = {"question": None, **change}
+    changed = msgspec.structs.replace(known, state=state, ended_at=ended, **change)
     conn.execute(
         sa.update(runs)
         .where(runs.c.id == run)

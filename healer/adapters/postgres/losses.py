@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.engine import storable, translated
 from healer.adapters.postgres.tables import losses
 from healer.model import Loss, LossReason
 
@@ -25,7 +25,7 @@ class PostgresLosses:
             for one in rows:  # in one order, so that two processes never wait for each other
                 row = msgspec.structs.asdict(one)
                 row["reason"] = one.reason.value
-                row["example"] = _clean(one.example)
+                row["example"] = storable(one.example)[:500]
                 statement = insert(losses).values(**row)
                 fresh = statement.excluded
                 conn.execute(
@@ -50,8 +50,3 @@ class PostgresLosses:
                 for row in rows
                 if row.reason in LossReason.__members__
             ]
-
-
-def _clean(text: str) -> str:
-    """PostgreSQL's text holds no NUL, and no half of a surrogate pair."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:500]

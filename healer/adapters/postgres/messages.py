@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit
 from healer.adapters.postgres.tables import messages
+from healer.adapters.postgres.tickets import in_turn
 from healer.audit import storable
 from healer.model import AuditRecord, Message, Ticket
 from healer.ports import Clock, DeliveryFailed, Notifier, Tickets
@@ -85,6 +86,7 @@ def _claim(engine: sa.Engine, kinds: set[str], now: datetime) -> sa.Row | None:
     due = (
         sa.select(messages.c.id)
         .where(messages.c.state == "due", messages.c.next_try_at <= now, messages.c.kind.in_(list(kinds)))
+        .where(in_turn())
         .order_by(messages.c.page.desc(), messages.c.next_try_at, messages.c.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -103,7 +105,7 @@ def _send(row: sa.Row, notifier: Notifier | None, tickets: Tickets | None) -> st
     if row.tries > MAX_TRIES:
         raise DeliveryFailed("the process that made the last try ended before its answer was noted")
     if row.kind == "ticket":
-        return tickets.open(msgspec.convert(row.doc, Ticket)) if tickets else None
+        return tickets.tell(msgspec.convert(row.doc, Ticket)) if tickets else None
     if notifier is None:
         return None
     notifier.send(msgspec.convert(row.doc, Message))
@@ -115,7 +117,7 @@ def _settled(engine: sa.Engine, row: sa.Row, reference: str | None, now: datetim
     with engine.begin() as conn:
         changed = _mark(conn, row, state=state, next_try_at=None, error=None, reference=reference or None)
         if changed and reference is not None:
-            verb = "ticket.opened" if row.kind == "ticket" else "message.sent"
+            verb = f"ticket.{row.doc.get('stage', 'opened')}" if row.kind == "ticket" else "message.sent"
             _audit(conn, row, verb, {"tries": row.tries, "reference": reference}, now)
 
 

@@ -41,7 +41,7 @@ def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Inci
         out_by=out_by,
         owner=str(owner) if owner and out_by != "planned" else None,
         reason_age_s=(snapshot.taken_at - node.reason_at).total_seconds() if node.reason_at else None,
-        known_bad_in_service=node.in_service and any(one.known_bad_in_service for one in incidents),
+        known_bad_in_service=node.in_service and any(node.name in one.bad_nodes for one in incidents),
         slurm=node,
         incidents=[one.id for one in incidents if one.is_open],
         taken_at=snapshot.taken_at,
@@ -93,6 +93,7 @@ def gpu_views(
             index=index,
             pci=told.get(index, {}).get("pci") or (by_model[index] if index < len(by_model) else None),
             uuid=told.get(index, {}).get("uuid") or None,
+            serial=told.get(index, {}).get("serial") or None,
             job=jobs.get(index),
             verdict=max(
                 (one.nodes.get(node.name, Verdict.suspect) for one in named.get(index, ())),

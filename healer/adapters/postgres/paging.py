@@ -24,7 +24,9 @@ def decode(cursor: str, kind: Any) -> Any:
         raise Invalid("cursor", "not one that an answer gave") from error
 
 
-def after(statement: sa.Select, moment: sa.Column, identity: sa.Column, cursor: str | None) -> sa.Select:
+def after(
+    statement: sa.Select, moment: sa.ColumnElement, identity: sa.ColumnElement, cursor: str | None
+) -> sa.Select:
     """Newest first by (moment, identity), from behind the cursor."""
     if cursor is not None:
         at, last = decode(cursor, tuple[datetime, str])

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import figures, paging, rows
+from healer.adapters.postgres import figures, forecasts, paging, rows, verdicts
 from healer.adapters.postgres.commands import pause_of
 from healer.adapters.postgres.details import incident_detail, run_detail
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.job_history import job_history
+from healer.adapters.postgres.message_book import channels_told
 from healer.adapters.postgres.node_views import by_node, gpu_views, node_view
+from healer.adapters.postgres.references import changed_since, read_inventories, read_references
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
     audit_records,
@@ -40,14 +42,19 @@ from healer.api.views import (
     Stats,
     TimelineEntry,
 )
+from healer.decisions.node_context import context_of
+from healer.incidents.verdict import newest_verdict
 from healer.model import (
+    CONTEXT_LONGEST,
     AuditRecord,
     Breaker,
     FaultClass,
     Incident,
+    Inventory,
     Message,
     Mode,
     Pause,
+    Reference,
     Review,
     Ruleset,
     Run,
@@ -129,6 +136,15 @@ class PostgresReads:
         with self._reading() as conn:
             return rows.incident_named(conn, incident)
 
+    def merged_into(self, incident: str) -> list[str]:
+        query = (
+            sa.select(incidents.c.id)
+            .where(incidents.c.state == "resolved", incidents.c.doc["merged_into"].as_string() == incident)
+            .order_by(incidents.c.opened, incidents.c.id)
+        )
+        with translated(), self._engine.begin() as conn:
+            return list(conn.execute(query).scalars())
+
     def incident_detail(self, incident: str) -> IncidentDetail | None:
         with self._reading() as conn:
             found = rows.incident_named(conn, incident)
@@ -138,8 +154,12 @@ class PostgresReads:
             logs = rows.logs_of(conn, [run.id for run in its_runs])
             judged = rows.decisions_where(conn, decisions.c.incident == found.id)
             records, _ = rows.audit_page(conn, [audit_records.c.subject == f"incident/{found.id}"], 200, None)
+            snapshot = self._snapshots.read(conn, found.cluster)
+            kept = verdicts.of(conn, found.id)
             return incident_detail(
                 found,
+                verdict=newest_verdict(kept, found, self._rules()),
+                verdicts=kept,
                 findings=rows.findings_of(conn, found.id),
                 decisions=judged,
                 runs=[
@@ -149,14 +169,15 @@ class PostgresReads:
                 notes=_notes(conn, found.id),
                 messages=_messages(conn, found.id),
                 records=records[::-1],
-                similar=rows.similar_to(conn, found),
-                snapshot=self._snapshots.read(conn, found.cluster),
+                similar=rows.similar_of(conn, found, snapshot),
+                snapshot=snapshot,
             )
 
     # --- nodes and jobs ---
 
     def nodes(
         self,
+        rules: Ruleset,
         *,
         clusters: Sequence[str] | None = None,
         verdict: Sequence[str] = (),
@@ -167,20 +188,22 @@ class PostgresReads:
         start = ("", "") if cursor is None else paging.decode(cursor, tuple[str, str])
         with self._reading() as conn:
             pictures = self._pictures(conn, clusters)
-            told = by_node(rows.watched(conn, clusters, self._clock.now()))
+            now = self._clock.now()
+            told = by_node(rows.watched(conn, clusters, now))
+            changed = {name: changed_since(conn, name, now - CONTEXT_LONGEST) for name in pictures}
         found: list[NodeView] = []
         for cluster in sorted(pictures):
             for name in sorted(pictures[cluster].nodes):
                 if (cluster, name) <= start or (q and q.lower() not in name.lower()):
                     continue
-                view = node_view(
-                    pictures[cluster], pictures[cluster].nodes[name], told.get((cluster, name), [])
-                )
+                picture = pictures[cluster]
+                view = node_view(picture, picture.nodes[name], told.get((cluster, name), []))
                 if verdict and view.verdict not in verdict:
                     continue
                 if len(found) == limit:
                     return Page(items=found, next_cursor=paging.encode(found[-1].cluster, found[-1].name))
-                found.append(view)
+                context = context_of(rules, picture, picture.nodes[name], changed[cluster].get(name), now)
+                found.append(msgspec.structs.replace(view, context=context))
         return Page(items=found)
 
     def node(self, cluster: str, node: str, rules: Ruleset) -> NodeView | None:
@@ -194,6 +217,7 @@ class PostgresReads:
             where = [incidents.c.cluster == cluster, rows.about_node(node)]
             history, _ = rows.incident_page(conn, where, _HISTORY, None)
             told = _told_gpus(conn, cluster, node, now)
+            known = changed_since(conn, cluster, now - CONTEXT_LONGEST, node).get(node)
         lemon = sum(
             one.opened > now - _LEMON_DAYS
             and one.review is not Review.false_alarm
@@ -207,12 +231,21 @@ class PostgresReads:
             jobs=picture.jobs_on(node),
             history=history,
             lemon_score=lemon,
+            context=context_of(rules, picture, shown, known, now),
         )
+
+    def references(self, cluster: str) -> list[Reference]:
+        with self._reading() as conn:
+            return read_references(conn, cluster)
+
+    def inventories(self, cluster: str, node: str | None = None) -> list[Inventory]:
+        with self._reading() as conn:
+            return read_inventories(conn, cluster, node)
 
     def job(self, cluster: str, job: str) -> JobView | None:
         with self._reading() as conn:
             picture = self._snapshots.read(conn, cluster)
-            known = job_history(conn, picture, cluster, job)
+            known = job_history(conn, picture, cluster, job, self._rules())
         shown = picture.jobs.get(job) if picture else None
         if shown is None and known.empty:
             return None
@@ -224,8 +257,10 @@ class PostgresReads:
             incidents=list(known.incidents),
             requeues=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.requeues],
             done=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.done],
+            errors=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.errors],
             checkpoints=[CheckpointView(**msgspec.structs.asdict(one)) for one in known.checkpoints],
             gpu_hours_lost=known.gpu_hours_lost,
+            gpu_hours_at_most=known.gpu_hours_at_most,
         )
 
     # --- runs ---
@@ -279,7 +314,8 @@ class PostgresReads:
                     sa.func.max(incidents.c.opened).label("opened"),
                 ).group_by(incidents.c.rule, review)
             ).all()
-        names = set(modes) | {row.rule for row in counted}
+            foretold = forecasts.scores(conn)
+        names = {*modes, *foretold, *(row.rule for row in counted)}
         found = {}
         for name in names:
             mine = [row for row in counted if row.rule == name]
@@ -292,6 +328,7 @@ class PostgresReads:
                 incidents=sum(row[2] for row in mine),
                 reviews={Review(row.review): row[2] for row in mine if row.review},
                 last_incident_at=max((row.opened for row in mine), default=None),
+                forecasts=foretold.get(name),
             )
         return found
 
@@ -359,9 +396,13 @@ def _notes(conn: sa.Connection, incident: str) -> list[Note]:
 def _messages(conn: sa.Connection, incident: str) -> list[tuple[Message, TimelineEntry]]:
     """Pages and notes of the incident; tickets stand in the timeline alone."""
     found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
-    made = []
+    made, told = [], channels_told(conn, incident)
     for row in found:
         data = {"state": row.state, "page": row.page, "error": row.error, "reference": row.reference}
+        data["channels"] = [
+            {"channel": one.channel, "state": one.state, "error": one.error, "reference": one.reference}
+            for one in told.get(row.id, ())
+        ]
         entry = TimelineEntry(at=row.at, kind="message", text=str(row.doc.get("title", "")), data=data)
         doc = {"severity": "P3", **row.doc}
         names = Message.__struct_fields__

@@ -9,19 +9,24 @@ from sqlalchemy.exc import DBAPIError
 
 from healer.adapters.postgres import features, samples
 from healer.adapters.postgres.tables import (
+    delivery_log,
+    fault_bursts,
+    forecasts,
     idempotency,
     inbox,
     losses,
     permits,
+    raised_alarms,
     senders,
     sessions,
     unknown_series,
 )
+from healer.incidents.news import FORGOTTEN
 from healer.model.detection import ALERT_STAYS_MAX_H
 
 HEARTBEATS = timedelta(hours=1)
 #: What senders say again and again.
-_SAID_AGAIN = ("heartbeat", "gpu_inventory", "hook")
+_SAID_AGAIN = ("heartbeat", "gpu_inventory", "inventory", "hook")
 #: That an alert goes on is noted once an hour; no rule asks further back.
 AGAIN = timedelta(hours=ALERT_STAYS_MAX_H)
 #: As long as an identity must be known: an old dmesg that is sent again within it is a duplicate.
@@ -30,6 +35,10 @@ KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
 #: A name that nobody sent for so long is no longer listed as unknown, nor a loss or a sender.
 UNKNOWN_SERIES = timedelta(days=7)
+#: Longer than anything looks back: for whoever asks later what a part has had.
+BURSTS = timedelta(days=90)
+#: What came of forecasts: a rule's precision is that of a year.
+FORECASTS = timedelta(days=365)
 #: Below this share of free room on the database's disk samples are kept for as long as windows ask for
 #: them, and no longer: they come again, events do not.
 LOW_SHARE = 0.1
@@ -62,8 +71,12 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
         ),
     )
     _by_number(engine, permits, permits.c.at < now - EVENTS)
+    _by_number(engine, delivery_log, delivery_log.c.at < now - EVENTS)
+    _all(engine, raised_alarms, raised_alarms.c.last_at < now - FORGOTTEN)
     _all(engine, idempotency, idempotency.c.at < now - KEYS)
     _all(engine, sessions, sessions.c.expires_at < now - SESSIONS)
+    _all(engine, fault_bursts, fault_bursts.c.last_at < now - BURSTS)
+    _all(engine, forecasts, forecasts.c.ended_at < now - FORECASTS)
     for seen in (unknown_series, losses, senders):
         _all(engine, seen, seen.c.last_seen < now - UNKNOWN_SERIES)
     with engine.begin() as conn:

@@ -18,7 +18,18 @@ from healer.adapters.postgres.tables import (
     runs,
     snapshots,
 )
-from healer.model import AuditRecord, Decision, Finding, Incident, LogEntry, Run
+from healer.incidents.similar import MAY_BE_ALIKE, Similar, similar_to
+from healer.model import (
+    AuditRecord,
+    Decision,
+    Finding,
+    Incident,
+    LogEntry,
+    Run,
+    SlurmSnapshot,
+    StepEvent,
+    Verb,
+)
 
 #: The shortest beginning of an incident's id that may stand for it (what Slurm's reason shows).
 SHORT_ID = 8
@@ -144,21 +155,52 @@ def decisions_where(conn: sa.Connection, where: sa.ColumnElement[bool]) -> list[
     return found[::-1]
 
 
-def similar_to(conn: sa.Connection, incident: Incident, limit: int = 5) -> list[Incident]:
-    """Others of the same rule: those on the same node first, then newest first."""
-    same_node = sa.case((incidents.c.node == incident.root.node, 0), else_=1)
-    rows = conn.execute(
-        sa.select(incidents.c.doc)
-        .where(
-            incidents.c.cluster == incident.cluster,
-            incidents.c.rule == incident.rule,
-            incidents.c.id != incident.id,
-            incidents.c.opened > incident.opened - timedelta(days=180),
-        )
-        .order_by(same_node, incidents.c.opened.desc())
-        .limit(limit)
+#: Word for word as the index has it: a name that is a parameter would miss it.
+_fault: sa.ColumnElement[str] = sa.literal_column("(incidents.doc ->> 'fault')", sa.Text)
+
+
+def similar_of(conn: sa.Connection, incident: Incident, snapshot: SlurmSnapshot | None) -> list[Similar]:
+    """Up to five others, as `healer.incidents.similar` ranks them: two walks down an index."""
+    nodes = snapshot.nodes if snapshot is not None else {}
+    alike = [_fault == incident.fault]
+    if incident.root.node is not None:
+        alike.append(incidents.c.node == incident.root.node)
+    docs = [
+        doc
+        for same in alike
+        for doc in conn.execute(
+            sa.select(incidents.c.doc)
+            .where(incidents.c.cluster == incident.cluster, same)
+            .order_by(incidents.c.opened.desc())
+            .limit(MAY_BE_ALIKE)
+        ).scalars()
+    ]
+    return similar_to(
+        incident,
+        [msgspec.convert(doc, Incident) for doc in docs],
+        lambda node: nodes[node].gpu_model if node in nodes else "",
+        lambda names: _cures_of(conn, names),
     )
-    return [msgspec.convert(doc, Incident) for doc in rows.scalars()]
+
+
+def _cures_of(conn: sa.Connection, names: Sequence[str]) -> dict[str, list[Verb]]:
+    """By incident: the verbs that its runs did, oldest first."""
+    verb = run_log.c.doc["data"]["verb"].astext
+    done = conn.execute(
+        sa.select(runs.c.incident, verb.label("verb"))
+        .join(run_log, run_log.c.run == runs.c.id)
+        .where(
+            runs.c.incident.in_(names),
+            runs.c.shadow.is_(False),
+            run_log.c.event == str(StepEvent.done),
+            verb.is_not(None),
+        )
+        .order_by(run_log.c.seq)
+    )
+    found: dict[str, list[Verb]] = {}
+    for row in done:
+        found.setdefault(row.incident, []).append(Verb(row.verb))
+    return found
 
 
 def audit_page(

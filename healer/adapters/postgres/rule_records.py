@@ -5,9 +5,10 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
+from healer.adapters.postgres import forecasts
 from healer.adapters.postgres.tables import findings, incidents, rule_modes
 from healer.console.reads import RuleRecord
-from healer.model import Mode, Review
+from healer.model import ForecastScore, Mode, Review
 
 WEEK = timedelta(days=7)
 #: How many findings are looked at, newest first.
@@ -23,9 +24,10 @@ def rule_records(conn: sa.Connection, cluster: str, now: datetime) -> dict[str, 
     counted = {row.rule: row for row in conn.execute(_incidents(cluster))}
     fired = {row.rule: row for row in conn.execute(_findings(cluster, now - WEEK))}
     modes = {row.rule: row for row in conn.execute(sa.select(rule_modes))}
+    foretold = forecasts.scores(conn)
     return {
-        name: _record(counted.get(name), fired.get(name), modes.get(name))
-        for name in {*counted, *fired, *modes}
+        name: _record(counted.get(name), fired.get(name), modes.get(name), foretold.get(name))
+        for name in {*counted, *fired, *modes, *foretold}
     }
 
 
@@ -71,7 +73,9 @@ def _first(value: sa.ColumnElement, order: sa.ColumnElement) -> sa.ColumnElement
     return sa.func.array_agg(aggregate_order_by(value, order), type_=ARRAY(sa.Text))[1]
 
 
-def _record(counted: sa.Row | None, fired: sa.Row | None, mode: sa.Row | None) -> RuleRecord:
+def _record(
+    counted: sa.Row | None, fired: sa.Row | None, mode: sa.Row | None, foretold: ForecastScore | None
+) -> RuleRecord:
     last = [(fired.last, fired.newest)] if fired else []
     last += [(counted.opened, counted.newest)] if counted else []
     last_at, last_incident = max(last, default=(None, None))
@@ -85,4 +89,5 @@ def _record(counted: sa.Row | None, fired: sa.Row | None, mode: sa.Row | None) -
         fired=fired.fired if fired else 0,
         true_faults=counted.true_faults if counted else 0,
         false_alarms=counted.false_alarms if counted else 0,
+        forecasts=foretold,
     )

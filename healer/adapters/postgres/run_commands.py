@@ -1,6 +1,6 @@
 """What people do to runs: each one transaction that passes the gate and writes its audit record."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from healer.adapters.postgres import audit, gate, inbox
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.ledger import create_run, set_run_state
+from healer.adapters.postgres.rows import logs_of
 from healer.adapters.postgres.run_rows import (
     cluster_of,
     incident_named,
@@ -20,8 +21,8 @@ from healer.adapters.postgres.run_rows import (
     run_of,
 )
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import run_log, runs
-from healer.api.services import Conflict, Forbidden, GuardRefused, NotFound, RunRequest
+from healer.adapters.postgres.tables import runs
+from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
 from healer.api.views import Preview
 from healer.decisions import (
     JudgeResult,
@@ -58,10 +59,12 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.playbooks import stuck_at
+from healer.playbooks import UNDO, from_here, stuck_at, touched
+from healer.playbooks.inputs import InputInvalid, taken
 from healer.ports import Clock, Poke, Scheduler, SchedulerError
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
+_GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
 
 
 class PostgresRunCommands:
@@ -182,6 +185,7 @@ class PostgresRunCommands:
             input={
                 "reason_text": f"{request.by}: {request.reason}",
                 "restarts": job.restarts if job else None,
+                **_inputs(playbook, request),
             },
         )
 
@@ -293,17 +297,18 @@ class PostgresRunCommands:
             # The gate first, as everywhere: the walk takes gate and run in this order too.
             facts = gate.lock_gate(conn, cluster_of(conn, run), self._snapshots, now)
             known = run_of(conn, run)
+            if known.state is RunState.waiting and (step := self._approval_of(conn, known)) is not None:
+                self._check_second(known, rules.playbooks[known.playbook], by)
+                self._mark(conn, known, [step], StepEvent.done, f"{by} approved: {reason}", {"by": by})
+                known = self._go_on(conn, known, by, "run.approved", reason, request)
+                self._poke([run])
+                return known
             if known.approved_by == by and known.state not in _STATES_TO_APPROVE:
                 return known
             if known.state not in _STATES_TO_APPROVE:
                 raise Conflict(f"run {run} is {known.state}: there is nothing to approve")
             playbook = rules.playbooks[known.playbook]
-            # DOWN that only frees a node needs nobody; any other the gate holds when it is due.
-            never_alone = IRREVERSIBLE_VERBS - {Verb.down}
-            if known.by == by and any(step.do in never_alone for step in playbook.steps):
-                raise Forbidden(
-                    "a step that cannot be undone needs a second person: you asked for it yourself"
-                )
+            self._check_second(known, playbook, by)
             incident = incident_named(conn, known.incident)
             approved = msgspec.structs.replace(known, approved_by=by)
             proposal = beginning(approved, playbook, incident)
@@ -331,6 +336,19 @@ class PostgresRunCommands:
         if known.state is RunState.running:
             self._poke([run])
         return known
+
+    def _check_second(self, run: Run, playbook: Playbook, by: str) -> None:
+        # DOWN that only frees a node needs nobody; any other the gate holds when it is due.
+        never_alone = IRREVERSIBLE_VERBS - {Verb.down}
+        if run.by == by and any(step.do in never_alone for step in playbook.steps):
+            raise Forbidden("a step that cannot be undone needs a second person: you asked for it yourself")
+
+    def _approval_of(self, conn: sa.Connection, run: Run) -> str | None:
+        """The step at which the run waits for an approval."""
+        log = self._log(conn, run)
+        last = log[-1] if log else None
+        waits = last is not None and last.event is StepEvent.waiting and last.data.get("approval")
+        return last.step if last is not None and waits else None
 
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
         return self._stop(run, RunState.rejected, "run.rejected", by=by, reason=reason, request=request)
@@ -367,41 +385,92 @@ class PostgresRunCommands:
                 )
         return known
 
-    def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
+    def retry(self, run: str, *, by: str, reason: str, request: str, step: str | None = None) -> Run:
         now = self._clock.now()
         with translated(), self._engine.begin() as conn:
             gate.lock_gate(conn, cluster_of(conn, run), self._snapshots, now)
             known = run_of(conn, run)
             if known.state is RunState.running:
                 return known
-            if known.state is not RunState.stuck:
-                raise Conflict(f"run {run} is {known.state}: only a stuck run is retried")
-            for step in self._stuck_at(conn, known):
-                entry = LogEntry(
-                    run=run,
-                    at=now,
-                    epoch=known.epoch + 1,
-                    step=step,
-                    event=StepEvent.retry,
-                    text=f"{by}: {reason}",
-                )
-                write_entry(conn, entry)
-            try:
-                with conn.begin_nested():
-                    known = set_run_state(conn, run, RunState.running, why=reason, at=now)
-            except IntegrityError as error:
-                raise Conflict(f"another run is working on {known.node}") from error
-            self._audit_run(conn, known, by, "run.retried", reason, request)
+            if step is None:
+                if known.state is not RunState.stuck:
+                    raise Conflict(f"run {run} is {known.state}: only a stuck run is retried")
+                keys = self._stuck_at(conn, known)
+            else:
+                keys = self._from_here(conn, known, step)
+            self._mark(conn, known, keys, StepEvent.retry, f"{by}: {reason}")
+            known = self._go_on(conn, known, by, "run.retried", reason, request)
         self._poke([run])
+        return known
+
+    def undo(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        """A worker that still works on the run loses it: the state's new epoch fences it off."""
+        now = self._clock.now()
+        with translated(), self._engine.begin() as conn:
+            gate.lock_gate(conn, cluster_of(conn, run), self._snapshots, now)
+            known = run_of(conn, run)
+            log = self._log(conn, known)
+            if any(one.step == UNDO for one in log):
+                return known
+            if known.state in ENDED_RUN_STATES:
+                raise Conflict(f"run {run} has ended ({known.state}): start a playbook that brings it back")
+            if not touched(self._rules().playbooks[known.playbook], log):
+                raise Conflict(f"run {run} has changed nothing yet: cancel it")
+            self._mark(conn, known, [UNDO], StepEvent.done, f"{by}: {reason}", {"by": by})
+            known = self._go_on(conn, known, by, "run.undo", reason, request)
+        self._poke([run])
+        return known
+
+    def _from_here(self, conn: sa.Connection, run: Run, step: str) -> list[str]:
+        if run.state not in _GOES_BACK:
+            raise Conflict(f"run {run.id} is {run.state}: one that is stuck or waits can go back to a step")
+        log = self._log(conn, run)
+        if any(one.step == UNDO for one in log):
+            raise Conflict(f"run {run.id} is being taken back: retry it without a step")
+        try:
+            keys = from_here(self._rules().playbooks[run.playbook], log, step)
+        except ValueError as error:
+            raise Invalid("step", str(error)) from error
+        if not keys:
+            raise Conflict(f"run {run.id} has not come to the step {step} yet")
+        return keys
+
+    def _mark(
+        self,
+        conn: sa.Connection,
+        run: Run,
+        keys: Sequence[str],
+        event: StepEvent,
+        text: str,
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        for key in keys:
+            entry = LogEntry(
+                run=run.id,
+                at=self._clock.now(),
+                epoch=run.epoch + 1,
+                step=key,
+                event=event,
+                text=text,
+                data=data or {},
+            )
+            write_entry(conn, entry)
+
+    def _go_on(self, conn: sa.Connection, run: Run, by: str, verb: str, reason: str, request: str) -> Run:
+        try:
+            with conn.begin_nested():
+                known = set_run_state(conn, run.id, RunState.running, why=reason, at=self._clock.now())
+        except IntegrityError as error:
+            raise Conflict(f"another run is working on {run.node}") from error
+        self._audit_run(conn, known, by, verb, reason, request)
         return known
 
     def _stuck_at(self, conn: sa.Connection, run: Run) -> list[str]:
         """Of several jobs one may be stuck while the last line of the log speaks of another."""
-        docs = conn.execute(
-            sa.select(run_log.c.doc).where(run_log.c.run == run.id).order_by(run_log.c.seq)
-        ).scalars()
-        log = [msgspec.convert(doc, LogEntry) for doc in docs]
-        return stuck_at(self._rules().playbooks[run.playbook], log, self._clock.now())
+        return stuck_at(self._rules().playbooks[run.playbook], self._log(conn, run), self._clock.now())
+
+    def _log(self, conn: sa.Connection, run: Run) -> list[LogEntry]:
+        return logs_of(conn, [run.id]).get(run.id, [])
 
     def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
         now = self._clock.now()
@@ -455,3 +524,13 @@ class PostgresRunCommands:
             data={"reason": reason, "incident": run.incident, "state": str(run.state), "request": request},
         )
         audit.append(conn, record)
+
+
+def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
+    """What the person gave, as the playbook's types say. Raises Invalid, which names the input."""
+    if not playbook.inputs and not request.inputs:
+        return {}
+    try:
+        return {"inputs": taken(playbook, request.inputs)}
+    except InputInvalid as error:
+        raise Invalid(f"inputs.{error.name}", str(error)) from error

@@ -19,7 +19,7 @@ from healer.adapters.postgres.engine import own_connection, unstored
 from healer.adapters.postgres.tables import SAMPLE_SLOTS
 from healer.model.samples import Report, StepBatch
 from healer.ports import LedgerAway
-from healer.signals.packed import pack_report, pack_steps, unpack_report, unpack_steps
+from healer.signals.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
 
 log = structlog.get_logger()
 
@@ -30,6 +30,9 @@ WINDOW = timedelta(minutes=15)
 #: Rows in one answer of `new`.
 CHUNK = 10_000
 METRICS, STEPS = "metrics", "steps"
+
+#: Of the store: kind, subject, at, arrived_at, body.
+Row = tuple[str, str, datetime, datetime, bytes]
 
 _SLOT_S = 900
 #: Slots behind the current one that may still hold rows of the last 60 minutes.
@@ -91,32 +94,37 @@ class PostgresSamples:
         except _ERRORS as error:
             self._reader.close()
             raise LedgerAway(f"the database does not answer: {type(error).__name__}") from error
-        reports: list[Report] = []
-        batches: list[StepBatch] = []
-        for kind, subject, at, arrived_at, body in rows:
-            one = unpacked(self._cluster, kind, subject, at, arrived_at, body)
-            if isinstance(one, Report):
-                reports.append(one)
-            elif one is not None:
-                batches.append(one)
-        return reports, batches
+        return unpacked(self._cluster, rows)
 
     def close(self) -> None:
         for part in (self._metrics, self._steps, self._reader):
             part.close()
 
 
-def unpacked(
-    cluster: str, kind: str, subject: str, at: datetime, arrived_at: datetime, body: bytes
-) -> Report | StepBatch | None:
-    """A row's content; None where it cannot be read (of another version?): one row must not stop all."""
-    try:
+def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[StepBatch]]:
+    """What the rows hold, in their order. One that cannot be read (of another version?) is left out, and
+    logged: it must not stop all."""
+    packed: list[PackedReport] = []
+    batches: list[StepBatch] = []
+    for kind, subject, at, arrived_at, body in rows:
         if kind == METRICS:
-            return unpack_report(body, cluster=cluster, node=subject, at=at, arrived_at=arrived_at)
-        return unpack_steps(body, cluster=cluster, job=subject, arrived_at=arrived_at)
-    except ValueError as error:
-        log.warning("a stored row of samples cannot be read", subject=subject, error=str(error))
-        return None
+            packed.append(PackedReport(subject, at, arrived_at, body))
+            continue
+        try:
+            batches.append(unpack_steps(body, cluster=cluster, job=subject, arrived_at=arrived_at))
+        except ValueError as error:
+            _unreadable(subject, error)
+    reports: list[Report] = []
+    for row, one in zip(packed, unpack_reports(cluster, packed), strict=True):
+        if isinstance(one, Report):
+            reports.append(one)
+        else:
+            _unreadable(row.node, one)
+    return reports, batches
+
+
+def _unreadable(subject: str, error: ValueError) -> None:
+    log.warning("a stored row of samples cannot be read", subject=subject, error=str(error))
 
 
 class _Writer:
@@ -195,7 +203,7 @@ class _Reader:
         self._seen: str | None = None
         self._looking_at = ""
 
-    def rows(self) -> list[tuple[str, str, datetime, datetime, bytes]]:
+    def rows(self) -> list[Row]:
         """At most CHUNK rows in the order of their transactions."""
         if self._cursor is None:
             self._cursor = self._look()

@@ -194,6 +194,8 @@ incidents = sa.Table(
     sa.Index("incidents_open", "cluster", "opened", postgresql_where=sa.text("state <> 'resolved'")),
     sa.Index("incidents_node", "cluster", "node", "opened"),
     sa.Index("incidents_opened", "opened"),
+    # Similar ones: the same fault, newest first.
+    sa.Index("incidents_fault", "cluster", sa.text("(doc ->> 'fault')"), "opened"),
 )
 
 findings = sa.Table(
@@ -201,6 +203,76 @@ findings = sa.Table(
     metadata,
     _serial(),
     sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), nullable=False, index=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+# What healer held to be true of an incident, from when on: a row for each change.
+verdicts = sa.Table(
+    "verdicts",
+    metadata,
+    _serial(),
+    sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), nullable=False, index=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+# What parts have had, by burst: repeats over days are judged by it. One row a burst, changed while it lasts.
+fault_bursts = sa.Table(
+    "fault_bursts",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("part", sa.Text, primary_key=True),
+    sa.Column("fault", sa.Text, primary_key=True),
+    sa.Column("began_at", sa.DateTime(timezone=True), primary_key=True),
+    _moment("last_at"),
+    sa.Column("doc", JSONB, nullable=False),
+    sa.Index("fault_bursts_last", "cluster", "last_at"),
+)
+
+# What was foretold of parts, and what came of it.
+forecasts = sa.Table(
+    "forecasts",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    _moment("told_at"),
+    _moment("ended_at", nullable=True),
+    sa.Column("doc", JSONB, nullable=False),
+    sa.Index("forecasts_open", "cluster", "told_at", postgresql_where=sa.text("ended_at IS NULL")),
+    sa.Index("forecasts_ended", "cluster", "ended_at"),
+    sa.Index("forecasts_rule", "rule", "outcome"),
+)
+
+# Two weeks of what forecasts follow, packed; one row a rule, written anew each hour.
+trends = sa.Table(
+    "trends",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("rule", sa.Text, primary_key=True),
+    _moment("saved_at"),
+    sa.Column("packed", sa.LargeBinary, nullable=False),
+)
+
+# What nodes of a kind should have (driver, firmware, settings), as `healer learn` took it from good ones.
+references = sa.Table(
+    "node_references",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, primary_key=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+# What each node told of itself last (driver, firmware, settings).
+inventories = sa.Table(
+    "inventories",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("node", sa.Text, primary_key=True),
     _moment("at"),
     sa.Column("doc", JSONB, nullable=False),
 )
@@ -244,6 +316,11 @@ runs = sa.Table(
     ),
     sa.Index("runs_due", "cluster", "wake_at", postgresql_where=sa.text("state IN ('running', 'waiting')")),
     sa.Index("runs_created", "created_at"),
+    sa.Index(
+        "runs_active",
+        "cluster",
+        postgresql_where=sa.text("state NOT IN ('done', 'undone', 'rejected', 'cancelled')"),
+    ),
 )
 
 run_log = sa.Table(
@@ -378,7 +455,104 @@ messages = sa.Table(
     sa.Column("error", sa.Text),
     sa.Column("reference", sa.Text),
     sa.Column("doc", JSONB, nullable=False),
+    # Whether it was looked at which channels take it; `state` is the generic webhook's.
+    sa.Column("routed", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Index("messages_due", "next_try_at", postgresql_where=sa.text("state = 'due'")),
+    sa.Index("messages_unrouted", "cluster", "at", postgresql_where=sa.text("NOT routed")),
+)
+
+# A channel of rules/notifications.yaml is told what comes after it was first seen there.
+channels = sa.Table(
+    "channels",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    _moment("since"),
+    # It asked for a pause.
+    _moment("held_until", nullable=True),
+)
+
+# How far channels were told of an incident.
+told_incidents = sa.Table(
+    "told_incidents",
+    metadata,
+    sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), primary_key=True),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("severity", sa.Text, nullable=False),
+    sa.Column("stage", sa.Text, nullable=False),
+    sa.Index("told_incidents_open", "cluster", postgresql_where=sa.text("stage <> 'resolved'")),
+)
+
+# One message's way to one channel.
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    _serial(),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("channel", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, sa.ForeignKey("messages.id"), nullable=False),
+    # The incident, or the message itself: all of a thread is one message where the channel can.
+    sa.Column("thread", sa.Text, nullable=False),
+    sa.Column("alarm", sa.Text, nullable=False),
+    sa.Column("how", sa.Text, nullable=False),
+    sa.Column("stage", sa.Text, nullable=False),
+    _moment("at"),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    _moment("next_try_at", nullable=True),
+    _moment("ended_at", nullable=True),
+    sa.Column("error", sa.Text),
+    sa.Column("reference", sa.Text),
+    sa.UniqueConstraint("message", "channel"),
+    sa.Index(
+        "deliveries_waiting", "cluster", "channel", postgresql_where=sa.text("state IN ('due', 'digest')")
+    ),
+    sa.Index("deliveries_thread", "thread", "channel"),
+    sa.Index("deliveries_state", "state", "id"),
+)
+
+# Where a channel keeps an incident's message: its own name for it, and what it was told last.
+threads = sa.Table(
+    "threads",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("channel", sa.Text, primary_key=True),
+    sa.Column("thread", sa.Text, primary_key=True),
+    sa.Column("stage", sa.Text, nullable=False),
+    sa.Column("reference", sa.Text, nullable=False),
+    _moment("told_at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+# Alarms at a channel, for those that are raised again and again.
+raised_alarms = sa.Table(
+    "raised_alarms",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("channel", sa.Text, primary_key=True),
+    sa.Column("alarm", sa.Text, primary_key=True),
+    sa.Column("again", sa.Integer, nullable=False),
+    _moment("last_at"),
+)
+
+# When a part of healer told last that it works, by the database's clock.
+beats = sa.Table(
+    "beats",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("part", sa.Text, primary_key=True),
+    _moment("at"),
+)
+
+# Every try to deliver, and what came of it.
+delivery_log = sa.Table(
+    "delivery_log",
+    metadata,
+    _serial(),
+    sa.Column("delivery", sa.BigInteger, sa.ForeignKey("deliveries.id"), nullable=False, index=True),
+    _moment("at"),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
 )
 
 tokens = sa.Table(

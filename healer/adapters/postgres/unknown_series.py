@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.engine import storable, translated
 from healer.adapters.postgres.tables import unknown_series
 from healer.model import UnknownSeries
 
@@ -51,7 +51,7 @@ def _bounded(series: Sequence[UnknownSeries], known: set[str], most: int) -> lis
     kept: dict[str, UnknownSeries] = {}
     left = most - len(known - {REST})
     for one in sorted(series, key=lambda one: one.name):
-        told = msgspec.structs.replace(one, name=_clean(one.name))
+        told = msgspec.structs.replace(one, name=storable(one.name))
         if told.name not in known:
             if left > 0:
                 left -= 1
@@ -65,8 +65,8 @@ def _bounded(series: Sequence[UnknownSeries], known: set[str], most: int) -> lis
 
 def _add(conn: sa.Connection, one: UnknownSeries) -> None:
     row = msgspec.structs.asdict(one)
-    row["why"] = _clean(one.why)
-    row["example"] = {_clean(key): _clean(str(value)) for key, value in one.example.items()}
+    row["why"] = storable(one.why)
+    row["example"] = {storable(key): storable(str(value)) for key, value in one.example.items()}
     statement = insert(unknown_series).values(**row)
     conn.execute(
         statement.on_conflict_do_update(
@@ -79,8 +79,3 @@ def _add(conn: sa.Connection, one: UnknownSeries) -> None:
             },
         )
     )
-
-
-def _clean(text: str) -> str:
-    """PostgreSQL's text holds no NUL, and no half of a surrogate pair."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

@@ -8,18 +8,21 @@ import sqlalchemy as sa
 from healer.adapters.postgres.engine import own_connection
 from healer.ports import Clock
 
-# As `PostgresLedger.due_runs`, `messages.deliver_due` and `Sealer` look for it themselves.
+# As `PostgresLedger.due_runs`, `messages.deliver_due`, `routing.plan` and `Sealer` look for it themselves.
 _ASKED = {
     "sweep": """SELECT FROM runs WHERE cluster = %(cluster)s AND state = 'running'
         AND (wake_at IS NULL OR wake_at <= %(now)s) AND (lease_until IS NULL OR lease_until <= %(now)s)""",
     "deliver": "SELECT FROM messages WHERE state = 'due' AND next_try_at <= %(now)s",
+    "tell": """SELECT 1 FROM messages WHERE cluster = %(cluster)s AND NOT routed
+        UNION ALL SELECT 1 FROM deliveries
+        WHERE cluster = %(cluster)s AND state = 'due' AND next_try_at <= %(now)s""",
     "seal": "SELECT FROM audit_unsealed",
 }
 _STATEMENT = ("SELECT " + ", ".join(f"EXISTS ({question})" for question in _ASKED.values())).encode()
 
 
 class Waiting:
-    """Callable: the names of the duties that have work, of `sweep`, `deliver` and `seal`.
+    """Callable: the names of the duties that have work, of `sweep`, `deliver`, `tell` and `seal`.
 
     On a connection of its own, as a pool looks whether its connection still lives, begins and ends a
     transaction, and so asks four times. Errors of the database go to the caller; the next call connects anew.

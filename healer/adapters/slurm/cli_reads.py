@@ -132,7 +132,7 @@ class Reads:
     def topology(self) -> Mapping[str, tuple[str, ...]]:
         output = self._commands.ask("show its topology", "scontrol", "show", "topology", patience=_PATIENCE)
         with understanding():
-            return parse_topology.switches(output.text)
+            return parse_topology.switches(output.text) or parse_topology.blocks(output.text)
 
     def job(self, job: str) -> tuple[SlurmJob, str] | None:
         """One job with the id that commands must use for it; None when Slurm does not know it."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from healer.adapters.slurm import hostlist
+from healer.model.node_words import node_words
 from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: What an account lacks whose change of a node is refused (d.4).
@@ -12,13 +13,6 @@ NODE_RIGHT = (
     "Changing a node takes AdminLevel=Administrator in accounting, SlurmUser or root; an Operator may not."
 )
 
-#: Text names of node flags that JSON spells differently (d.2 of the facts).
-_NODE_FLAG_NAMES = {"MAINT": "MAINTENANCE", "INVAL": "INVALID_REG", "DRAINED": "DRAIN", "DRAINING": "DRAIN"}
-#: What a suffix of the base state means, for releases that print flags that way.
-_NODE_SUFFIXES = {
-    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
-    "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
-}  # fmt: skip
 #: Slurm 22.05 shows one word for a job: a flag hides the base state. This is the base each flag stands on;
 #: COMPLETING may stand on any, so it stays what it is.
 _HIDDEN_BASE = {
@@ -125,13 +119,7 @@ def moment(seconds: float) -> datetime | None:
 
 def node_state(text: str) -> tuple[str, ...]:
     """`IDLE*+DRAIN` -> ("IDLE", "NOT_RESPONDING", "DRAIN"). Unknown flags are carried through."""
-    base, *flags = text.upper().split("+")
-    found: list[str] = []
-    while base and base[-1] in _NODE_SUFFIXES:
-        found.append(_NODE_SUFFIXES[base[-1]])
-        base = base[:-1]
-    found += [_NODE_FLAG_NAMES.get(flag, flag) for flag in flags if flag]
-    return (base or "UNKNOWN", *dict.fromkeys(found))
+    return node_words(text.split("+"))
 
 
 def reason_stands(state: tuple[str, ...]) -> bool:

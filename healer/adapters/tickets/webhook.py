@@ -9,16 +9,22 @@ _REFERENCE_MAX = 200
 
 
 class WebhookTickets:
-    """`healer.ports.Tickets`. The sink finds a ticket that it has already by the event's id."""
+    """`healer.ports.Tickets`. The sink knows a delivery that it has already by the event's id, and the ticket
+    by the data's `key`."""
 
     def __init__(self, webhook: SignedWebhook) -> None:
         self._webhook = webhook
 
-    def open(self, ticket: Ticket) -> str:
-        """The answer's `reference` (JSON body), else its Location, else our own id. DeliveryFailed."""
-        data = msgspec.to_builtins(ticket)
+    def tell(self, ticket: Ticket) -> str:
+        """The answer's `reference` (JSON body), else its Location, else what was known, else our own id.
+        DeliveryFailed."""
+        data = {**msgspec.to_builtins(ticket), "key": ticket.key}
         answer = self._webhook.post(cloud_event(ticket.id, "ticket", ticket.cluster, ticket.incident, data))
-        return _reference(answer) or ticket.id
+        return _reference(answer) or ticket.reference or ticket.id
+
+    def check(self) -> str:
+        """There is no request that would open nothing."""
+        return "a webhook of the site; it is not asked, since any request would open a ticket"
 
 
 def _reference(answer: Answer) -> str:

@@ -6,11 +6,13 @@ import msgspec
 
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import target
-from healer.model import ENDED_RUN_STATES, Incident, Playbook, Role, Run, RunState
+from healer.model import ENDED_RUN_STATES, Incident, LogEntry, Playbook, Role, Run, RunState
+from healer.playbooks import BEGIN, UNDO
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
 _OWN_BUTTON = frozenset({"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain"})
 _ACT = frozenset({Role.operator, Role.admin})
+_AT_WORK = frozenset({RunState.running, RunState.waiting, RunState.stuck})
 _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
 
 
@@ -71,7 +73,18 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
             )
         )
         return tuple(buttons)
-    if run.state is RunState.stuck or (run.state is RunState.waiting and run.question):
+    if run.state is RunState.waiting and run.question:
+        buttons.append(
+            Button(
+                label="Approve",
+                action=f"{base}/approve",
+                title=f"Approve {what}",
+                effect="The run goes on with its next step. Each step still asks the guards.",
+                primary=True,
+                key="p",
+            )
+        )
+    if run.state is RunState.stuck:
         buttons.append(
             Button(
                 label="Try again",
@@ -89,7 +102,35 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
             effect="The run stops after the step it is in. What was done stays done; a drain stays.",
         )
     )
+    if run.state in _AT_WORK:
+        buttons.append(
+            Button(
+                label="Take back",
+                action=f"{base}/undo",
+                title=f"Take back {what}",
+                effect="healer takes back what this run did, the last step first: its drain and its "
+                "reservation end. What cannot be taken back stays, and is named.",
+            )
+        )
     return tuple(buttons)
+
+
+def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str, Button]:
+    """By step: the press that goes back to it. Only where the run stands still."""
+    keys = dict.fromkeys(entry.step for entry in log)
+    if not may_act(role) or run.state not in (RunState.stuck, RunState.waiting) or UNDO in keys:
+        return {}
+    names = [key for key in keys if key != BEGIN and ":" not in key]
+    return {
+        name: Button(
+            label="From here",
+            action=f"/api/v1/runs/{run.id}/retry",
+            title=f"Go back to {name}",
+            effect=f"healer does {name} and all after it anew. What stands already is not done twice.",
+            body={"step": name},
+        )
+        for name in names
+    }
 
 
 def resume_button(incident: Incident, node: str) -> Button:

@@ -175,7 +175,7 @@ def _row(node: SlurmNode, incidents: list[OpenIncident], *, held_by_us: bool) ->
         kind=kind_of(
             node,
             held_by_us=held_by_us,
-            known_bad=any(incident.known_bad_in_service for incident in incidents),
+            known_bad=any(node.name in incident.bad_nodes for incident in incidents),
         ),
         verdict=max(verdicts, key=_VERDICT_RANK.__getitem__, default=Verdict.healthy),
         slurm=node,

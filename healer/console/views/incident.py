@@ -5,21 +5,28 @@ from datetime import datetime
 
 import msgspec
 
+from healer import model
 from healer.console import words
 from healer.console.reads import IncidentDetail, RunDetail, Standing
 from healer.console.views.buttons import Button, quiet_buttons
 from healer.console.views.left import Left, left_for_you
 from healer.console.views.runs import RunRow, StepRow, run_row, steps
+from healer.incidents.hit import lost_together, lost_words
+from healer.incidents.sentence import place, sure_words
+from healer.incidents.similar import Same
+from healer.incidents.verdict import aside_words
 from healer.model import (
     Component,
     Incident,
     IncidentState,
+    IncidentVerdict,
     Role,
     Run,
     SlurmJob,
     SlurmNode,
     StepEvent,
     Verb,
+    Verdict,
 )
 
 STATE_WORDS = {
@@ -27,6 +34,15 @@ STATE_WORDS = {
     IncidentState.mitigating: "mitigating",
     IncidentState.verifying: "verifying",
     IncidentState.resolved: "resolved",
+}
+
+
+#: What a similar incident shares with this one.
+SAME_WORDS = {
+    Same.part.value: "same part",
+    Same.node.value: "same node",
+    Same.model.value: "same fault and GPU model",
+    Same.fault.value: "same fault",
 }
 
 
@@ -42,6 +58,9 @@ class JobHit(msgspec.Struct, frozen=True, kw_only=True):
     nodes: str = ""
     restarts: int = 0
     known: bool = False
+    #: GPUs it held when it was hit, empty where Slurm did not tell, and what of its work was lost, in words.
+    gpus: str = ""
+    lost: str = ""
     #: What became of this job, from the runs' logs: the step and its end, its sentence, and whether its owner
     #: was told in Slurm; empty while nothing was done.
     done: str = ""
@@ -54,41 +73,33 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepRow, ...]
 
 
+class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
+    """`nodes` are names with their verdict; `why` and `aside` sentences; `retest` what decides for good."""
+
+    sentence: str
+    sure: str
+    cause: str
+    nodes: tuple[tuple[str, str], ...]
+    more_nodes: int
+    why: tuple[str, ...]
+    aside: tuple[str, ...]
+    retest: str
+
+
 class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
     incident: Incident
     place: str
-    sentence: str
     since: datetime
-    sure: str
+    verdict: VerdictView
     jobs: tuple[JobHit, ...]
+    more_jobs: int
+    lost: str
     jobs_note: str
     runs: tuple[RunView, ...]
     left: tuple[Left, ...]
     quiet: tuple[Button, ...]
     slurm: SlurmNode | None
-    counted: str
     affected: str
-
-
-def place(root: Component) -> str:
-    """`GPU 3 of gpu0017`, `NVSwitch 2 of gpu0005`, `gpu0009`, `switch leaf-3`, `pdu-r01`, `job 4711`."""
-    part = ""
-    if root.gpu is not None:
-        part = f"GPU {root.gpu}"
-    elif root.link is not None:
-        part = f"NVLink {root.link}"
-    elif root.nic:
-        part = root.nic
-    elif root.switch and root.node:
-        part = root.switch
-    elif root.pci:
-        part = f"the device at {root.pci}"
-    elif root.part and root.device:
-        part = root.part
-    whole = root.node or (f"switch {root.switch}" if root.switch else "") or root.device or ""
-    if not whole:
-        whole = f"job {root.job}" if root.job else f"cluster {root.cluster}"
-    return f"{part} of {whole}" if part else whole
 
 
 def affected(parts: tuple[Component, ...], show: int = 8) -> str:
@@ -107,13 +118,31 @@ def _gpus(known: list[int]) -> str:
     return f" GPU {', '.join(map(str, known))}" if known else ""
 
 
-def sure(incident: Incident, detail: IncidentDetail | None = None) -> str:
-    """How sure healer is, and of what."""
-    cause = "cause unclear" if incident.cause.value == "unclear" else f"cause {incident.cause.value}"
-    if incident.unusable:
-        return f"surely unusable, {cause}"
-    best = max((finding.confidence for finding in detail.findings), default=None) if detail else None
-    return f"{f'confidence {best:.0%}' if best is not None else incident.fault_class.value}, {cause}"
+#: Nodes and jobs that the page names; a fault of the fleet has a thousand.
+NODES_SHOWN = 8
+JOBS_SHOWN = 50
+
+
+def verdict_view(verdict: IncidentVerdict) -> VerdictView:
+    worst_first = sorted(verdict.nodes.items(), key=lambda pair: (-_BADNESS[pair[1]], pair[0]))
+    return VerdictView(
+        sentence=verdict.sentence,
+        sure=sure(verdict),
+        cause=verdict.cause.value,
+        nodes=tuple((name, one.value) for name, one in worst_first[:NODES_SHOWN]),
+        more_nodes=max(0, len(worst_first) - NODES_SHOWN),
+        why=verdict.why,
+        aside=tuple(aside_words(one) for one in verdict.set_aside),
+        retest=verdict.retest.text if verdict.retest else "",
+    )
+
+
+_BADNESS = {one: rank for rank, one in enumerate(Verdict)}
+
+
+def sure(verdict: IncidentVerdict) -> str:
+    """`certain`, `likely, 80 %`"""
+    return sure_words(verdict.certainty)
 
 
 def incident_view(
@@ -123,17 +152,19 @@ def incident_view(
     incident = detail.incident
     snapshot = standing.snapshot if standing else None
     node = snapshot.nodes.get(incident.root.node) if snapshot and incident.root.node else None
+    hit = {one.job: one for one in incident.hit}
     jobs = tuple(
-        _job(job, snapshot.jobs if snapshot else {}, detail.runs) for job in sorted(incident.jobs_hit)
+        _job(job, snapshot.jobs if snapshot else {}, detail.runs, hit.get(job))
+        for job in sorted(incident.jobs_hit)[:JOBS_SHOWN]
     )
-    counted = ", ".join(f"{number:,} × {fault}" for fault, number in sorted(incident.counted.items()))
     return IncidentView(
         incident=incident,
         place=place(incident.root),
-        sentence=incident.title,
         since=incident.opened,
-        sure=sure(incident, detail),
+        verdict=verdict_view(detail.verdict),
         jobs=jobs,
+        more_jobs=max(0, len(incident.jobs_hit) - JOBS_SHOWN),
+        lost=lost_together(incident.hit),
         jobs_note=_jobs_note(incident),
         runs=tuple(
             RunView(row=run_row(run.run, now), steps=tuple(steps(run.log, incident.opened)))
@@ -142,7 +173,6 @@ def incident_view(
         left=tuple(left_for_you(detail, node, role, now)),
         quiet=tuple(quiet_buttons(incident, role)),
         slurm=node,
-        counted=counted,
         affected=affected(incident.affected),
     )
 
@@ -155,7 +185,9 @@ def _jobs_note(incident: Incident) -> str:
     return ""
 
 
-def _job(job: str, known: Mapping[str, SlurmJob], runs: tuple[RunDetail, ...]) -> JobHit:
+def _job(
+    job: str, known: Mapping[str, SlurmJob], runs: tuple[RunDetail, ...], hit: model.JobHit | None
+) -> JobHit:
     done = said = told = ""
     for run in runs:
         for entry in run.log:
@@ -168,8 +200,11 @@ def _job(job: str, known: Mapping[str, SlurmJob], runs: tuple[RunDetail, ...]) -
     if said and told:
         said = f"{said.rstrip('.')}."  # another sentence follows
     slurm = known.get(job)
+    gpus = words.plural(hit.gpus, "GPU") if hit and hit.gpus else ""
+    lost = lost_words(hit) if hit else ""
     if slurm is None:
-        return JobHit(id=job, done=done, said=said, told=told)
+        user = hit.user if hit else ""
+        return JobHit(id=job, user=user, gpus=gpus, lost=lost, done=done, said=said, told=told)
     state = "+".join((slurm.state, *slurm.flags))
     return JobHit(
         id=job,
@@ -180,6 +215,8 @@ def _job(job: str, known: Mapping[str, SlurmJob], runs: tuple[RunDetail, ...]) -
         nodes=f"{words.plural(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})" if slurm.nodes else "",
         restarts=slurm.restarts,
         known=True,
+        gpus=gpus,
+        lost=lost,
         done=done,
         said=said,
         told=told,

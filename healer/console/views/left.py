@@ -16,7 +16,7 @@ from healer.console.views.buttons import (
     run_buttons,
 )
 from healer.console.views.runs import asks, run_row, target
-from healer.model import ENDED_RUN_STATES, Role, RunState, SlurmNode
+from healer.model import ENDED_RUN_STATES, Incident, Role, RunState, SlurmNode
 from healer.model.reasons import SLURM, is_ours
 
 
@@ -50,8 +50,8 @@ def left_for_you(detail: IncidentDetail, node: SlurmNode | None, role: Role, now
         left.append(
             Left(
                 tone="bad",
-                text=f"{incident.root.node} is known bad and still in service.",
-                detail=f"It may take new jobs. {_why_in_service(detail)}; a person can, in Slurm.",
+                text=_known_bad(incident),
+                detail=f"New jobs may come there. {_why_in_service(detail)}; a person can, in Slurm.",
             )
         )
     if incident.owner and incident.is_open:
@@ -82,6 +82,13 @@ def left_for_you(detail: IncidentDetail, node: SlurmNode | None, role: Role, now
             )
         )
     return left
+
+
+def _known_bad(incident: Incident) -> str:
+    bad = incident.bad_nodes
+    if len(bad) == 1:
+        return f"{bad[0]} is known bad and still in service."
+    return f"{len(bad)} nodes are known bad and still in service: {words.names(bad, 5)}."
 
 
 def _why_in_service(detail: IncidentDetail) -> str:

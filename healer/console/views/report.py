@@ -1,25 +1,39 @@
 """One incident as Markdown, for a ticket or a mail."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from healer.console import words
 from healer.console.reads import IncidentDetail
-from healer.console.views.incident import STATE_WORDS, place, sure
+from healer.console.views.incident import STATE_WORDS, verdict_view
 from healer.console.views.timeline import timeline
+from healer.incidents.hit import lost_together
+from healer.incidents.sentence import place
+from healer.incidents.similar import Similar
 
 
 def report(detail: IncidentDetail, now: datetime) -> str:
     incident = detail.incident
     closed = f"{words.utc(incident.closed)}: {incident.closed_why or ''}" if incident.closed else "no"
+    verdict = verdict_view(detail.verdict)
     lines = [
         f"# {_plain(incident.title)}: {place(incident.root)}",
         "",
+        _plain(verdict.sentence),
+        "",
         f"- Incident `{incident.id}` in cluster {incident.cluster}",
         f"- Rule {incident.rule}, fault {incident.fault}",
-        f"- Severity {incident.severity.value}, {STATE_WORDS[incident.state]}; {sure(incident, detail)}",
+        f"- Severity {incident.severity.value}, {STATE_WORDS[incident.state]}; {verdict.sure}, "
+        f"cause {verdict.cause}",
         f"- Opened {words.utc(incident.opened)}; closed: {_plain(closed)}",
         f"- Jobs hit: {', '.join(incident.jobs_hit) or 'none'}",
+        f"- Lost: {lost_together(incident.hit) or 'not known'}",
         f"- Report made {words.utc(now)}",
+        *_listed("Why", verdict.why),
+        *_listed("Set aside", verdict.aside),
+        *_listed(
+            "Similar", [f"{one.opened:%Y-%m-%d} {place(one.root)}: {one.ended}" for one in detail.similar]
+        ),
         "",
         "## Timeline (UTC)",
         "",
@@ -38,6 +52,14 @@ def report(detail: IncidentDetail, now: datetime) -> str:
             if guard.word != "allow"
         ]
     return "\n".join(lines) + "\n"
+
+
+def _similar(one: Similar) -> str:
+    return f"{one.opened:%Y-%m-%d} {place(one.root)}: {one.ended}"
+
+
+def _listed(title: str, rows: Sequence[str]) -> list[str]:
+    return ["", f"## {title}", "", *(f"- {_plain(row)}" for row in rows)] if rows else []
 
 
 def _plain(text: str) -> str:

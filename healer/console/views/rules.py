@@ -7,7 +7,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.reads import RuleBook, RuleRecord
-from healer.model import Mode, Rule, Scope, Severity
+from healer.model import ForecastRule, Mode, Rule, Scope, Severity
 from healer.model.detection import DetectionRule
 
 
@@ -40,41 +40,56 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
 def rule_rows(book: RuleBook) -> list[RuleRow]:
     """In the order in which they are asked: policies as in their file, then the detection rules."""
     detection = {one.name: one for one in book.rules.detection}
-    return [
-        _row(rule, detection.get(rule.name), book, book.records.get(rule.name, RuleRecord()))
-        for rule in book.rules.rules
-    ]
+    forecasts = {one.rule: one for one in book.rules.forecasts}
+    return [_row(rule, detection.get(rule.name), forecasts.get(rule.name), book) for rule in book.rules.rules]
 
 
-def _row(rule: Rule, measured: DetectionRule | None, book: RuleBook, record: RuleRecord) -> RuleRow:
+def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None, book: RuleBook) -> RuleRow:
+    record = book.records.get(rule.name, RuleRecord())
     mode, mode_from = _mode(rule, book, record)
-    reviewed = record.true_faults + record.false_alarms
     return RuleRow(
         name=rule.name,
         title=rule.title,
         severity=rule.severity,
         mode=mode,
         mode_from=mode_from,
-        kind="measured" if measured else "told",
-        scope=_scope(rule, measured),
-        watches=measured.when if measured else ", ".join(rule.faults),
+        kind="foretold" if follows else "measured" if measured else "told",
+        scope=_scope(rule, measured, follows),
+        watches=_watches(rule, measured, follows),
         held_for=words.span(measured.for_s) if measured and measured.for_s else "",
         models=", ".join(measured.models) if measured else "",
         playbook=rule.playbook or "",
         remedy=", ".join(one.value for one in rule.remedy),
         senses=rule.senses,
-        source=measured.source if measured else "",
+        source=measured.source if measured else follows.source if follows else "",
         runbook=rule.runbook,
         cases=book.cases.get(rule.name, 0),
         open=record.open,
         fired=record.fired,
         last_at=record.last_at,
         last_incident=record.last_incident,
-        precision=f"{record.true_faults} of {reviewed} true" if reviewed else "",
+        precision=_precision(record),
     )
 
 
-def _scope(rule: Rule, measured: DetectionRule | None) -> str:
+def _precision(record: RuleRecord) -> str:
+    """By what then happened, where something was foretold; else by people's reviews."""
+    if (score := record.forecasts) is not None:
+        told = f"{score.hits} of {score.hits + score.misses} came"
+        return f"{told}, {score.unforeseen} unforeseen" if score.unforeseen else told
+    reviewed = record.true_faults + record.false_alarms
+    return f"{record.true_faults} of {reviewed} true" if reviewed else ""
+
+
+def _watches(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None) -> str:
+    if follows is not None:
+        return follows.value or ", ".join(follows.counts)
+    return measured.when if measured else ", ".join(rule.faults)
+
+
+def _scope(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None) -> str:
+    if follows is not None:
+        return "GPU" if follows.scope is Scope.gpu else follows.scope.value
     if measured is None:
         return ", ".join(one.value for one in rule.classes)
     return "GPU" if measured.scope is Scope.gpu else measured.scope.value
@@ -83,9 +98,9 @@ def _scope(rule: Rule, measured: DetectionRule | None) -> str:
 def _mode(rule: Rule, book: RuleBook, record: RuleRecord) -> tuple[Mode, str]:
     if record.mode is not None:
         return record.mode, f"set by {record.mode_by}" if record.mode_by else "set while running"
-    if rule.mode is not None:
+    if rule.mode is not None and rule.mode is book.rules.mode_of(rule):
         return rule.mode, "by its file"
-    return book.rules.default_mode, "by default"
+    return book.rules.mode_of(rule), "by default"
 
 
 def fitting(rows: Sequence[RuleRow], *, text: str, mode: str, kind: str, state: str) -> list[RuleRow]:

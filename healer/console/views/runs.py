@@ -7,6 +7,7 @@ import msgspec
 from healer.console import words
 from healer.console.reads import RunDetail
 from healer.model import Answer, AnswerKind, Decision, LogEntry, Mode, Run, RunState, StepEvent
+from healer.playbooks import BEGIN, UNDO
 
 RUN_WORDS = {
     RunState.proposed: "proposed",
@@ -37,6 +38,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a run, its log folded into one row. `took` is empty while the step has not ended."""
 
     key: str
+    name: str
     event: StepEvent
     word: str
     attempt: int
@@ -50,7 +52,8 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[StepRow]:
     """In the order in which the steps first appear. `start` is what offsets count from."""
     by_key: dict[str, list[LogEntry]] = {}
     for entry in log:
-        by_key.setdefault(entry.step, []).append(entry)
+        if entry.step != BEGIN:  # what conditions rest on: no step
+            by_key.setdefault(entry.step, []).append(entry)
     rows: list[StepRow] = []
     for key, entries in by_key.items():
         first, last = entries[0], entries[-1]
@@ -59,6 +62,7 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[StepRow]:
         rows.append(
             StepRow(
                 key=key,
+                name=_name(key),
                 event=last.event,
                 word=EVENT_WORDS[last.event],
                 attempt=max(entry.attempt for entry in entries),
@@ -69,6 +73,13 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[StepRow]:
             )
         )
     return rows
+
+
+def _name(key: str) -> str:
+    if key == UNDO:
+        return "take back"
+    head, _, own = key.partition(":")
+    return f"take back {own}" if head == UNDO else key
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
-"""One incident's history in one list: evidence, findings, decisions, steps, people, messages."""
+"""One incident's history in one list: evidence, findings, verdicts, decisions, steps, people, messages."""
 
 from datetime import UTC, date, datetime
 
 import msgspec
 
 from healer.console import words
-from healer.console.reads import IncidentDetail
+from healer.console.reads import IncidentDetail, ToldAt
 from healer.console.views.runs import EVENT_WORDS, GuardRow, guard_rows, guards_summary, target
 from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
 
@@ -25,7 +25,7 @@ _BAD_EVENTS = (StepEvent.failed, StepEvent.held)
 
 
 class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is evidence, finding, decision, step, person, healer or message; `line` is printed in mono."""
+    """`kind` is evidence, finding, verdict, decision, step, person, healer or message; `line` is in mono."""
 
     at: datetime
     kind: str
@@ -42,8 +42,9 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timeline(detail: IncidentDetail) -> list[TimelineRow]:
-    """Oldest first; rows of the same millisecond keep the order evidence, finding, decision, step, others."""
-    rows = [*_seen(detail), *_decided(detail), *_done(detail), *_said(detail)]
+    """Oldest first; rows of the same millisecond keep the order evidence, finding, verdict, decision,
+    step, others."""
+    rows = [*_seen(detail), *_judged(detail), *_decided(detail), *_done(detail), *_said(detail)]
     rows.sort(key=lambda row: row.at)
     start = detail.incident.opened
     shown: list[TimelineRow] = []
@@ -91,6 +92,18 @@ def _seen(detail: IncidentDetail) -> list[TimelineRow]:
                 detail=f"rule {finding.rule}, {finding.fault_class.value}, {sure}, {lines}",
             )
         )
+    return rows
+
+
+def _judged(detail: IncidentDetail) -> list[TimelineRow]:
+    """Each verdict that reads otherwise than the one before it."""
+    rows: list[TimelineRow] = []
+    before = ""
+    for one in detail.verdicts:
+        said = one.verdict.sentence
+        if said != before:
+            rows.append(TimelineRow(at=one.at, kind="verdict", tone="plain", text=said))
+        before = said
     return rows
 
 
@@ -174,18 +187,42 @@ def _said(detail: IncidentDetail) -> list[TimelineRow]:
     ]
     rows += [_record(one) for one in detail.records if _worth(one)]
     for sent in detail.messages:
-        how = {"sent": "sent", "due": "waits for delivery", "listed": "in healer's own list (no sink is set)"}
-        state = how.get(sent.state, sent.state)
+        parts = [_WEBHOOK_WORDS.get(sent.state, sent.state), sent.reference, sent.error]
+        if sent.channels:
+            parts = [] if sent.state == "listed" else parts
+            parts += [_told(one) for one in sent.channels]
+        failed = sent.error or any(one.error and one.state != "sent" for one in sent.channels)
         rows.append(
             TimelineRow(
                 at=sent.at,
                 kind="message",
-                tone="bad" if sent.error else "plain",
+                tone="bad" if failed else "plain",
                 text=f"{'page' if sent.message.page else sent.kind}: {sent.message.title}",
-                detail=". ".join(part for part in (state, sent.reference, sent.error) if part),
+                detail=". ".join(part for part in parts if part),
             )
         )
     return rows
+
+
+#: How the delivery of a message stands, in words.
+_WEBHOOK_WORDS = {
+    "sent": "sent",
+    "due": "waits for delivery",
+    "listed": "in healer's own list (no sink is set)",
+}
+_CHANNEL_WORDS = {
+    "sent": "told",
+    "due": "waits",
+    "digest": "in the next digest",
+    "failed": "failed, healer messages retry delivers it once more",
+    "over": "not told: it was over before",
+    "folded": "not told: a newer one takes its place",
+}
+
+
+def _told(one: ToldAt) -> str:
+    words = f"{one.channel}: {_CHANNEL_WORDS.get(one.state, one.state)}"
+    return f"{words} ({one.error})" if one.error and one.state != "sent" else words
 
 
 def _worth(record: AuditRecord) -> bool:

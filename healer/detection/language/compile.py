@@ -310,6 +310,11 @@ class Moment:
         groups = self.telemetry.groups(node.expr.scope)
         return peer_median(self._get(node.args[0]), groups, LEAST_PEERS)
 
+    def _rack_peers(self, node: _Node) -> Numbers:
+        assert node.expr.scope is not None
+        groups = self.telemetry.rack_groups(node.expr.scope)
+        return peer_median(self._get(node.args[0]), groups, LEAST_PEERS)
+
     def _peer_z(self, node: _Node) -> Numbers:
         assert node.expr.scope is not None
         value = self._get(node.args[0])
@@ -413,5 +418,6 @@ _OPS: dict[str, Callable[[Moment, _Node], Any]] = {
     "down": Moment._down,
     "peers": Moment._peers,
     "peer_z": Moment._peer_z,
+    "rack_peers": Moment._rack_peers,
     **dict.fromkeys(over_parts.OVER_PARTS, Moment._over_parts),
 }

@@ -9,7 +9,7 @@ from healer.model import Scope
 #: A row of an axis belongs to one of each axis to its right, so far as it is known. Devices are beside nodes
 #: and all that holds nodes: the language lets no expression speak of both.
 FINEST_FIRST = (
-    Scope.link, Scope.gpu, Scope.node, Scope.job, Scope.switch,
+    Scope.link, Scope.gpu, Scope.node, Scope.job, Scope.switch, Scope.rack,
     Scope.device_part, Scope.device, Scope.fabric,
 )  # fmt: skip
 

@@ -30,6 +30,7 @@ FUNCTIONS: dict[str, Function] = {
     "share": Function(("truth", "window"), "share of the known ticks at which the condition was true, 0..1"),
     "peers": Function(("number",), "median of the peers"),
     "peer_z": Function(("number",), "distance from the peers' median in robust standard deviations"),
+    "rack_peers": Function(("number",), "median of what is alike in the same rack, of three nodes at least"),
     "spec": Function(("word",), "what the GPU model is made for (`gpu_models.yaml`)"),
     "has": Function(("signal", "word"), "whether a bit of a bit mask is set"),
     "known": Function(("any",), "whether there is a value; never unknown itself"),

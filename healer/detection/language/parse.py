@@ -23,7 +23,7 @@ _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: 
 _GAUGES_ONLY = frozenset({"avg_over", "min_over", "max_over", "median_over"})
 _WORDS_FOR_AXES = {
     Scope.link: "links", Scope.gpu: "GPUs", Scope.node: "nodes",
-    Scope.job: "jobs", Scope.switch: "switches", Scope.fabric: "fabrics",
+    Scope.job: "jobs", Scope.switch: "switches", Scope.rack: "racks", Scope.fabric: "fabrics",
     Scope.device: "devices", Scope.device_part: "parts of devices",
 }  # fmt: skip
 
@@ -340,8 +340,9 @@ class _Reader:
             return self._over_parts(node, name)
         made: Callable[[ast.Call, str], Expr] = {
             "spec": self._spec, "has": self._has, "known": self._known, "age": self._age,
-            "peers": self._peers, "peer_z": self._peers, "abs": self._plain, "min": self._plain,
-            "max": self._plain, "first": self._first, "count_over": self._ticks, "share": self._ticks,
+            "peers": self._peers, "peer_z": self._peers, "rack_peers": self._peers, "abs": self._plain,
+            "min": self._plain, "max": self._plain, "first": self._first, "count_over": self._ticks,
+            "share": self._ticks,
         }.get(name, self._over_time)  # fmt: skip
         return made(node, name)
 
@@ -419,11 +420,11 @@ class _Reader:
         arg = self._countable(node.args[0])
         if arg.scope not in (Scope.link, Scope.gpu, Scope.node):
             raise self.wrong(node.args[0], "only links, GPUs and nodes have peers")
-        return Expr(name, (arg,), arg.scope, unit=arg.unit if name == "peers" else units.RATIO)
+        return Expr(name, (arg,), arg.scope, unit=units.RATIO if name == "peer_z" else arg.unit)
 
     def _first(self, node: ast.Call, name: str) -> Expr:
-        """Of numbers, or of conditions."""
-        if not self.any(node.args[0]).truth:
+        """Of numbers, or of conditions: a signal that stands as one may come before another condition."""
+        if not any(self.any(arg).truth for arg in node.args):
             return self._plain(node, name)
         return self._unified(name, [self.truth(arg) for arg in node.args], truth=True)
 

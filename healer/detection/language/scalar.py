@@ -112,7 +112,7 @@ class Scalar:
             case "first":
                 values = (self.value(arg, row) for arg in args)
                 return next((value for value in values if value is not None), None)
-            case "peers" | "peer_z":
+            case "peers" | "peer_z" | "rack_peers":
                 return self._peers(expr, row)
         if op.endswith("_of"):
             return self._over_parts(expr, row)
@@ -179,7 +179,8 @@ class Scalar:
         return true / len(known) if expr.op == "share" else true
 
     def _peers(self, expr: Expr, row: int) -> Value:
-        ids = self.telemetry.groups(_axis(expr)).ids
+        groups = self.telemetry.rack_groups if expr.op == "rack_peers" else self.telemetry.groups
+        ids = groups(_axis(expr)).ids
         if ids[row] < 0:
             return None
         group = [one for one in range(len(ids)) if ids[one] == ids[row]]
@@ -187,7 +188,7 @@ class Scalar:
         if len(known) < LEAST_PEERS:
             return None
         median = statistics.median(known)
-        if expr.op == "peers":
+        if expr.op != "peer_z":
             return median
         own = self.value(expr.args[0], row)
         if own is None:

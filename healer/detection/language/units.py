@@ -67,7 +67,9 @@ def common(one: Unit, other: Unit) -> Unit:
 
 
 def of_name(name: str) -> Unit:
-    """`slowdown_temp_c` -> °C; a name without a known ending is a count."""
+    """`slowdown_temp_c` -> °C, `p2p_bytes_per_s` -> B/s; a name without a known ending is a count."""
+    if name.endswith("_bytes_per_s"):
+        return WORDS["B/s"]
     return WORDS[_ENDINGS.get(name.rpartition("_")[2], "count")]
 
 

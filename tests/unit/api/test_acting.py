@@ -207,7 +207,26 @@ def test_without_a_detector_the_answer_is_202(served: Served) -> None:
     )
     itself = {"into": incident(1).id, "reason": "x"}
     assert client.post(path.format(incident(1).id, "merge"), json=itself, headers=headers).status_code == 422
+    alone = client.post(path.format(incident(1).id, "split"), json=reason, headers=headers)
+    assert alone.status_code == 409 and "nothing was merged" in alone.json()["detail"]
     assert told(api) == 1
+
+
+def test_what_was_merged_is_split_by_name_or_all_of_it(served: Served) -> None:
+    api, client = served
+    parts = [incident(n, state=IncidentState.resolved, merged_into=incident(1).id) for n in (2, 3)]
+    with api.engine.begin() as conn:
+        for one in (incident(1), *parts):
+            save_incident(conn, one)
+    headers, path = api.headers("responder"), f"/api/v1/incidents/{incident(1).id}/split"
+    wrong = client.post(path, json={"incidents": [incident(1).id], "reason": "x"}, headers=headers)
+    assert wrong.status_code == 422 and "was not merged into" in wrong.text
+    one = {"incidents": [parts[0].id], "reason": "x"}
+    assert client.post(path, json=one, headers=headers).status_code == 202
+    assert client.post(path, json={"reason": "y"}, headers=headers).status_code == 202
+    with api.engine.begin() as conn:
+        asked = [sorted(row.data["data"]["incidents"]) for row in unconsumed(conn, CLUSTER, 10)]
+    assert asked == [[parts[0].id], [one.id for one in parts]]
 
 
 def test_notes_stand_on_the_incident(served: Served) -> None:

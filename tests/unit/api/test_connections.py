@@ -4,11 +4,14 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 import uvicorn
 
+from healer.api import at_once
 from healer.api.connections import Bounds, uvicorn_settings
 from tests.support.api import XID_79, Api
 from tests.support.wait import wait_until
@@ -121,6 +124,63 @@ def test_the_body_of_one_request_is_never_that_of_the_next(server: Server) -> No
         assert b"401" in until(link, b"unauthenticated")
         link.sendall(b"".join(post(api, 2)))
         assert ACCEPTED in until(link, b"rejected")
+
+
+def told(answer: bytes) -> tuple[bytes, dict[str, str]]:
+    """(status line, headers but for the time)"""
+    first, *lines = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    headers = dict(line.decode().split(": ", 1) for line in lines)
+    assert headers.pop("date").endswith("GMT")
+    return first, headers
+
+
+def test_an_answer_has_the_same_head_in_one_piece_and_by_asgi(server: Server) -> None:
+    """HTTP/1.0 goes by ASGI, as its connection ends; so does what cannot be told at once."""
+    api, port = server
+    head, body = post(api, 1)
+    wrong = head.replace(b"application/json", b"text/html") + body
+    for request, status in ((head + body, b"202"), (wrong, b"415")):
+        with connected(port) as link:
+            link.sendall(request)
+            first, headers = told(until(link, b"\r\n\r\n"))
+        with connected(port) as link:
+            link.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            answer = rest(link)
+            last, asgi = told(answer)
+        assert first == last and status in first
+        assert asgi.pop("connection") == "close"
+        # the second time the line is a duplicate, which is a word of the same length
+        assert headers == asgi and int(headers["content-length"]) == len(answer.partition(b"\r\n\r\n")[2])
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_an_answer_leaves_in_one_piece(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, port = server
+    written: list[bytes] = []
+    give = at_once.Answers.give
+
+    def watched(self: at_once.Answers, send: Any, *rest: Any) -> bool:
+        transport = send.__self__.transport
+        send.__self__.transport = SimpleNamespace(
+            write=lambda data: (written.append(data), transport.write(data)), close=transport.close
+        )
+        return give(self, send, *rest)
+
+    monkeypatch.setattr(at_once.Answers, "give", watched)
+    with connected(port) as link:
+        for number in range(2):
+            link.sendall(b"".join(post(api, number)))
+            until(link, ACCEPTED)
+    assert [one.endswith(ACCEPTED) for one in written] == [True, True]
+
+
+def test_a_header_that_would_be_two_is_left_to_uvicorn() -> None:
+    length = (b"content-length", b"0")
+    assert at_once._written(202, [length]) == b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
+    for wrong in ([length, (b"x", b"a\r\nset-cookie: b")], [length, (b"x y", b"a")], [(b"x", b"a")]):
+        assert at_once._written(202, wrong) is None
+    assert at_once._written(400, [length, (b"connection", b"close")]) is None
+    assert at_once._written(204, []) == b"HTTP/1.1 204 No Content\r\n\r\n"  # uvicorn chunks it neither
 
 
 @pytest.mark.parametrize(

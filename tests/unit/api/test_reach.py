@@ -276,6 +276,38 @@ def test_a_look_that_hung_brings_no_revoked_token_back(api: Api, known: bool) ->
         asyncio.run(access.sender(request(token)))
 
 
+def test_requests_of_one_token_share_a_look_that_is_young(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, find = api.token(Role.signals), api.services.tokens.by_token
+    go_on = threading.Event()
+    asked: list[bytes] = []
+
+    class Tokens:
+        def by_token(self, digest: bytes, now: datetime) -> Caller | None:
+            asked.append(digest)
+            assert go_on.wait(60)
+            return find(digest, now)
+
+    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), Reach(patience_s=60))
+
+    async def ask() -> None:
+        waiting = [asyncio.ensure_future(access.sender(request(token))) for _ in range(20)]
+        other = asyncio.ensure_future(access.sender(request(api.token(Role.signals))))
+        await asyncio.sleep(0)
+        waiting[0].cancel()  # who began it goes away, and the others go on
+        # Later than what the cache may tell: the token may have been revoked since that look began.
+        key, (begun, look) = next(iter(access._looks.items()))
+        access._looks[key] = (begun - access_module._CACHE_S - 0.1, look)
+        waiting += [asyncio.ensure_future(access.sender(request(token))) for _ in range(20)]
+        await asyncio.sleep(0)
+        go_on.set()
+        callers = await asyncio.gather(*waiting[1:])
+        assert len({caller.id for caller in callers}) == 1 and (await other).id != callers[0].id
+
+    asyncio.run(ask())
+    assert len(asked) == 3 and len(set(asked)) == 2
+    assert not access._looks
+
+
 def test_who_is_remembered_is_not_when_others_ask_too_much(api: Api) -> None:
     """The database is there: what it says now counts, not what it said before."""
     token = api.token(Role.signals)

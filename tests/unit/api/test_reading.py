@@ -6,8 +6,22 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import msgspec
 
-from healer.model import Controller, Review, SlurmJob, Trouble
-from tests.support.api import Api, incident, save_incident, snapshot
+from healer.adapters.postgres import fault_bursts, verdicts
+from healer.adapters.postgres.references import save_inventories
+from healer.incidents.verdict import verdict_of
+from healer.model import (
+    Controller,
+    FaultBurst,
+    FaultClass,
+    HitBasis,
+    IncidentState,
+    Inventory,
+    JobHit,
+    Review,
+    SlurmJob,
+    Trouble,
+)
+from tests.support.api import CLUSTER, RULES, Api, incident, save_incident, snapshot
 from tests.support.wait import wait_until
 
 Served = tuple[Api, httpx.Client]
@@ -126,6 +140,26 @@ def test_a_node_says_what_its_state_comes_to_and_who_keeps_it_out(served: Served
     assert items["gpu0002"]["why"] == "NHC took it out (IDLE+DRAIN+ODD): NHC: check_hw"
 
 
+def test_nodes_say_what_goes_on_there(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    shown = snapshot(3)
+    states = {"gpu0001": ("IDLE", "MAINTENANCE"), "gpu0002": ("IDLE",), "gpu0003": ("IDLE",)}
+    nodes = {name: msgspec.structs.replace(shown.nodes[name], state=states[name]) for name in states}
+    api.snapshots.put(msgspec.structs.replace(shown, nodes=nodes))
+    booted = Inventory(node="gpu0002", at=shown.taken_at - timedelta(days=3), facts={"driver": "580.65.06"})
+    at = shown.taken_at - timedelta(minutes=1)
+    with api.engine.begin() as conn:
+        save_inventories(conn, CLUSTER, [msgspec.structs.replace(booted, booted_at=at)])
+    items = {one["name"]: one for one in client.get("/api/v1/nodes", headers=headers).json()["items"]}
+    for name, kinds in {"gpu0001": ["maintenance"], "gpu0002": ["booted"], "gpu0003": []}.items():
+        one = client.get(f"/api/v1/nodes/{CLUSTER}/{name}", headers=headers).json()
+        assert [going["kind"] for going in items[name]["context"]] == kinds
+        assert one["context"] == items[name]["context"]
+    (going,) = items["gpu0002"]["context"]
+    assert going["text"] == f"first minutes after boot until {at + timedelta(minutes=5):%H:%M} UTC"
+
+
 def test_each_gpu_names_the_job_that_holds_it(served: Served) -> None:
     api, client = served
     shown = snapshot(2)
@@ -143,6 +177,59 @@ def test_a_job_with_what_hit_it(served: Served) -> None:
     assert job["nodes"] == ["gpu0001", "gpu0002"]
     assert [one["id"] for one in job["incidents"]] == [incident(1).id]
     assert client.get("/api/v1/jobs/pod1/1", headers=headers).status_code == 404
+
+
+def test_a_job_with_the_errors_of_its_own_programs(served: Served) -> None:
+    api, client = served
+    at = snapshot(1).taken_at
+    burst = FaultBurst(
+        cluster=CLUSTER, node="gpu0001", part="0000:9b:00", fault="xid-45",
+        fault_class=FaultClass.application, began_at=at, last_at=at, count=20, jobs=("4711",),
+    )  # fmt: skip
+    with api.engine.begin() as conn:
+        fault_bursts.save(conn, [burst])
+    (told,) = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()["errors"]
+    assert (told["fault"], told["lines"], told["nodes"], told["node"]) == ("xid-45", 20, 1, "gpu0001")
+
+
+def test_an_incident_keeps_evidence_findings_verdict_and_action_apart(served: Served) -> None:
+    api, client = served
+    lost = JobHit(job="4711", user="alice", gpus=16, basis=HitBasis.start, lost_gpu_hours=8.0)
+    one = incident(5, hit=(lost,), confidence=1.0, counted={"xid-45": 7})
+    over = {"state": IncidentState.resolved, "closed": one.opened, "closed_why": "returned by healer"}
+    with api.engine.begin() as conn:
+        save_incident(conn, one)
+        save_incident(conn, incident(50, **over))
+        before = msgspec.structs.replace(verdict_of(one, RULES), sentence="As it was first.")
+        for number, verdict in enumerate((before, verdict_of(one, RULES))):
+            verdicts.add(conn, one.id, verdict, one.opened + timedelta(seconds=number))
+    told = client.get(f"/api/v1/incidents/{one.id}", headers=api.headers("viewer")).json()
+    assert {"evidence", "findings", "verdict", "verdicts", "decisions", "runs", "timeline"} <= set(told)
+    assert told["verdict"]["sentence"].startswith("GPU 3 of gpu0001 has fallen off the bus (Xid 79, certain)")
+    assert told["verdict"]["nodes"] == {"gpu0001": "isolate"}
+    assert told["verdicts"][0]["verdict"]["sentence"] == "As it was first."
+    said = [row["text"] for row in told["timeline"] if row["kind"] == "verdict"]
+    assert said == ["As it was first.", told["verdict"]["sentence"]]
+    (aside,) = told["verdict"]["set_aside"]
+    assert (aside["what"], aside["count"]) == ("Xid 45", 7)
+    (hit,) = told["hit"]
+    assert (hit["job"], hit["user"], hit["gpus"]) == ("4711", "alice", 16)
+    assert (hit["lost_gpu_hours"], hit["basis"]) == (8.0, "start")
+    (other,) = told["similar"]
+    assert (other["id"], other["same"]) == (incident(50).id, "part")
+    assert other["ended"] == "returned by healer"
+    job = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()
+    stats = client.get("/api/v1/stats", headers=api.headers("viewer")).json()
+    assert job["gpu_hours_lost"] == stats["gpu_hours_lost"] == stats["gpu_hours_at_most"] == 8.0
+
+
+def test_an_incident_of_an_earlier_version_has_a_verdict_too(served: Served) -> None:
+    api, client = served
+    add(api, 1)
+    told = client.get(f"/api/v1/incidents/{incident(1).id}", headers=api.headers("viewer")).json()
+    assert told["verdicts"] == []
+    assert told["verdict"]["certainty"] == 0.8
+    assert "has fallen off the bus" in told["verdict"]["sentence"]
 
 
 def test_precision_counts_only_decided_reviews(served: Served) -> None:

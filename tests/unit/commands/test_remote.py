@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
+from healer.adapters.postgres import references
 from healer.cli import build
 from healer.commands import Failed
-from tests.support.api import XID_79, Api, incident, save_incident, serving
+from healer.model import Inventory
+from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, serving, snapshot
 
 Healer = Callable[..., Result]
 
@@ -64,6 +68,16 @@ def test_a_heartbeat(healer: Healer) -> None:
     assert "1 accepted" in healer("send", "heartbeat", "--node", "gpu0001", role="signals").stdout
 
 
+def test_nodes_say_what_goes_on_there(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    api, _ = served
+    shown = snapshot(2)
+    asleep = msgspec.structs.replace(shown.nodes["gpu0002"], state=("IDLE", "POWERED_DOWN"))
+    api.snapshots.put(msgspec.structs.replace(shown, nodes=shown.nodes | {"gpu0002": asleep}))
+    first, second = healer("nodes").stdout.splitlines()[1:]
+    assert "now:" not in first
+    assert second.endswith("; now: Slurm saves power with it (IDLE+POWERED_DOWN)")
+
+
 def test_lists_as_tables_and_as_json(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
     api, _ = served
     with api.engine.begin() as conn:
@@ -77,7 +91,8 @@ def test_lists_as_tables_and_as_json(healer: Healer, served: tuple[Api, httpx.Cl
     assert incident(1).id[:8] in healer("incidents").stdout
     shown = healer("incidents", incident(1).id[:8])
     assert shown.stdout.startswith("P1 open: GPU 3 of gpu0001")
-    assert "4711 alice" in shown.stdout
+    assert "VERDICT: GPU 3 of gpu0001 has fallen off the bus" in shown.stdout
+    assert "job 4711 of alice" in shown.stdout
 
 
 def test_a_run_from_plan_to_approval(healer: Healer) -> None:
@@ -106,6 +121,35 @@ def test_pauses(healer: Healer) -> None:
     assert healer("pause", "--end", identity, "--reason", "done").exit_code == 0
     assert healer("pause", "--list", "--json").stdout == "[]\n"
     assert healer("pause", "--reason", "x", "--for", "soon").exit_code == 2
+
+
+def test_a_good_node_is_learnt_shown_and_forgotten(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    api, http = served
+    told = {"gpu0001": "580.65.06", "gpu0002": "580.65.06", "gpu0003": "570.86.15"}
+    inventories = [
+        Inventory(node=name, at=datetime.now(UTC), facts={"driver": driver}) for name, driver in told.items()
+    ]
+    with api.engine.begin() as conn:
+        references.save_inventories(conn, CLUSTER, inventories)
+    plan = healer("learn", "--node", "gpu0001").stdout
+    assert "driver  580.65.06" in plan
+    assert "gpu0003  driver 570.86.15" in plan
+    assert "1 nodes of the kind cpu differ, 1 told nothing\nnothing is taken: --yes takes it" in plan
+    assert json.loads(healer("learn", "--show", "--json").stdout)["items"] == []
+    assert healer("learn", "--node", "gpu0001", "--yes").stdout.endswith("taken\n")
+    assert "cpu   gpu0001" in healer("learn", "--show").stdout
+    shown = http.get(f"/api/v1/nodes/{CLUSTER}/gpu0003", headers=api.headers("viewer")).json()
+    assert (shown["inventory"], shown["differs"]) == ({"driver": "570.86.15"}, {"driver": "570.86.15"})
+    assert shown["reference"]["node"] == "gpu0001"
+    subjects = {
+        one["verb"] for one in http.get("/api/v1/audit", headers=api.headers("viewer")).json()["items"]
+    }
+    assert "reference.learnt" in subjects
+    assert healer("learn", "--forget", "--yes").stdout == "forgotten: cpu, from gpu0001\n"
+    assert "no reference was taken" in healer("learn", "--show").stdout
+    silent = healer("learn", "--node", "gpu0004")
+    assert isinstance(silent.exception, Failed)
+    assert str(silent.exception).startswith("gpu0004 told nothing of itself yet")
 
 
 def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, httpx.Client]) -> None:

@@ -31,6 +31,12 @@ def test_warnings_do_not_stand_in_the_document() -> None:
         timeout=60,
         check=True,
     )
-    assert json.loads(done.stdout) == {"incidents": [], "actions": [], "held": [], "differences": []}
+    assert json.loads(done.stdout) == {
+        "incidents": [],
+        "merged": [],
+        "actions": [],
+        "held": [],
+        "differences": [],
+    }
     assert "signals rejected" in done.stderr
     assert "signals/of-tomorrow" in done.stderr

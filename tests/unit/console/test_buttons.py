@@ -21,7 +21,9 @@ def labels(shown: NodeRow, role: Role = Role.operator) -> list[str]:
 
 
 def test_a_node_in_service_has_every_playbook_that_fits_it() -> None:
-    assert labels(row()) == ["Drain", "Reboot node", "Restart fabric manager", "Slow node", "Validate"]
+    assert labels(row()) == [
+        "Drain", "Drain at job end", "Reboot node", "Restart fabric manager", "Slow node", "Validate",
+    ]  # fmt: skip
 
 
 def test_each_asks_for_its_plan_first_and_names_the_node() -> None:

@@ -11,7 +11,7 @@ from healer.console.machine_routes import ALERTS_SHOWN
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.console.sign_in import _local
 from healer.console.views.signals import LOSS_WORDS
-from healer.model import LossReason, Role
+from healer.model import LossReason, Retest, Role, SetAside
 from tests.support.console_site import CSRF, Site, make_sample
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
@@ -172,6 +172,27 @@ def test_what_others_wrote_is_unchanged() -> None:
     assert "MIT License" in (vendor / "uplot-LICENSE.txt").read_text()
 
 
+def test_a_node_shows_how_it_differs_from_a_good_one(client: TestClient) -> None:
+    text = client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
+    assert '<td class="mono warn">570.86.15</td><td class="mono">580.65.06</td>' in text
+    assert "against gpu0002" in text
+
+
+def test_a_job_shows_the_errors_of_its_own_programs(client: TestClient) -> None:
+    text = client.get("/jobs/pod1/4711", headers=COOKIE).text
+    assert "Errors of its own programs" in text and "Xid 45: Channel torn down" in text
+    assert re.search(r"1.232</td>", text)
+    assert '<a href="/nodes/pod1/gpu0007">gpu0007</a> and 2 nodes more' in text
+
+
+def test_a_node_shows_what_goes_on_there(client: TestClient) -> None:
+    assert (
+        "<dt>Going on</dt><dd>first minutes after boot until "
+        in client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
+    )
+    assert "Going on" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
+
+
 def test_a_node_shows_the_alerts_that_fire_and_what_they_are_to_healer(client: TestClient) -> None:
     text = client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
     assert "Alerts that fire" in text
@@ -191,3 +212,35 @@ def test_the_page_of_signals_tells_what_to_do_about_each_loss(client: TestClient
     assert page.count(">quiet<") == 1, "one sender has said nothing for 90 min; a job may be over"
     assert 'href="/jobs/pod1/4711"' in page and "16.8 MB" in page
     assert "98 %" in page and "/nodes/pod1/gpu0007" in page
+
+
+def test_an_incident_tells_what_is_broken_then_why_then_whom_it_hit_then_what_was_done() -> None:
+    sample = make_sample(32)
+    site = Site(sample)
+    (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
+    page = TestClient(site.app).get(f"/incidents/{lost.incident.id}", headers=COOKIE).text
+    parts = ["h-verdict", "h-why", "h-aside", "h-hit", "h-sim", "h-done", "h-left", "h-time"]
+    places = [page.index(f'id="{part}"') for part in parts]
+    assert places == sorted(places)
+    assert "GPU 3 of gpu0017 has fallen off the bus (Xid 79, certain)" in page
+    assert "126 × Xid 45: teardown of job 4711 after Xid 79" in page
+    assert "64 GPU-hours lost since the checkpoint of 20 Nov 02:42 UTC" in page
+    assert "xid.yaml, row 79" in page
+
+
+def test_what_a_line_says_stays_text_in_the_verdict_too() -> None:
+    sample = make_sample(32)
+    (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
+    evil = "<script>alert(2)</script>"
+    aside = SetAside(at=lost.incident.opened, what=evil, why=evil)
+    verdict = msgspec.structs.replace(
+        lost.verdict, sentence=evil, why=(evil,), set_aside=(aside,), retest=Retest(name="x", text=evil)
+    )
+    sample.details[lost.incident.id] = msgspec.structs.replace(
+        lost,
+        verdict=verdict,
+        similar=tuple(msgspec.structs.replace(one, ended=evil, title=evil) for one in lost.similar),
+    )
+    answer = TestClient(Site(sample).app).get(f"/incidents/{lost.incident.id}", headers=COOKIE)
+    assert evil not in answer.text
+    assert answer.text.count("&lt;script&gt;alert(2)") >= 4

@@ -53,7 +53,7 @@ def one(rules: Ruleset, line: str) -> Finding:
         (92, FaultClass.degraded, "gpu-degraded"),
         (94, FaultClass.degraded, "gpu-degraded"),
         (95, FaultClass.fatal, "gpu-fatal"),
-        (109, FaultClass.fatal, "gpu-fatal"),
+        (109, FaultClass.application, "gpu-application"),
         (119, FaultClass.fatal, "gpu-fatal"),
         (120, FaultClass.fatal, "gpu-fatal"),
         (140, FaultClass.fatal, "gpu-fatal"),

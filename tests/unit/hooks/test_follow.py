@@ -475,7 +475,28 @@ def test_an_nvidia_smi_that_hangs_stops_nothing_and_is_ended(tmp_path: Path, hub
         heard(hub, XID_79)
         pid = int((tmp_path / "pids").read_text())
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, what="it was killed and collected")
+        wait_until(lambda: answers(hub) == [0], 10, what="healer was told")
         assert shows(hub) == [] and "nvidia-smi did not end" in node.printed()
+
+
+def answers(hub: Hub) -> list[int]:
+    bodies = [json.loads(body) for path, _, body in hub.requests if path == "/api/v1/signals/metrics"]
+    assert all(body["node"] == "gpu0001" for body in bodies)
+    return [body["host"]["nvidia_smi_answers"] for body in bodies]
+
+
+def test_one_that_answers_again_is_told(tmp_path: Path, hub: Hub, soon: str) -> None:
+    hangs = tmp_path / "hangs"
+    hangs.touch()
+    chosen = smi(tmp_path, f"[ -e {hangs} ] && exec /bin/sleep 600; echo '<nvidia_smi_log/>'")
+    with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
+        node.program = soon
+        node.start()
+        wait_until(lambda: 0 in answers(hub), 40, what="healer is told that it hangs")
+        hangs.unlink()
+        # It runs at the lowest priority: on a busy machine one more run may be too slow before one is not.
+        wait_until(lambda: answers(hub)[-1] == 1, 120, what="it answers again")
+        assert answers(hub)[:-1] == [0] * (len(answers(hub)) - 1)
 
 
 def test_an_nvidia_smi_that_fails_tells_nothing(tmp_path: Path, hub: Hub, soon: str) -> None:

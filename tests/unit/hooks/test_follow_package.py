@@ -23,6 +23,7 @@ FILES = {
     f"{LIB}/epilog": 0o755,
     f"{LIB}/health-check": 0o755,
     f"{LIB}/healer-follow": 0o755,
+    f"{LIB}/healer-node": 0o755,
     "etc/systemd/system/healer-follow.service": 0o644,
     "etc/healer/hook.conf": 0o644,
 }
@@ -57,10 +58,10 @@ def found(root: Path) -> dict[str, int]:
 
 def test_it_puts_everything_in_place_and_tells_each_file(root: Path) -> None:
     told = install(package(URL), root)
-    assert told[-1] == "healer-node: 8 changed"
+    assert told[-1] == "healer-node: 9 changed"
     assert [line.removeprefix(f"new {root}/") for line in told[:-1]] == [*FILES, WANTS]
     assert found(root) == FILES
-    for name in ("healer-hook", "healer-follow"):
+    for name in ("healer-hook", "healer-follow", "healer-node"):
         assert (root / LIB / name).read_bytes() == (HOOKS / name).read_bytes()
     assert str((root / WANTS).readlink()) == "/etc/systemd/system/healer-follow.service"
     assert f"HEALER_URL={URL}\n" in (root / "etc/healer/hook.conf").read_text()
@@ -109,10 +110,10 @@ def test_uninstall_takes_the_programs_and_purge_the_rest(root: Path) -> None:
     install(package(URL), root)
     (root / "etc/healer/token").write_text("heal_x\n")
     uninstall = ("uninstall", "--root", str(root))
-    assert run(package(URL), *uninstall, "--dry-run")[-1].startswith("healer-node: 4 changed")
+    assert run(package(URL), *uninstall, "--dry-run")[-1].startswith("healer-node: 5 changed")
     assert found(root).keys() == {*FILES, "etc/healer/token"}
-    *kept, last = run(package(URL), *uninstall)[4:]
-    assert last == "healer-node: 4 changed"
+    *kept, last = run(package(URL), *uninstall)[5:]
+    assert last == "healer-node: 5 changed"
     called = {f"{LIB}/{name}" for name in ("prolog", "epilog", "health-check")}
     assert found(root).keys() == {"etc/healer/hook.conf", "etc/healer/token", *called}
     assert [line.partition(":")[0] for line in kept] == [

@@ -435,3 +435,34 @@ def test_the_file_is_python_3_6_of_the_standard_library_and_calls_nothing_of_slu
         "zlib",
     }  # fmt: skip
     assert not any(word in source for word in ("scontrol", "squeue", "sinfo"))
+
+
+def test_the_health_check_tells_what_the_node_is_made_of(node: HookNode, healer: Healer) -> None:
+    node.put("proc/sys/kernel/osrelease", "6.8.0-60-generic\n")
+    node.put("sys/class/dmi/id/bios_version", "1.4.2\n")
+    for card, firmware in (("mlx5_0", "28.39.1002"), ("mlx5_1", "28.38.1000"), ("mlx5_2", "28.39.1002")):
+        node.put(f"sys/class/infiniband/{card}/fw_ver", firmware + "\n")
+        node.put(f"sys/class/infiniband/{card}/device/net/ib{card[-1]}/mtu", "4092\n")
+        node.put(f"sys/class/infiniband/{card}/ports/1/state", "4: ACTIVE\n")
+    node.run("health-check")
+    node.run("prolog")
+    whole, short = healer.reports
+    assert whole["inventory"] == {
+        "kernel": "6.8.0-60-generic",
+        "bios": "1.4.2",
+        "nic_firmware": "28.38.1000, 28.39.1002",
+        "mtu": "4092",
+    }
+    assert "inventory" not in short
+
+
+def test_an_nvidia_smi_that_answers_is_told(node: HookNode, healer: Healer) -> None:
+    node.program("usr/bin/nvidia-smi", smi("a", "b"))
+    node.run("health-check")
+    assert healer.reports[0]["host"]["nvidia_smi_answers"] == 1
+
+
+def test_an_nvidia_smi_that_fails_and_ends_does_not_hang(node: HookNode, healer: Healer) -> None:
+    node.program("usr/bin/nvidia-smi", "exit 9")
+    node.run("health-check")
+    assert healer.reports[0]["host"]["nvidia_smi_answers"] == 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from healer.incidents import Correlator
 from healer.incidents.identity import incident_id
 from healer.model import (
+    Cause,
     CommandKind,
     Component,
     Evidence,
@@ -119,16 +120,28 @@ def test_an_application_error_of_a_job_with_a_root_is_counted() -> None:
     assert one.counted == {"xid-31": 1}
 
 
-def test_an_application_error_before_its_root_is_taken_in() -> None:
+def test_an_application_error_before_its_root_is_the_same_incident_with_another_root() -> None:
     site = watching()
     job_over(site, 1, 2)
     site.walk(*site.say(2, APPLICATION))
-    assert site.incident.fault == "xid-31"
+    told = site.incident
+    assert told.fault == "xid-31"
     site.clock.advance(5)
     site.walk(*site.say(1, LOST))
-    (app,) = [one for one in site.incidents if one.fault == "xid-31"]
-    assert site.incident.fault == "xid-79"
-    assert app.merged_into == site.incident.id
+    (one,) = site.incidents
+    assert (one.id, one.fault, one.root.node) == (told.id, "xid-79", "gpu0001")
+    assert one.settle_until == later(7)
+    assert (site.audited("incident.opened"), site.audited("incident.moved")) == (1, 1)
+    assert [part.node for part in one.affected] == ["gpu0002"]
+
+
+def test_an_application_error_long_before_a_root_stays_the_applications() -> None:
+    site = watching()
+    job_over(site, 1, 2)
+    site.walk(*site.say(2, APPLICATION))
+    site.clock.advance(31)
+    site.walk(*site.say(1, LOST))
+    assert {one.fault for one in site.open_incidents} == {"xid-31", "xid-79"}
 
 
 def test_the_hosts_clocks_may_differ_by_minutes() -> None:
@@ -162,7 +175,7 @@ def test_an_application_error_alone_is_one_incident_for_its_job() -> None:
     assert site.incident.nodes == {}
 
 
-def test_ten_thousand_teardowns_cost_less_than_two_seconds() -> None:
+def test_ten_thousand_teardowns_are_counted_at_one_root() -> None:
     site = Site(sim_nodes(1250), mode=Mode.off)
     job_over(site, *range(1, 1251))
     flood = [
@@ -171,26 +184,32 @@ def test_ten_thousand_teardowns_cost_less_than_two_seconds() -> None:
         for seen in site.say(number, *[TEARDOWN] * 8, first_seq=number * 8, boot_id=f"b{number}")
     ]
     assert len(flood) == 10_000
-    begun = time.process_time()
     site.walk(*flood[:5000], *site.say(7, LOST))
     site.clock.advance(1)
     site.walk(*flood[5000:])
-    assert time.process_time() - begun < 2.0
     (one,) = site.incidents
     assert one.counted == {"xid-45": 10_000}
 
 
-def test_a_thousand_application_errors_among_five_thousand_jobs_cost_less_than_two_seconds() -> None:
+def test_application_errors_cost_by_their_number_and_not_by_the_jobs_there_are() -> None:
     """Each finding was once compared with every incident, and each comparison read every job: 135 s."""
-    site = Site(sim_nodes(1250), mode=Mode.off)
-    for _ in range(5000):
-        site.slurm.add_job(nodes=1, gpus=1)
-    storm = [seen for number in range(1, 1001) for seen in site.say(number, APPLICATION)]
-    site.look()
-    begun = time.process_time()
-    site.walk(*storm)
-    assert time.process_time() - begun < 2.0
-    assert len(site.open_incidents) == 1000
+
+    def walked(jobs: int) -> tuple[Site, float]:
+        site = Site(sim_nodes(1250), mode=Mode.off)
+        for _ in range(jobs):
+            site.slurm.add_job(nodes=1, gpus=1)
+        storm = [seen for number in range(1, 1001) for seen in site.say(number, APPLICATION)]
+        site.look()
+        begun = time.process_time()
+        site.walk(*storm)
+        return site, time.process_time() - begun
+
+    few, many = walked(500), walked(5000)
+    assert many[1] < 5 * few[1]  # a whole read of the jobs for each would be ten times as dear
+    # Nobody knows whose GPUs they were: so many at once are one wave, and no hardware is blamed.
+    (wave,) = many[0].open_incidents
+    assert (wave.rule, wave.cause, len(wave.affected)) == ("wave", Cause.application, 1000)
+    assert Verdict.isolate not in wave.nodes.values()
 
 
 # --- the same node, other nodes -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,9 +98,10 @@ class Site:
         )
         self.telemetry.show(shown(*nodes, jobs=jobs), Topology())
 
-    def labels(self, scope: Scope) -> dict[str, str]:
+    def labels(self, scope: Scope, *, racks: bool = False) -> dict[str, str]:
         """By the words for each component; none where there are no peers."""
-        groups, components = self.telemetry.groups(scope), self.telemetry.axis(scope).components()
+        groups = (self.telemetry.rack_groups if racks else self.telemetry.groups)(scope)
+        components = self.telemetry.axis(scope).components()
         return {
             f"{where.node} {where.nic or where.gpu}": groups.labels[number] if number >= 0 else "none"
             for where, number in zip(components, groups.ids.tolist(), strict=True)
@@ -165,3 +167,10 @@ def test_the_load_is_that_of_the_latest_picture() -> None:
     assert site.labels(Scope.gpu)["gpu0 0"] == "h100, idle"
     site.telemetry.show(shown(node("gpu0", gpus=1), jobs=(job("7", None, "gpu0"),), at_s=2), Topology())
     assert site.labels(Scope.gpu) == {"gpu0 0": "h100, allocated", "gpu1 0": "none"}
+
+
+def test_gpus_of_one_model_in_a_rack_of_three_nodes_stand_beside_each_other() -> None:
+    placed = {"gpu0": "r1", "gpu1": "r1", "gpu2": "r1", "gpu3": "r2", "gpu4": "r2", "gpu5": ""}
+    nodes = [msgspec.structs.replace(node(name, gpus=1), rack=rack) for name, rack in placed.items()]
+    told = Site(*nodes).labels(Scope.gpu, racks=True)
+    assert [told[f"{name} 0"] for name in placed] == ["rack r1"] * 3 + ["none"] * 3

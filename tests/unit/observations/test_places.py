@@ -49,3 +49,16 @@ def test_pitfall_21_an_unchanged_list_of_nodes_comes_out_as_the_same_one() -> No
     moved = placing.placed(later, Topology(places={"n1": Place(rack="r2")}), TREE)
     assert moved.nodes["n1"].rack == "r2"
     assert placing.placed(picture(), file, {}).nodes["n3"].switch == ""
+
+
+def test_a_block_of_slurms_is_a_domain_unless_the_file_says_another() -> None:
+    blocks = {"n1": ("block:b1",), "n2": ("block:b1",)}
+    file = Topology(places={"n2": Place(domain="nvl7", pdu="p1", row="w2")})
+    nodes = with_places(picture(), file, blocks).nodes
+    told = {name: (one.domain, one.pdu, one.row, one.switch) for name, one in nodes.items()}
+    assert told == {
+        "n1": ("b1", "", "", ""),
+        "n2": ("nvl7", "p1", "w2", ""),
+        "n3": ("", "", "", ""),
+        "n4": ("", "", "", ""),
+    }

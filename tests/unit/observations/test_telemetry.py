@@ -89,9 +89,15 @@ class Reference:
         dated.sort(key=lambda item: item[0])
         if dated:
             self.head = max(self.head, math.floor(dated[-1][0] / 5))
+        told: set[tuple[Series, float]] = set()
         for at_s, one in dated:
             for (name, part), value in one.values.items():
-                if not math.isnan(value):
+                if math.isnan(value):
+                    continue
+                if (again := ((one.node, name, part), at_s)) in told:
+                    self.out_of_order += 1  # twice of one moment, however old
+                else:
+                    told.add(again)
                     self.take(self.series[one.node, name, part], name in COUNTERS, at_s, value)
 
     def take(self, series: Told, counter: bool, at_s: float, value: float) -> None:

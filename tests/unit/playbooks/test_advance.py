@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.model import LogEntry, Playbook, Step, StepEvent, Verb
-from healer.playbooks import Ask, Do, Finish, Intent, Skip, Sleep, advance, stuck_at
+from healer.playbooks import Ask, Do, Finish, Intent, Know, Skip, Sleep, advance, stuck_at
 from tests.support.loop import START, later, shipped
 
 BOOK = Playbook(
@@ -212,7 +212,7 @@ LOGS = st.lists(
 @given(log=LOGS, book=st.sampled_from([BOOK, *shipped().playbooks.values()]))
 def test_every_log_has_a_next_intent_and_always_the_same(log: list[LogEntry], book: Playbook) -> None:
     intent = advance(book, log, START)
-    assert isinstance(intent, Do | Sleep | Ask | Skip | Finish)
+    assert isinstance(intent, Do | Sleep | Ask | Skip | Finish | Know)
     assert advance(book, list(log), START) == intent
     if isinstance(intent, Sleep) and intent.until is not None:
         assert intent.until > START

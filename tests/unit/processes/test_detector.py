@@ -1,15 +1,28 @@
 """The detector's loop over a real database: wake, walk, consume, poke, and what a restart remembers."""
 
 from collections.abc import Callable
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.postgres import references
 from healer.adapters.postgres.inbox import put_command
 from healer.adapters.postgres.tables import audit_records
-from healer.model import Command, CommandKind, Controller, SlurmNode, Trouble
+from healer.model import (
+    Command,
+    CommandKind,
+    Component,
+    Controller,
+    Observation,
+    ObservationKind,
+    Reference,
+    SlurmNode,
+    Trouble,
+    kind_of,
+)
 from healer.processes.detector import BATCH
+from healer.signals.identity import digest_of
 from tests.support.detector import Place
 from tests.support.loop import CLUSTER, LOST, START, beat, lines, name
 
@@ -178,3 +191,31 @@ def test_that_nothing_measured_is_looked_at_is_paged_once_and_again_when_it_is_s
     detector.blind = lambda: "the tick fails again and again"
     detector.once()
     assert paged() == ["a rule does not do what its cases say", "the tick fails again and again"]
+
+
+def told_of_itself(node: str, at: datetime, **facts: str) -> Observation:
+    return Observation(
+        digest=digest_of("inventory", node, at), kind=ObservationKind.inventory,
+        component=Component(cluster=CLUSTER, node=node), event_at=at, arrived_at=at, data={"facts": facts},
+    )  # fmt: skip
+
+
+def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
+    kind = kind_of(place.slurm.snapshot().nodes[name(1)].gpu_model)
+    good = Reference(
+        cluster=CLUSTER, kind=kind, node=name(1), at=START, by="ann", facts={"kernel": "6.8.0-60"}
+    )
+    with place.engine.begin() as conn:
+        references.save_reference(conn, good)
+    place.inbox.add([told_of_itself(name(one), START, kernel="6.5.0-18") for one in (2, 3)])
+    place.detector().once()
+    place.clock.advance(3600)  # what was told is older than all that a restart reads again
+    detector = place.detector()
+    until(place, 180, detector.once)
+    (one,) = place.incidents()
+    assert (one.rule, one.fault) == ("drift", "drift:kernel:6.5.0-18")
+    assert {where.node for where in one.affected} == {name(2), name(3)}
+    for node in (2, 3):
+        place.inbox.add([told_of_itself(name(node), place.clock.now(), kernel="6.8.0-60")])
+    until(place, 120, detector.once)
+    assert place.incidents() == []

@@ -297,8 +297,9 @@ def test_inventory_is_told_when_it_is_new_and_every_ten_minutes(bench: Bench) ->
     assert (told(5), told(610)) == ([], [first.data])
 
 
-def test_without_addresses_there_is_no_inventory(bench: Bench) -> None:
-    assert take(bench, OLD).inventory == []
+def test_without_addresses_there_is_no_inventory_of_gpus(bench: Bench) -> None:
+    told = take(bench, OLD).inventory
+    assert [one.data for one in told] == [{"facts": {"driver": "550.127.08"}}]
 
 
 def test_a_body_that_is_no_text(bench: Bench) -> None:

@@ -19,6 +19,29 @@ def test_only_the_node_that_turned_out_otherwise_changed() -> None:
     assert (gpus.index(A, "GPU-a", None), gpus.index(B, "GPU-a", None)) == (0, 3)
 
 
+def rows(gpus: GpuNames) -> list[dict[str, object]]:
+    return [row for told in gpus.inventory([A], NOW) for row in told.data["gpus"]]
+
+
+def test_a_serial_number_is_told_once_and_goes_with_its_gpu() -> None:
+    gpus = GpuNames()
+    row = {"index": 0, "pci": "0000:18:00", "uuid": "GPU-a", "serial": "1650522005114"}
+    gpus.learn(A, 0, "GPU-a", "0000:18:00", "1650522005114")
+    assert rows(gpus) == [row]
+    gpus.learn(A, 0, "GPU-a", "0000:18:00", "N/A")
+    gpus.learn(A, 0, "GPU-a", "0000:18:00")
+    assert rows(gpus) == []
+    gpus.learn(A, 0, "GPU-b", "0000:18:00")
+    assert rows(gpus) == [{"index": 0, "pci": "0000:18:00", "uuid": "GPU-b"}]
+
+
+def test_another_serial_number_alone_is_told_at_once() -> None:
+    gpus = GpuNames()
+    for serial in ("1650522005114", "1650522005115"):
+        gpus.learn(A, 0, None, "0000:18:00", serial)
+        assert [row["serial"] for row in rows(gpus)] == [serial]
+
+
 def test_a_uuid_that_is_none_is_not_learned() -> None:
     """What is learned is stored as JSON, which in PostgreSQL holds no NUL."""
     gpus = GpuNames()

@@ -90,6 +90,35 @@ def parsed(line: str) -> ParsedLine:
             {"pid": 4242, "process": "nvc:[driver]"},
         ),
         (X + "9999, brand new", 9999, "0000:9b:00", {}),
+        ("NVRM: Xid (PCI:9b:00.0): 79, GPU has fallen off the bus.", 79, "0000:9b:00", {}),
+        ("NVRM: Xid (9B:00): 79, GPU has fallen off the bus.", 79, "0000:9b:00", {}),
+        (
+            "NVRM: Xid (PCI:9b:00 GPU-I:03): 31, pid=<unknown>, name=<unknown>, Ch 1",
+            31,
+            "0000:9b:00",
+            {"gpu_instance": 3},
+        ),
+        ("NVRM: Xid (PCI:0000:9b:00):79, GPU has fallen off the bus.", 79, "0000:9b:00", {}),
+        (
+            X + "154, GPU recovery action changed to (Node Reboot Required)",
+            154,
+            "0000:9b:00",
+            {"recovery_words": "Node Reboot Required"},
+        ),
+        (
+            X + "154, pid=1, name=a, (Node Reboot Required)",
+            154,
+            "0000:9b:00",
+            {"pid": 1, "process": "a", "recovery_words": "Node Reboot Required"},
+        ),
+        (X + "154, Drain P2P.", 154, "0000:9b:00", {"recovery_words": "Drain P2P"}),
+        (
+            X
+            + "154, severity=Fatal, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+            154,
+            "0000:9b:00",
+            {"recovery_action": 2, "recovery_words": "Node Reboot Required"},
+        ),
     ],
 )
 def test_xid(line: str, code: int, pci: str, data: dict[str, Any]) -> None:

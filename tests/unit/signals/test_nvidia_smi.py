@@ -3,7 +3,7 @@
 
 import pytest
 
-from healer.model import Part
+from healer.model import Observation, ObservationKind, Part
 from healer.signals.measured import Measured
 from healer.signals.wire import BadBody
 from tests.unit.signals.measuring import NOW, Bench, gpu, known
@@ -20,6 +20,7 @@ H100 = """
     <product_name>NVIDIA H100 80GB HBM3</product_name>
     <persistence_mode>Enabled</persistence_mode>
     <mig_mode><current_mig>Disabled</current_mig></mig_mode>
+    <serial>{serial}</serial>
     <uuid>GPU-{bus}</uuid>
     <minor_number>{minor}</minor_number>
     <gpu_recovery_action>{action}</gpu_recovery_action>
@@ -100,8 +101,8 @@ LOST = """
 """
 
 
-def h100(bus: str, action: str = "None", minor: object = "N/A") -> str:
-    return H100.format(bus=bus, action=action, minor=minor)
+def h100(bus: str, action: str = "None", minor: object = "N/A", serial: str = "N/A") -> str:
+    return H100.format(bus=bus, action=action, minor=minor, serial=serial)
 
 
 @pytest.fixture
@@ -114,6 +115,10 @@ def take(bench: Bench, *gpus: str, node: str = "gpu0001", attached: object = Non
     head = HEAD.format(attached=len(gpus) if attached is None else attached)
     raw = (head + "".join(gpus) + "</nvidia_smi_log>").encode()
     return bench.translator.nvidia_smi(raw, known, NOW, node=node)
+
+
+def _of_gpus(taken: Measured) -> list[Observation]:
+    return [one for one in taken.inventory if one.kind is ObservationKind.gpu_inventory]
 
 
 def test_a_driver_of_today(bench: Bench) -> None:
@@ -205,7 +210,7 @@ def test_minor_numbers_that_cannot_be_are_not_believed(bench: Bench, minors: tup
 def test_one_gpu_of_many_is_not_taken_for_the_whole_node(bench: Bench) -> None:
     """`nvidia-smi -q -x -i 3`: its place in the output says nothing, and seven are not lost."""
     alone = take(bench, h100("5D"), attached=8)
-    assert (alone.reports, alone.inventory) == ([], [])
+    assert (alone.reports, _of_gpus(alone)) == ([], [])
     assert alone.unknown["gpu_temp_c"].why == "no GPU is known by these labels"
     take(bench, *(h100(bus) for bus in ("18", "2A", "3A", "5D")))
     for told in (h100("5D"), h100("5D", minor=3)):
@@ -226,11 +231,17 @@ def test_no_gpu_answers(bench: Bench) -> None:
 
 
 def test_series_by_address_are_placed_by_what_nvidia_smi_told(bench: Bench) -> None:
-    (inventory,) = take(bench, h100("18"), h100("3A")).inventory
+    (inventory,) = _of_gpus(take(bench, h100("18"), h100("3A")))
     assert inventory.data["gpus"][1] == {"index": 1, "pci": "0000:3a:00", "uuid": "GPU-3A"}
     text = b'DCGM_FI_DEV_SM_CLOCK{pci_bus_id="00000000:3A:00.0"} 1500\n'
     taken = bench.translator.exposition(text, known, NOW, node="gpu0001")
     assert bench.values(taken.reports[0]) == {("sm_clock_mhz", gpu(1)): 1500}
+
+
+def test_serial_numbers_go_into_the_inventory(bench: Bench) -> None:
+    told = take(bench, h100("18", serial="1650522005114"), h100("3A", serial="N/A"))
+    (inventory,) = _of_gpus(told)
+    assert [gpu.get("serial") for gpu in inventory.data["gpus"]] == ["1650522005114", None]
 
 
 def test_a_node_that_is_not_ours(bench: Bench) -> None:

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from healer.model.samples import Report, StepBatch
-from healer.signals.packed import BadBlock, pack_report, pack_steps, unpack_report, unpack_steps
+from healer.signals.packed import (
+    BadBlock,
+    PackedReport,
+    pack_report,
+    pack_steps,
+    unpack_reports,
+    unpack_steps,
+)
 from tests.unit.signals.measuring import NOW
 
 AT = NOW - timedelta(seconds=3)
@@ -22,14 +29,50 @@ def report(columns: np.ndarray, values: np.ndarray) -> Report:
     return Report("pod1", "gpu0001", AT, NOW, columns, values)
 
 
-@given(st.integers(0, 300).flatmap(lambda n: st.tuples(arrays.arrays(_int32, n), arrays.arrays(_float64, n))))
+def told(n: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
+    return st.tuples(arrays.arrays(_int32, n), arrays.arrays(_float64, n))
+
+
+def packed(blob: bytes, number: int = 0) -> PackedReport:
+    return PackedReport(f"gpu{number}", AT, NOW + number * timedelta(seconds=1), blob)
+
+
+@given(st.integers(0, 300).flatmap(told))
 def test_a_report_comes_back_bit_for_bit(told: tuple[np.ndarray, np.ndarray]) -> None:
-    blob = pack_report(report(*told))
-    back = unpack_report(blob, cluster="pod1", node="gpu0001", at=AT, arrived_at=NOW)
-    assert (back.cluster, back.node, back.at, back.arrived_at) == ("pod1", "gpu0001", AT, NOW)
+    (back,) = unpack_reports("pod1", [packed(pack_report(report(*told)))])
+    assert isinstance(back, Report)
+    assert (back.cluster, back.node, back.at, back.arrived_at) == ("pod1", "gpu0", AT, NOW)
     assert (back.columns.dtype, back.values.dtype) == (_int32, _float64)
     assert back.columns.tobytes() == told[0].tobytes()
     assert back.values.tobytes() == told[1].tobytes()
+
+
+@given(
+    st.lists(arrays.arrays(_int32, st.integers(0, 4)), min_size=1, max_size=3).flatmap(
+        lambda sets: st.lists(
+            st.none()
+            | st.sampled_from(sets).flatmap(
+                lambda columns: st.tuples(st.just(columns), arrays.arrays(_float64, len(columns)))
+            ),
+            max_size=12,
+        )
+    )
+)
+def test_reports_of_all_kinds_come_back_in_their_order(
+    many: list[tuple[np.ndarray, np.ndarray] | None],
+) -> None:
+    """Whatever columns they have; what cannot be read costs no other one."""
+    blobs = [b"\x02no block" if one is None else pack_report(report(*one)) for one in many]
+    found = unpack_reports("pod1", [packed(blob, number) for number, blob in enumerate(blobs)])
+    assert len(found) == len(many)
+    for number, (one, back) in enumerate(zip(many, found, strict=True)):
+        if one is None:
+            assert isinstance(back, BadBlock)
+            continue
+        assert isinstance(back, Report)
+        assert (back.node, back.arrived_at) == (f"gpu{number}", NOW + number * timedelta(seconds=1))
+        assert back.columns.tobytes() == one[0].tobytes()
+        assert back.values.tobytes() == one[1].tobytes()
 
 
 @given(st.data(), st.integers(0, 50), st.lists(st.text(max_size=5), max_size=4))
@@ -62,7 +105,6 @@ def test_a_usual_report_stays_inside_its_row() -> None:
 
 @pytest.mark.parametrize("blob", [b"", b"\x02abc", b"\x01", b"\x01\x00\x00\x00", b"\x01\xff\xff\xff\x7f\x00"])
 def test_bytes_that_are_no_block(blob: bytes) -> None:
-    with pytest.raises(BadBlock):
-        unpack_report(blob, cluster="pod1", node="gpu0001", at=AT, arrived_at=NOW)
+    assert isinstance(unpack_reports("pod1", [packed(blob)])[0], BadBlock)
     with pytest.raises(BadBlock):
         unpack_steps(blob, cluster="pod1", job="1", arrived_at=NOW)

@@ -32,6 +32,13 @@ SAID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
         ("<4>1 2026-11-20T03:00:00.123Z gpu0001 kernel - - - ", "2026-11-20T03:00:00.123Z"),
         ('<4>1 2026-11-20T03:00:00.123Z gpu0001 kernel - - [a b="c"] [3.400584] ', "3.400584"),
         ("4,1234,3400584,-;", "3.400584"),
+        ("[    3.400584] [      T0] ", "3.400584"),
+        ("gpu0001 kernel: ", None),
+        ("[Fri Nov 20 03:00:00 2026] gpu0001 kernel: ", "Nov 20 03:00:00 2026"),
+        ("Fri 2026-11-20 03:00:00 UTC gpu0001 kernel: ", "2026-11-20 03:00:00"),
+        ("Fri 2026-11-20 03:00:00.123456 CET gpu0001 kernel: ", "2026-11-20 03:00:00.123456"),
+        ("kern  :err   : ", None),
+        ("[...] ", None),
     ],
 )
 def test_the_kernel_spoke(before: str, stamp: str | None) -> None:
@@ -57,6 +64,9 @@ def test_the_kernel_spoke(before: str, stamp: str | None) -> None:
         "echo ",
         "[3.400584] alice: ",
         "notkernel: ",
+        "alice: gpu0001 kernel: ",
+        "Fri 2026-11-20 03:00:00 UTC gpu0001 alice: ",
+        "daemon:err   : ",
     ],
 )
 def test_somebody_else_spoke(before: str) -> None:
@@ -86,3 +96,19 @@ def test_a_day_that_does_not_exist_costs_the_stamp_alone() -> None:
     found = split_prefix("Feb 31 03:00:00 gpu0001 kernel: " + SAID)
     assert found is not None
     assert found.stamp_local is None
+
+
+def test_a_zone_by_name_is_a_moment_where_the_name_is_sure() -> None:
+    sure = split_prefix("Fri 2026-11-20 03:00:00 UTC gpu0001 kernel: " + SAID)
+    unsure = split_prefix("Fri 2026-11-20 03:00:00 CST gpu0001 kernel: " + SAID)
+    assert sure is not None
+    assert unsure is not None
+    assert sure.stamp_at == datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+    assert (unsure.stamp_at, unsure.stamp_local) == (None, datetime(2026, 11, 20, 3, 0))  # noqa: DTZ001
+
+
+def test_words_that_rsyslog_folded_are_the_kernels_own() -> None:
+    before = "Nov 20 03:00:00 gpu0001 kernel: "
+    found = split_prefix(f"{before}message repeated 3 times: [ {SAID}]")
+    assert found == split_prefix(before + SAID)
+    assert split_prefix(f"Nov 20 03:00:00 gpu0001 alice: message repeated 3 times: [ {SAID}]") is None

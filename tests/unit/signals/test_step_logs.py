@@ -1,5 +1,6 @@
 """Lines of training logs: what counts, what is passed over, and that no line is too much."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -47,12 +48,12 @@ def read(*lines: str, form: str = "auto", every_s: float | None = None) -> list[
 def test_megatron() -> None:
     stamp = datetime.fromisoformat("2025-08-01 07:19:50")
     assert read(MEGATRON) == [LogStep(2, pytest.approx(12.9361), stamp, 10.44022, 26.305)]
-    assert read("[default0]: " + OLD_MEGATRON) == [LogStep(10, pytest.approx(0.6055))]
+    assert read("[default0]: " + OLD_MEGATRON) == [LogStep(10, pytest.approx(0.6055), grad_norm=math.inf)]
 
 
 def test_deepspeeds_pipeline_engine() -> None:
     assert read(PIPELINE) == [LogStep(200, 0.936, None, 5.5508)]
-    assert read("steps: 251 loss: nan iter time (s): 2.8")[0].loss is None
+    assert read("steps: 251 loss: nan iter time (s): 2.8")[0].loss == math.inf
 
 
 def test_deepspeeds_other_lines_count_from_one_to_the_next() -> None:
@@ -122,7 +123,7 @@ def test_lightnings_csv_counts_by_when_it_is_written() -> None:
     assert [(one.step, one.step_s, one.loss) for one in told] == [
         (3, 1.5, 0.23),
         (5, 1.5, None),
-        (7, 1.5, None),
+        (7, 1.5, math.inf),
     ]
     assert read(*rows) == []
 

@@ -227,6 +227,27 @@ def test_heartbeat() -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ("1650522005114", "1650522005114"),
+        (" 0324a-17004211 ", "0324A-17004211"),
+        ("N/A", None),
+        ("[N/A]", None),
+        ("0", None),
+        ("0000000000000", None),
+        ("Unknown", None),
+        ("GPU is lost", None),
+        ("1650522\x005114", None),
+        ("1" * 33, None),
+    ],
+)
+def test_a_serial_number_of_a_heartbeat(told: str, kept: str | None) -> None:
+    body = {"node": "gpu0001", "gpus": [{"index": 0, "pci": "00000000:18:00.0", "serial": told}]}
+    (seen,) = heartbeat_observations(body, known, NOW, cluster="pod1").observations
+    assert seen.data["gpus"][0].get("serial") == kept
+
+
+@pytest.mark.parametrize(
     "body",
     [
         7,

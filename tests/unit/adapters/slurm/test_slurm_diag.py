@@ -91,3 +91,17 @@ def test_switches_are_told_leaf_first() -> None:
 @pytest.mark.parametrize("text", ["", "No topology information available\n", "BlockName=b1 Nodes=gpu[1-4]\n"])
 def test_without_a_tree_there_are_no_switches(text: str) -> None:
     assert parse_topology.switches(text) == {}
+
+
+def test_blocks_are_told_as_such_and_aggregates_of_them_are_none() -> None:
+    text = (
+        "BlockName=b1 BlockIndex=0 Nodes=gpu[01-02] BlockSize=2\n"
+        "BlockName=b2 BlockIndex=1 Nodes=gpu03 BlockSize=2\n"
+        "AggregatedBlock=b[1-2] BlockIndex=2 Nodes=gpu[01-03] BlockSize=4\n"
+    )
+    assert parse_topology.blocks(text) == {
+        "gpu01": ("block:b1",),
+        "gpu02": ("block:b1",),
+        "gpu03": ("block:b2",),
+    }
+    assert parse_topology.blocks("SwitchName=leaf1 Level=0 Nodes=gpu[1-2]\n") == {}

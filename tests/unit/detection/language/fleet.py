@@ -67,7 +67,7 @@ class Fleet:
         self.now = START
         nodes = {name: SlurmNode(name=name, state=("IDLE",), gpus=gpus, gpu_model="h100") for name in names}
         job = SlurmJob(id="1", state="RUNNING", nodes=tuple(names[:2]))
-        places = {name: Place(switch="s1" if name != "n3" else "s2") for name in names}
+        places = {name: Place(switch="s1" if name != "n3" else "s2", rack="r1") for name in names}
         snapshot = SlurmSnapshot(cluster="c", taken_at=START, nodes=nodes, jobs={"1": job})
         self.telemetry.show(snapshot, Topology(places=places))
 

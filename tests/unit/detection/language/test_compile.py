@@ -24,6 +24,7 @@ FINER = {
     Scope.node: [Scope.gpu, Scope.link],
     Scope.job: [Scope.node, Scope.gpu],
     Scope.switch: [Scope.gpu, Scope.node],
+    Scope.rack: [Scope.gpu, Scope.node],
     Scope.fabric: [Scope.gpu, Scope.link, Scope.node],
 }
 
@@ -76,6 +77,7 @@ def number(scope: Scope, depth: int, parts: bool) -> st.SearchStrategy[str]:
         st.tuples(named, WINDOWS).map(lambda one: f"median_over({one[0]}, {one[1]})"),
         named.map(lambda name: f"peers({name} * 2)"),
         named.map(lambda name: f"peer_z({name} - 1)"),
+        named.map(lambda name: f"rack_peers({name} + 1)"),
         st.just('spec("limit")'),
         named.map(lambda name: f"age({name})"),
     ]

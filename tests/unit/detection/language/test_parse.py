@@ -110,6 +110,7 @@ def test_columns_count_characters_of_the_text_as_written() -> None:
         'temp_c > spec("limit_c")',
         'spec("power_w") < power_w',
         "flag and not flag",
+        "first(flag, not flag)",
         "0 < heat <= 3",
         'state in ("Bad", "Worse") and heat not in (1, -2)',
     ],

@@ -1,0 +1,1 @@
+"""Ways to a node itself: `healer-node` over SSH."""

@@ -1,0 +1,122 @@
+"""What healer-node's documents mean. Pure: a document in, one of `healer.model` out, or NodeError."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from healer.model import Diagnosis, FabricState
+from healer.ports import NodeError
+
+#: What a GPU says of a fabric that it has no part in: cards on PCIe, and models before Hopper.
+_NO_FABRIC = frozenset({"", "N/A", "Not Supported"})
+#: Models whose NVLink domain joins several nodes: there a clique and a cluster are part of a whole fabric. On
+#: nodes with NVSwitches of their own both are always zero.
+_RACK_SCALE = ("GB200", "GB300")
+_TEXT_MAX = 300
+
+
+def fabric(node: str, told: Mapping[str, Any]) -> FabricState:
+    """The worst GPU's words. Where no GPU knows a fabric there is none to be broken. Raises NodeError."""
+    gpus = [gpu for gpu in told.get("gpus", ()) if isinstance(gpu, dict)]
+    if not gpus:
+        raise NodeError(f"nvidia-smi on {node} shows no GPU, so nothing is known of its fabric.")
+    if all(gpu.get("state", "") in _NO_FABRIC for gpu in gpus):
+        text = "no GPU of it tells of an NVLink fabric: nothing to check"
+        return FabricState(state="Not Supported", status="N/A", healthy=True, text=text)
+    for gpu in gpus:
+        if why := _not_up(gpu):
+            text = f"fabric of GPU {gpu.get('pci', '?')}: {why}"
+            return FabricState(
+                state=str(gpu.get("state", "")), status=str(gpu.get("status", "")), healthy=False, text=text
+            )
+    text = f"fabric Completed: Success on {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+    return FabricState(state="Completed", status="Success", healthy=True, text=text)
+
+
+def _not_up(gpu: Mapping[str, Any]) -> str:
+    """Why this GPU is not in the fabric; empty: it is. All four have to hold (facts c.7)."""
+    state, status = str(gpu.get("state", "")), str(gpu.get("status", ""))
+    if (state, status) != ("Completed", "Success"):
+        return f"{state or 'no state'}: {status or 'no status'}"
+    if not any(model in str(gpu.get("product", "")) for model in _RACK_SCALE):
+        return ""
+    if not str(gpu.get("cluster", "")).strip("0-"):
+        return "Completed, but in no cluster (its UUID is zero)"
+    if str(gpu.get("clique", "")).strip() in {"", "0", "N/A"}:
+        return "Completed, but in no clique"
+    return ""
+
+
+def diagnosis(node: str, key: str, told: Mapping[str, Any]) -> Diagnosis | None:
+    """None while the tests run. What gave no verdict is no failed test: NodeError, and a person is asked."""
+    state = told.get("state")
+    if state == "running":
+        return None
+    if state == "failed":
+        raise NodeError(f"The tests of {node} could not be carried out: {told.get('text', '')}.")
+    if state != "finished":
+        raise NodeError(f"The tests {key} of {node} gave no result: {told.get('text', state)}.")
+    output = told.get("output")
+    if not isinstance(output, dict):
+        raise NodeError(f"dcgmi on {node} printed no verdict: {str(told.get('text', ''))[:_TEXT_MAX]}")
+    return _verdict(node, output, told.get("exit"))
+
+
+def reset(node: str, key: str, told: Mapping[str, Any]) -> Diagnosis | None:
+    """None while it runs. A daemon that did not start again is a failed reset: the node is not as it was."""
+    state, text = told.get("state"), str(told.get("text", ""))[:_TEXT_MAX]
+    if state == "running":
+        return None
+    if state != "finished":
+        raise NodeError(f"The reset {key} on {node} came to nothing: {text or state}.")
+    idle = [str(name) for name in told.get("not_started") or ()]
+    if idle:
+        text = f"{', '.join(idle)} did not start again after it"
+        return Diagnosis(passed=False, text=text, failed=tuple(idle))
+    if told.get("passed") is not True:
+        said = f"nvidia-smi --gpu-reset ended with {told.get('exit')}: {text}"
+        return Diagnosis(passed=False, text=said, failed=("gpu-reset",))
+    return Diagnosis(passed=True, text=f"the GPU reset is done ({_what(told)})")
+
+
+def _what(told: Mapping[str, Any]) -> str:
+    what = told.get("what")
+    gpu = what.get("gpu") if isinstance(what, dict) else None
+    return "all GPUs" if gpu == "all" else str(gpu or "?")
+
+
+def _verdict(node: str, output: Mapping[str, Any], status: object) -> Diagnosis:
+    """DCGM 4's document, or DCGM 3's ("DCGM GPU Diagnostic")."""
+    whole = output.get("DCGM Diagnostic") or output.get("DCGM GPU Diagnostic") or {}
+    results = list(_results(whole))
+    failed = [(name, words) for name, state, words in results if state == "fail"]
+    if failed:
+        names = tuple(dict.fromkeys(name for name, _ in failed))
+        said = "; ".join(f"{name}: {words}" if words else name for name, words in failed)
+        return Diagnosis(passed=False, text=f"tests failed: {said[:_TEXT_MAX]}", failed=names)
+    if error := whole.get("runtime_error") or output.get("runtime_error"):
+        raise NodeError(f"dcgmi on {node} could not test it: {str(error)[:_TEXT_MAX]}")
+    passed = sum(state == "pass" for _, state, _ in results)
+    if not passed or status:
+        raise NodeError(f"dcgmi on {node} ended with {status}, {passed} tests passed and none failed.")
+    warned = [f"{name}: {words}" for name, state, words in results if state == "warn"]
+    text = f"all {passed} tests passed" + (f"; warnings: {'; '.join(warned)}" if warned else "")
+    return Diagnosis(passed=True, text=text[:_TEXT_MAX])
+
+
+def _results(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(test and its GPU, status in small letters, DCGM's words)"""
+    for category in whole.get("test_categories", ()):
+        for test in category.get("tests", ()):
+            for one in test.get("results", ()):
+                name = str(test.get("name", "?"))
+                if one.get("entity_group") and "entity_id" in one:
+                    name = f"{name} on {one['entity_group']} {one['entity_id']}"
+                elif "gpu_ids" in one:
+                    name = f"{name} on GPU {one['gpu_ids']}"
+                yield name, str(one.get("status", "")).lower(), _words(one)
+
+
+def _words(result: Mapping[str, Any]) -> str:
+    told = result.get("warnings") or ()
+    told = told if isinstance(told, list) else [told]
+    return "; ".join(str(one.get("warning", one) if isinstance(one, dict) else one) for one in told)

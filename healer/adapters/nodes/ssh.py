@@ -1,0 +1,258 @@
+"""healer-node over OpenSSH's client: by key alone, host keys checked, bounded in time and number."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from healer.adapters.slurm import process
+from healer.ports import NodeError, NodeUnavailable, SchedulerUnavailable
+
+log = structlog.get_logger()
+
+#: Calls at once from this process: fewer than its threads, so that nodes that hang leave some for Slurm.
+AT_ONCE = 5
+#: Of a call's time, for a free place and the node's own.
+PLACE_S = 2.0
+#: A node that let a call run out of time is left alone for this long, then twice as long, up to the most.
+PAUSE_S, PAUSE_MOST_S = 2.0, 60.0
+MOST_BYTES = 8 * 1024 * 1024
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+#: ssh's own failures; a program on the node cannot end so unless it wants to.
+_SSH_FAILED = 255
+
+OPTIONS = (
+    "BatchMode=yes",
+    "StrictHostKeyChecking=yes",
+    "CheckHostIP=no",
+    "UpdateHostKeys=no",
+    "PreferredAuthentications=publickey",
+    "PubkeyAuthentication=yes",
+    "PasswordAuthentication=no",
+    "KbdInteractiveAuthentication=no",
+    "GSSAPIAuthentication=no",
+    "HostbasedAuthentication=no",
+    "IdentitiesOnly=yes",
+    "IdentityAgent=none",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+    "ControlMaster=no",
+    "ControlPath=none",
+    "ConnectionAttempts=1",
+    "ServerAliveInterval=2",
+    "ServerAliveCountMax=2",
+    "EscapeChar=none",
+    "RequestTTY=no",
+    "LogLevel=ERROR",
+)
+
+
+class SshSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`config`: a file of ssh_config(5) with addresses or jump hosts of nodes; what stands here wins."""
+
+    key_file: Path
+    known_hosts: Path
+    user: str = "root"
+    port: int | None = None
+    config: Path | None = None
+
+
+class Ssh:
+    """`verbs.Channel`. Safe for threads. One call for a node at a time."""
+
+    name = "ssh"
+
+    def __init__(self, settings: SshSettings, *, pause_s: float = PAUSE_S) -> None:
+        self.settings = settings
+        self._program = shutil.which("ssh", path=_PATH)
+        self._places = threading.BoundedSemaphore(AT_ONCE)
+        self._pauses = Pauses(pause_s)
+        self._busy: set[str] = set()
+        self._free = threading.Condition()
+
+    def ask(self, node: str, words: tuple[str, ...], timeout_s: float) -> Mapping[str, Any]:
+        if not _NODE.fullmatch(node):
+            raise NodeError(f"{node!r} is no name of a node.")
+        if self._program is None:
+            raise NodeError("ssh is not installed on this machine: install OpenSSH's client.")
+        self._check_files()
+        call_id = secrets.token_hex(8)
+        began = time.monotonic()
+        try:
+            with self._place(node, began + min(PLACE_S, timeout_s / 2)):
+                # The wait is part of it: an effect has to be over while the lease lasts.
+                left_s = began + timeout_s - time.monotonic()
+                told = self._asked(node, (*words, f"id={call_id}"), left_s)
+        except NodeError as error:
+            self._tell(node, words, call_id, began, error=str(error))
+            raise
+        self._tell(node, words, call_id, began, ok=told.get("ok"), code=told.get("code"))
+        return told
+
+    def _check_files(self) -> None:
+        """ssh itself goes on without a key or known hosts, and says something else then."""
+        one = self.settings
+        files = {"KEY_FILE": one.key_file, "KNOWN_HOSTS": one.known_hosts, "CONFIG": one.config}
+        for setting, path in files.items():
+            if path is not None and not os.access(path, os.R_OK):
+                raise NodeError(f"HEALER_SSH_{setting} names {path}, which cannot be read by healer's user.")
+
+    def _tell(self, node: str, words: tuple[str, ...], call_id: str, began: float, **result: object) -> None:
+        """healer's end of the audit: the node's own log has the same id."""
+        took_s = round(time.monotonic() - began, 3)
+        log.info("node call", node=node, verb=words[0], words=words[1:], id=call_id, took_s=took_s, **result)
+
+    @contextlib.contextmanager
+    def _place(self, node: str, until: float) -> Iterator[None]:
+        """One of the few places, and the node's own, by `until`: nobody waits long for a node that hangs."""
+        self._pauses.check(node)
+        with self._free:
+            if not self._free.wait_for(lambda: node not in self._busy, max(0.0, until - time.monotonic())):
+                raise NodeUnavailable(f"{node} is busy: another call to it has not ended.", sent=False)
+            self._busy.add(node)
+        try:
+            if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
+                raise NodeUnavailable(f"{node} was not asked: {AT_ONCE} other nodes are.", sent=False)
+            try:
+                yield
+            finally:
+                self._places.release()
+        finally:
+            with self._free:
+                self._busy.discard(node)
+                self._free.notify_all()
+
+    def _asked(self, node: str, words: tuple[str, ...], timeout_s: float) -> Mapping[str, Any]:
+        try:
+            env = {"PATH": _PATH, "LC_ALL": "C"}
+            output = process.run(self.command(node, words, timeout_s), env, timeout_s, most_bytes=MOST_BYTES)
+        except SchedulerUnavailable as error:
+            self._pauses.hung(node)
+            raise NodeUnavailable(f"{node} did not answer: {error}", sent=error.sent) from error
+        if output.code == _SSH_FAILED:
+            if "timed out" in output.words:
+                self._pauses.hung(node)
+            raise failure(node, self.settings, output.err.decode("utf-8", "replace"))
+        self._pauses.well(node)
+        return document(node, output)
+
+    def command(self, node: str, words: tuple[str, ...], timeout_s: float) -> tuple[str, ...]:
+        """ssh's words. The node's name is the host key's too, whatever address the site's file gives it."""
+        one = self.settings
+        options = [
+            *OPTIONS,
+            f"HostKeyAlias={node}",
+            f"UserKnownHostsFile={_quoted(one.known_hosts)}",
+            "GlobalKnownHostsFile=/dev/null",
+            f"IdentityFile={_quoted(one.key_file)}",
+            f"ConnectTimeout={max(1, int(timeout_s) - 1)}",
+        ]
+        port = ("-p", str(one.port)) if one.port is not None else ()
+        file = ("-F", str(one.config) if one.config is not None else "none")
+        flags = [word for option in options for word in ("-o", option)]
+        return (self._program or "ssh", *file, "-T", *flags, *port, "-l", one.user, "--", node, *words)
+
+
+class Pauses:
+    """How long nodes are left alone that let a call run out of time."""
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._until: dict[str, tuple[float, float]] = {}  # node -> (end, by the monotonic clock; length)
+        self._lock = threading.Lock()
+
+    def check(self, node: str) -> None:
+        with self._lock:
+            end, _ = self._until.get(node, (0.0, 0.0))
+        left_s = end - time.monotonic()
+        if left_s > 0:
+            text = f"{node} did not answer in time a moment ago: it is asked again in {left_s:.0f} s."
+            raise NodeUnavailable(text, sent=False)
+
+    def hung(self, node: str) -> None:
+        with self._lock:
+            _, length_s = self._until.get(node, (0.0, 0.0))
+            length_s = min(length_s * 2 or self._first_s, PAUSE_MOST_S)
+            self._until[node] = (time.monotonic() + length_s, length_s)
+
+    def well(self, node: str) -> None:
+        with self._lock:
+            self._until.pop(node, None)
+
+
+def document(node: str, output: process.Output) -> Mapping[str, Any]:
+    """healer-node's answer; raises NodeError where something else answered."""
+    with contextlib.suppress(ValueError):
+        told = json.loads(output.out)
+        if isinstance(told, dict) and isinstance(told.get("ok"), bool):
+            return told
+    said = " ".join(output.words.split())[:200]
+    if output.code == 127:
+        raise NodeError(
+            f"healer-node is missing on {node} ({said}): install it there and name it in authorized_keys."
+        )
+    raise NodeError(
+        f"{node} did not run healer-node (status {output.code}, {said or 'no words'}): "
+        "its authorized_keys must force that command for healer's key."
+    )
+
+
+#: What ssh says where it never came to the node, or to no answer at all.
+_UNREACHED = re.compile(
+    r"Could not resolve hostname|Connection refused|Connection timed out|No route to host|Operation timed out"
+    r"|Network is unreachable|Host is down|Connection to \S+ port \S+ timed out"
+)
+_BEFORE_LOGIN = re.compile(
+    r"kex_exchange_identification|banner exchange|Connection (?:closed|reset) by \S+ port"
+)
+_BAD_KEY = re.compile(
+    r"Load key .*|UNPROTECTED PRIVATE KEY FILE|Identity file .* not accessible|bad permissions"
+)
+
+
+def failure(node: str, settings: SshSettings, words: str) -> NodeError:
+    """What ssh's own words mean, with the way out."""
+    said = " ".join(line.strip() for line in words.splitlines() if line.strip(" @\r"))
+    if "IDENTIFICATION HAS CHANGED" in words:
+        return NodeError(
+            f"The host key of {node} is not the one in {settings.known_hosts}: nothing was sent. If the node "
+            f"was installed anew, replace its line there (ssh-keygen -R {node} -f {settings.known_hosts}); "
+            "else somebody answers in its name."
+        )
+    if "Host key verification failed" in words or "host key is known for" in words:
+        return NodeError(
+            f"The host key of {node} is not known: nothing was sent. Add the node's own line to "
+            f"{settings.known_hosts}, taken from the node itself and not from the network."
+        )
+    if _BAD_KEY.search(words) and "Permission denied" in words:
+        return NodeError(
+            f"healer's key {settings.key_file} cannot be used ({said[:200]}): it must be there, readable by "
+            "healer's user alone, and without a passphrase."
+        )
+    if "Permission denied" in words:
+        return NodeError(
+            f"{node} does not take healer's key for {settings.user}: its authorized_keys needs the line of "
+            f"docs/nodes.md, and sshd must allow that user (PermitRootLogin forced-commands-only)."
+        )
+    if _UNREACHED.search(words) or _BEFORE_LOGIN.search(words):
+        return NodeUnavailable(f"{node} cannot be reached by SSH: {said[:200]}", sent=False)
+    return NodeUnavailable(f"The connection to {node} broke: {said[:200] or 'ssh gave no reason'}")
+
+
+def _quoted(path: Path) -> str:
+    """As ssh_config(5) takes a file's name: it may have blanks, and `%` begins a token."""
+    text = str(path).replace("%", "%%")
+    return f'"{text}"' if " " in text else text

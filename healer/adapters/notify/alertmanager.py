@@ -1,0 +1,76 @@
+"""Alerts to an Alertmanager: POST /api/v2/alerts, https://github.com/prometheus/alertmanager (openapi.yaml).
+
+An alert is over at its `endsAt`. healer sends what is open again every minute, each time with an end four
+times as far ahead: when healer is gone the alerts end, and `HealerAlive`, which never does else, with them.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from healer.adapters.notify.notice import Notice
+from healer.adapters.notify.talk import Talk
+from healer.model import Stage
+
+#: How often what is open is sent again, and how far ahead it then ends.
+REPOST_S = 60.0
+LASTS = timedelta(seconds=4 * REPOST_S)
+
+
+class Alertmanager:
+    can_find = False
+    has_buttons = False
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        talk: Talk | None = None,
+    ) -> None:
+        self._url, self._now = f"{url.rstrip('/')}/api/v2/alerts", now
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._talk = talk or Talk("Alertmanager")
+
+    def tell(self, notice: Notice, ref: str) -> str:
+        self._talk.post(self._url, [alert(notice, self._now())], self._headers)
+        return notice.thread
+
+    def find(self, notice: Notice, ref: str = "") -> str:
+        return ""
+
+    def renew(self, notices: Sequence[Notice]) -> None:
+        """What is open, once more. DeliveryFailed."""
+        self._talk.post(self._url, [alert(one, self._now()) for one in notices], self._headers)
+
+    def alive(self, clusters: tuple[str, ...], lasts: timedelta = LASTS) -> None:
+        """The dead man's switch. DeliveryFailed."""
+        self._talk.post(self._url, [watchdog(name, self._now(), lasts) for name in clusters], self._headers)
+
+
+def alert(notice: Notice, now: datetime) -> dict[str, Any]:
+    """The labels are what makes it the same alert: nothing stands in them that changes, but the severity."""
+    labels = {
+        "alertname": "HealerIncident", "cluster": notice.cluster, "incident": notice.thread,
+        "severity": str(notice.severity), **({"node": notice.node} if notice.node else {}),
+    }  # fmt: skip
+    ends = now if notice.stage is Stage.resolved else now + LASTS
+    found: dict[str, Any] = {
+        "labels": labels,
+        "annotations": {"summary": notice.title, "description": "\n".join((*notice.lines, *notice.preview))},
+        "startsAt": min(notice.at, now).isoformat(),
+        "endsAt": ends.isoformat(),
+    }
+    if notice.console:
+        found["generatorURL"] = notice.console
+    return found
+
+
+def watchdog(cluster: str, now: datetime, lasts: timedelta = LASTS) -> dict[str, Any]:
+    words = "healer is alive. When this alert ends, nobody looks after the cluster's nodes."
+    return {
+        "labels": {"alertname": "HealerAlive", "cluster": cluster, "severity": "none"},
+        "annotations": {"summary": words},
+        "endsAt": (now + lasts).isoformat(),
+    }

@@ -1,0 +1,114 @@
+"""E-mail by SMTP, all messages of an incident in one thread.
+
+The thread's first Message-ID follows from cluster and incident alone (RFC 5322, 3.6.4), so replies find it
+whoever sends them and after whatever crash; a repeat has the same Message-ID as its first try.
+"""
+
+import smtplib
+import ssl
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.utils import format_datetime
+from hashlib import sha256
+
+from healer.adapters.notify.notice import Notice, as_html, cut, links
+from healer.adapters.webhook import TIMEOUT_S
+from healer.ports import DeliveryFailed
+
+
+class Mail:
+    can_find = False
+    has_buttons = False
+
+    def __init__(
+        self,
+        server: tuple[str, int],
+        sender: str,
+        to: Sequence[str],
+        *,
+        tls: str = "starttls",
+        user: str = "",
+        password: str | None = None,
+        context: ssl.SSLContext | None = None,
+        timeout_s: float = TIMEOUT_S,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`tls`: `starttls`, `tls` (from the first byte on) or `none`."""
+        self._server, self._sender, self._to, self._tls = server, sender, tuple(to), tls
+        self._user, self._password, self._timeout_s, self._now = user, password, timeout_s, now
+        self._context = context
+
+    def tell(self, notice: Notice, ref: str) -> str:
+        """One mail to all. DeliveryFailed; 5xx is `refused`, 4xx and a broken line are not."""
+        mail = letter(notice, ref, self._sender, self._to, self._now())
+        try:
+            self._send(mail)
+        except smtplib.SMTPRecipientsRefused as error:
+            codes = [code for code, _ in error.recipients.values()]
+            raise DeliveryFailed(
+                f"the mail server refused every recipient ({codes[0]})", refused=min(codes) >= 500
+            ) from None
+        except smtplib.SMTPNotSupportedError as error:
+            raise DeliveryFailed(f"the mail server lacks what is set: {error}", refused=True) from None
+        except smtplib.SMTPResponseException as error:
+            raise DeliveryFailed(
+                f"the mail server answered {error.smtp_code}", refused=error.smtp_code >= 500
+            ) from None
+        except ssl.SSLError as error:
+            raise DeliveryFailed(f"the mail server's TLS: {error.reason or type(error).__name__}") from None
+        except smtplib.SMTPException as error:
+            raise DeliveryFailed(f"the mail server broke off ({type(error).__name__})") from None
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise DeliveryFailed(f"the mail server cannot be reached: {why}") from None
+        return root_id(notice)
+
+    def find(self, notice: Notice, ref: str = "") -> str:
+        return ""
+
+    def _send(self, mail: EmailMessage) -> None:
+        host, port = self._server
+        if self._tls == "tls":
+            connection: smtplib.SMTP = smtplib.SMTP_SSL(
+                host, port, timeout=self._timeout_s, context=self._safe()
+            )
+        else:
+            connection = smtplib.SMTP(host, port, timeout=self._timeout_s)
+        with connection as smtp:
+            if self._tls == "starttls":
+                smtp.starttls(context=self._safe())
+            if self._user and self._password is not None:
+                smtp.login(self._user, self._password)
+            smtp.send_message(mail)
+
+    def _safe(self) -> ssl.SSLContext:
+        return self._context or ssl.create_default_context()
+
+
+def root_id(notice: Notice) -> str:
+    return _message_id(f"{notice.cluster}\0{notice.thread}")
+
+
+def letter(notice: Notice, ref: str, sender: str, to: Sequence[str], now: datetime) -> EmailMessage:
+    """`ref`: what an earlier mail of the thread answered with; empty for its first."""
+    root = root_id(notice)
+    mail = EmailMessage()
+    mail["From"], mail["To"], mail["Date"] = sender, ", ".join(to), format_datetime(now)
+    # One subject for the thread: programs that thread by subject keep it together too.
+    mail["Subject"] = cut(" ".join(notice.title.split()), 200)
+    mail["Message-ID"] = _message_id(notice.id) if ref else root
+    if ref:
+        mail["In-Reply-To"] = mail["References"] = root
+    mail["Auto-Submitted"] = "auto-generated"
+    mail["X-Incident-Id"] = " ".join(notice.thread.split())
+    if notice.page:
+        mail["X-Priority"] = "1"
+    said = [*notice.lines, *notice.preview, *(f"{word}: {url}" for word, url in links(notice))]
+    mail.set_content("\n".join(said) + "\n")
+    mail.add_alternative(as_html(notice), subtype="html")
+    return mail
+
+
+def _message_id(name: str) -> str:
+    return f"<{sha256(name.encode('utf-8', 'replace')).hexdigest()[:40]}@healer.invalid>"

@@ -1,0 +1,108 @@
+"""A message as the channels write it: the same words everywhere, cut to what each of them takes."""
+
+import html
+from datetime import datetime
+
+import msgspec
+
+from healer.model import Message, Severity, Stage
+
+#: What a message's line may begin with to be set in bold: `Where: gpu0017`.
+_LABEL_MAX = 24
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """`thread` is the same for all messages of one incident. `console` opens the incident or the run;
+    `approve` the page where a person signs in and approves."""
+
+    id: str
+    thread: str
+    cluster: str
+    title: str
+    lines: tuple[str, ...]
+    severity: Severity
+    page: bool
+    stage: Stage
+    node: str
+    at: datetime
+    console: str = ""
+    run: str = ""
+    preview: tuple[str, ...] = ()
+    approve: str = ""
+
+    @property
+    def text(self) -> str:
+        return "\n".join((self.title, *self.lines))
+
+
+def notice_of(message: Message, at: datetime, *, console_url: str = "", approve: str = "") -> Notice:
+    about = message.about
+    path = f"/incidents/{message.incident}" if message.incident else f"/runs/{about.run}" if about.run else ""
+    return Notice(
+        id=message.id,
+        thread=message.incident or message.id,
+        cluster=message.cluster,
+        title=" ".join(message.title.split()),
+        lines=tuple(line for line in message.text.split("\n") if line.strip()),
+        severity=message.severity,
+        page=message.page,
+        stage=about.stage,
+        node=about.node,
+        at=at,
+        console=f"{console_url.rstrip('/')}{path}" if console_url and path else "",
+        run=about.run,
+        preview=about.preview,
+        approve=approve,
+    )
+
+
+def label_of(line: str) -> tuple[str, str]:
+    """("Where", "gpu0017"); ("", line) where no short label begins it."""
+    label, colon, rest = line.partition(": ")
+    return (label, rest) if colon and len(label) <= _LABEL_MAX else ("", line)
+
+
+def cut(text: str, most: int) -> str:
+    """At most so many characters, with `…` where something is left out."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def cut_bytes(text: str, most: int) -> str:
+    """At most so many bytes of UTF-8, never half a letter, with `…` where something is left out."""
+    raw = text.encode()
+    if len(raw) <= most:
+        return text
+    return raw[: most - len("…".encode())].decode(errors="ignore").rstrip() + "…"
+
+
+def as_markdown(notice: Notice) -> str:
+    """For the group bots: a label in bold, one line a paragraph, nothing of the text taken as markup."""
+    lines = [f"**{_plain(notice.title)}**"]
+    for line in (*notice.lines, *notice.preview):
+        label, rest = label_of(line)
+        lines.append(f"**{_plain(label)}:** {_plain(rest)}" if label else _plain(rest))
+    return "\n\n".join(lines)
+
+
+def links(notice: Notice) -> list[tuple[str, str]]:
+    """(what it says, address) of the buttons of channels that have links alone."""
+    found = [("Look and approve", notice.approve)] if notice.approve else []
+    return found + ([("Open in healer", notice.console)] if notice.console else [])
+
+
+def as_html(notice: Notice) -> str:
+    def row(line: str) -> str:
+        label, rest = label_of(line)
+        head = f"<b>{html.escape(label)}:</b> " if label else ""
+        return f"<p>{head}{html.escape(rest)}</p>"
+
+    buttons = "".join(f'<p><a href="{html.escape(url)}">{word}</a></p>' for word, url in links(notice))
+    body = "".join(map(row, (*notice.lines, *notice.preview)))
+    return f"<h3>{html.escape(notice.title)}</h3>{body}{buttons}"
+
+
+def _plain(text: str) -> str:
+    """Text of logs and of people must not become a link, a call of everybody, or bold."""
+    for mark in "\\`*[]<>#":
+        text = text.replace(mark, f"\\{mark}" if mark in "\\`*[]#" else {"<": "&lt;", ">": "&gt;"}[mark])
+    return text

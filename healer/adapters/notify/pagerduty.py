@@ -1,0 +1,58 @@
+"""PagerDuty's Events API v2: https://developer.pagerduty.com/docs/events-api-v2/trigger-events/.
+
+The incident's id is the `dedup_key`: a repeat is the same alert there. 202 means taken, 400 never.
+"""
+
+from typing import Any
+
+from healer.adapters.notify.notice import Notice, cut
+from healer.adapters.notify.talk import Talk
+from healer.model import Severity, Stage
+
+EVENTS_URL = "https://events.pagerduty.com/v2/enqueue"
+_SEVERITY = {Severity.P0: "critical", Severity.P1: "error", Severity.P2: "warning"}
+_ACTION = {Stage.opened: "trigger", Stage.acknowledged: "acknowledge", Stage.resolved: "resolve"}
+
+
+class PagerDuty:
+    can_find = False
+    has_buttons = False
+
+    def __init__(self, routing_key: str, *, url: str = EVENTS_URL, talk: Talk | None = None) -> None:
+        self._key, self._url, self._talk = routing_key, url, talk or Talk("PagerDuty")
+
+    def tell(self, notice: Notice, ref: str) -> str:
+        self._talk.post(self._url, body(notice, self._key))
+        return dedup_key(notice)
+
+    def find(self, notice: Notice, ref: str = "") -> str:
+        return ""
+
+
+def dedup_key(notice: Notice) -> str:
+    return cut(f"healer:{notice.cluster}:{notice.thread}", 255)
+
+
+def body(notice: Notice, routing_key: str) -> dict[str, Any]:
+    action = _ACTION[notice.stage]
+    event: dict[str, Any] = {
+        "routing_key": routing_key, "event_action": action, "dedup_key": dedup_key(notice),
+    }  # fmt: skip
+    if action != "trigger":
+        return event
+    details: dict[str, Any] = {"text": "\n".join(notice.lines)}
+    if notice.preview:
+        details["preview"] = list(notice.preview)
+    event["payload"] = {
+        "summary": cut(notice.title, 1024),
+        "source": notice.node or notice.cluster,
+        "severity": _SEVERITY.get(notice.severity, "info"),
+        "timestamp": notice.at.isoformat(),
+        "group": notice.cluster,
+        "custom_details": details,
+    }
+    event["client"] = "healer"
+    if notice.console:
+        event["client_url"] = notice.console
+        event["links"] = [{"href": notice.console, "text": "Open in healer"}]
+    return event

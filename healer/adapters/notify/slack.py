@@ -1,0 +1,190 @@
+"""Slack by its Web API: one message for an incident, brought up to date, and what is new in its thread.
+
+https://api.slack.com/methods/chat.postMessage, chat.update, conversations.history and .replies. Slack
+answers 200 with `ok: false` where it refuses. The id of each message stands in its metadata, so that one of
+which nobody knows whether it was taken is found again.
+"""
+
+from typing import Any
+
+import structlog
+
+from healer.adapters.notify.notice import Notice, cut, label_of
+from healer.adapters.notify.talk import Talk
+from healer.model import REJECTIONS, Severity, Stage
+from healer.ports import DeliveryFailed
+
+log = structlog.get_logger()
+
+API = "https://slack.com/api"
+EVENT = "healer_message"
+#: What a section and a header hold.
+_SECTION_MAX, _HEADER_MAX, _FALLBACK_MAX = 2900, 150, 3000
+#: Slack's own trouble, or a limit: the same again may be taken. All else is refused.
+_PASSING = frozenset(
+    {
+        "ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable",
+        "request_timeout", "team_added_to_org", "external_channel_migrating",
+    }
+)  # fmt: skip
+#: The root is gone: a new one is posted.
+_GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
+#: Where answers to presses go.
+REPLIES = "https://hooks.slack.com/"
+_MARK = {Severity.P0: ":red_circle:", Severity.P1: ":large_orange_circle:"}
+
+
+class SlackChannel:
+    """`healer.adapters.notify.channel.Channel`. A reference is `channel:ts` of the incident's root."""
+
+    can_find = True
+
+    def __init__(
+        self, token: str, channel: str, *, url: str = API, talk: Talk | None = None, buttons: bool = True
+    ) -> None:
+        self.has_buttons = buttons
+        self._url, self._channel = url.rstrip("/"), channel
+        self._headers = {"authorization": f"Bearer {token}"}
+        self._talk = talk or Talk("Slack")
+
+    def tell(self, notice: Notice, ref: str) -> str:
+        """Posts the root, or brings it up to date and adds what is new to its thread. DeliveryFailed."""
+        channel, _, ts = ref.partition(":")
+        if ts and self._update(notice, channel, ts):
+            self._post({**message(notice, buttons=False), "channel": channel, "thread_ts": ts,
+                        "reply_broadcast": notice.page})  # fmt: skip
+            return ref
+        found = self._post({**message(notice), "channel": self._channel})
+        return f"{found.get('channel', self._channel)}:{found['ts']}"
+
+    def find(self, notice: Notice, ref: str = "") -> str:
+        """The thread that holds this message's id, empty where there is none: among the newest 200 of
+        the channel, or of the incident's own thread where there is one."""
+        channel, _, ts = ref.partition(":")
+        method, query = "conversations.history", {"channel": self._channel}
+        if ts:
+            method, query = "conversations.replies", {"channel": channel, "ts": ts}
+        query |= {"limit": "200", "include_all_metadata": "true"}
+        reply = self._talk.get(f"{self._url}/{method}", query, self._headers)
+        for one in _checked(reply.body, reply.retry_after_s).get("messages") or ():
+            told = (one.get("metadata") or {}).get("event_payload") or {}
+            # The root is brought up to date first and bears the newest id: only the reply after it proves it.
+            if told.get("id") == notice.id and one.get("ts") != ts:
+                return ref or f"{self._channel}:{one['ts']}"
+        return ""
+
+    def _update(self, notice: Notice, channel: str, ts: str) -> bool:
+        try:
+            self._call("chat.update", {**message(notice), "channel": channel, "ts": ts})
+        except _Gone:
+            return False
+        return True
+
+    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        found = self._call("chat.postMessage", body)
+        if not isinstance(found.get("ts"), str):
+            raise DeliveryFailed("Slack took the message and did not say where it stands")
+        return found
+
+    def _call(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        reply = self._talk.post(f"{self._url}/{method}", body, self._headers)
+        return _checked(reply.body, reply.retry_after_s)
+
+
+class SlackReplies:
+    """What came of a press, told to who pressed alone, at the address that Slack gave with it."""
+
+    def __init__(self, talk: Talk | None = None, *, begins: str = REPLIES) -> None:
+        self._talk, self._begins = talk or Talk("Slack"), begins
+
+    def tell(self, url: str, text: str) -> None:
+        """Best effort: the run's page tells it too. Goes nowhere but to Slack."""
+        if not url.startswith(self._begins):
+            return
+        body = {"response_type": "ephemeral", "replace_original": False, "text": cut(escaped(text), 2000)}
+        try:
+            self._talk.post(url, body)
+        except DeliveryFailed as error:
+            log.warning("an answer to a press in Slack was not taken", error=str(error))
+
+
+class _Gone(DeliveryFailed):
+    pass
+
+
+def _checked(body: Any, wait_s: float | None) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise DeliveryFailed("Slack answered something that is not JSON")
+    if body.get("ok") is True:
+        return body
+    error = cut(str(body.get("error") or "without a reason"), 200)
+    if error in _GONE:
+        raise _Gone(f"Slack refused: {error}")
+    raise DeliveryFailed(f"Slack refused: {error}", retry_after_s=wait_s, refused=error not in _PASSING)
+
+
+# --- what it looks like --------------------------------------------------------------------------------
+
+
+def message(notice: Notice, *, buttons: bool = True) -> dict[str, Any]:
+    """`text` is what a phone shows; the blocks what Slack shows."""
+    return {
+        "text": cut(escaped(notice.text), _FALLBACK_MAX),
+        "blocks": blocks(notice, buttons=buttons),
+        "unfurl_links": False,
+        "metadata": {"event_type": EVENT, "event_payload": {"id": notice.id, "thread": notice.thread}},
+    }
+
+
+def blocks(notice: Notice, *, buttons: bool = True) -> list[dict[str, Any]]:
+    mark = ":white_check_mark:" if notice.stage is Stage.resolved else _MARK.get(notice.severity, "")
+    head = cut(f"{mark} {notice.title}".strip(), _HEADER_MAX)
+    found: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": head, "emoji": True}},
+        section("\n".join(map(_line, notice.lines))),
+    ]
+    if notice.preview:
+        found.append(section("\n".join(map(_line, notice.preview))))
+    if notice.console:
+        link = f"<{escaped(notice.console)}|Open in healer>"
+        found.append({"type": "context", "elements": [{"type": "mrkdwn", "text": link}]})
+    if buttons and notice.run:
+        found.append(_actions(notice.run))
+    return found
+
+
+def section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": cut(text, _SECTION_MAX) or " "}}
+
+
+def escaped(text: str) -> str:
+    """Slack reads three letters as markup; with them a log's line could call a whole channel."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _line(line: str) -> str:
+    label, rest = label_of(line)
+    return f"*{escaped(label)}:* {escaped(rest)}" if label else escaped(rest)
+
+
+def _actions(run: str) -> dict[str, Any]:
+    """Approve asks once more; a rejection has its reason in the press."""
+    words = {
+        "title": _text("Approve?"),
+        "text": _text("healer begins at once. Each step still asks the guards."),
+        "confirm": _text("Approve"),
+        "deny": _text("Go back"),
+    }
+    approve = {
+        "type": "button", "action_id": "approve", "style": "primary", "value": run,
+        "text": _text("Approve"), "confirm": words,
+    }  # fmt: skip
+    reject = {
+        "type": "static_select", "action_id": "reject", "placeholder": _text("Reject, because …"),
+        "options": [{"text": _text(text), "value": f"{key}:{run}"} for key, text in REJECTIONS.items()],
+    }  # fmt: skip
+    return {"type": "actions", "block_id": "approval", "elements": [approve, reject]}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "plain_text", "text": text}

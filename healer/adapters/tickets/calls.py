@@ -1,0 +1,143 @@
+"""JSON over HTTP to a ticket system: a request, its answer, and failures in words without address or token.
+
+A delivery is several requests. Together they end within `BUDGET_S`, so that the claim on the delivery (60 s)
+outlives them and no second process begins the same.
+"""
+
+import base64
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import msgspec
+
+from healer import __version__
+from healer.adapters.webhook import TIMEOUT_S, failed_before_answer, retry_after_s
+from healer.ports import DeliveryFailed
+
+BUDGET_S = 45.0
+#: A page of 100 issues with long texts; more than this is not read.
+_ANSWER_MAX = 8 * 1024 * 1024
+_WORDS_MAX = 300
+#: 4xx that do not mean "never": a time-out, a conflict, too early, too many.
+_LATER = (408, 409, 425, 429)
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """`headers` by lower-case name. `body` is None where it is empty or no JSON."""
+
+    who: str
+    status: int
+    headers: Mapping[str, str]
+    body: Any
+
+    def object(self) -> dict[str, Any]:
+        """The body. DeliveryFailed where it is no JSON object: a log-in page, or a proxy's."""
+        if not isinstance(self.body, dict):
+            raise DeliveryFailed(f"{self.who} answered {self.status} with what is no JSON object")
+        return self.body
+
+    def list(self) -> list[dict[str, Any]]:
+        if not isinstance(self.body, list) or not all(isinstance(one, dict) for one in self.body):
+            raise DeliveryFailed(f"{self.who} answered {self.status} with what is no JSON list of objects")
+        return self.body
+
+
+class Answered(DeliveryFailed):
+    """An answer that is no 2xx."""
+
+    def __init__(self, text: str, retry_after_s: float | None, *, refused: bool, reply: Reply) -> None:
+        super().__init__(text, retry_after_s, refused=refused)
+        self.reply = reply
+
+
+class Manner(msgspec.Struct, frozen=True):
+    """How a system says what is wrong. `words` reads an error's body; `pause_s` how long it asks to be left
+    alone beyond Retry-After, None where it does not."""
+
+    words: Callable[[Any], str]
+    pause_s: Callable[[Reply], float | None] = lambda _: None
+
+
+class Calls:
+    """One ticket system. Safe to use from several threads. `who` names it in errors."""
+
+    def __init__(
+        self, who: str, url: str, headers: Mapping[str, str], manner: Manner, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request's address at INFO
+        self.who, self._url, self._manner, self._timeout_s = who, url.rstrip("/"), manner, timeout_s
+        known = {"user-agent": f"healer/{__version__}", "accept": "application/json", **headers}
+        self._client = httpx.Client(follow_redirects=False, headers=known)
+        self._own = threading.local()
+
+    @contextmanager
+    def delivery(self) -> Iterator[None]:
+        """What this thread asks within is one delivery."""
+        self._own.until = time.monotonic() + BUDGET_S
+        try:
+            yield
+        finally:
+            self._own.until = None
+
+    def ask(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None
+    ) -> Reply:
+        """Any 2xx. Raises Answered for other answers, else DeliveryFailed; `refused` where a repeat cannot
+        help."""
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"content-type": "application/json; charset=utf-8"}
+        until = getattr(self._own, "until", None) or time.monotonic() + BUDGET_S
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise DeliveryFailed(f"{self.who} did not answer everything in {BUDGET_S:g} s")
+        timeout_s = min(self._timeout_s, left_s)
+        try:
+            with self._client.stream(
+                method, self._url + path, params=query, content=content, headers=headers, timeout=timeout_s
+            ) as response:
+                return self._read(response, min(until, time.monotonic() + self._timeout_s))
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise failed_before_answer(self.who, error, timeout_s) from None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _read(self, response: httpx.Response, until: float) -> Reply:
+        content = b""
+        for part in response.iter_bytes():
+            content += part
+            if len(content) > _ANSWER_MAX or time.monotonic() > until:
+                raise DeliveryFailed(f"{self.who} answers without an end")
+        try:
+            body = msgspec.json.decode(content) if content else None
+        except msgspec.DecodeError:
+            body = None
+        reply = Reply(self.who, response.status_code, dict(response.headers), body)
+        if response.is_success:
+            return reply
+        pause_s = self._manner.pause_s(reply)
+        words = " ".join(self._manner.words(body).split())[:_WORDS_MAX]
+        answered = f"{self.who} answered {response.status_code} {response.reason_phrase}".rstrip()
+        raise Answered(
+            f"{answered}: {words}" if words else answered,
+            pause_s if pause_s is not None else retry_after_s(response),
+            refused=response.is_client_error and response.status_code not in _LATER and pause_s is None,
+            reply=reply,
+        )
+
+
+def authorization(user: str, token: str) -> str:
+    """Basic with a user, Bearer without."""
+    if not user:
+        return f"Bearer {token}"
+    return "Basic " + base64.b64encode(f"{user}:{token}".encode()).decode()
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)

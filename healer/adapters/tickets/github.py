@@ -1,0 +1,174 @@
+"""Issues of a GitHub repository: https://docs.github.com/rest/issues/issues.
+
+The key stands as a line of its own in the issue's text. A list of issues shows one as soon as it is there,
+the search some time later; so the list of those since the incident began is read first.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from healer.adapters.tickets.calls import TIMEOUT_S, Answered, Calls, Manner, Reply, authorization, utc_now
+from healer.adapters.tickets.desk import Found, cut, one_line
+from healer.model import Ticket
+from healer.ports import DeliveryFailed
+
+URL = "https://api.github.com"
+_TITLE_MAX = 256
+#: GitHub's own bound on texts is 65,536.
+_TEXT_MAX = 60_000
+_PAGE = 100
+_PAGES_MAX = 10
+#: Its clock may be behind ours by so much.
+_CLOCKS = timedelta(minutes=10)
+#: A secondary limit that does not say how long it lasts: at least a minute, says GitHub.
+_SECONDARY_S = 60.0
+_NAME = re.compile(r".+#(\d+)")
+
+
+class GitHubDesk:
+    settles_s = 0.0
+
+    def __init__(self, repository: str, *, token: str, url: str = URL, timeout_s: float = TIMEOUT_S) -> None:
+        """`repository` is `owner/name`; `url` the API's: `https://github.example/api/v3` at GitHub Enterprise
+        Server."""
+        self._repository, self._path = repository, f"/repos/{repository}"
+        headers = {
+            "authorization": authorization("", token),
+            "accept": "application/vnd.github+json",
+            "x-github-api-version": "2022-11-28",
+        }
+        manner = Manner(words=_words, pause_s=_pause_s)
+        self.calls = Calls("GitHub", url, headers, manner, timeout_s=timeout_s)
+
+    def named(self, name: str) -> Found:
+        number = _NAME.fullmatch(name)
+        if number is None:
+            raise DeliveryFailed(f"{name} is no issue of GitHub", refused=True)
+        return self._found(self.calls.ask("GET", f"{self._path}/issues/{number[1]}").object())
+
+    def find(self, key: str, since: datetime | None) -> Found | None:
+        line = _key_line(key)
+        seen = [one for part in self._read(key, since) for one in part]
+        mine = [one for one in seen if "pull_request" not in one and line in _lines(one)]
+        return self._found(min(mine, key=lambda one: one.get("number") or 0)) if mine else None
+
+    def create(self, ticket: Ticket, key: str) -> Found:
+        body = {
+            "title": one_line(ticket.title, _TITLE_MAX) or key,
+            "body": f"{_fenced(ticket.text)}\n\n{_key_line(key)}",
+            "labels": ["healer"],
+        }
+        return self._found(self.calls.ask("POST", f"{self._path}/issues", body=body).object())
+
+    def has_note(self, found: Found, mark: str) -> bool:
+        path = f"{self._path}/issues/{found.handle}/comments"
+        for page in range(1, _PAGES_MAX + 1):
+            query = {"per_page": str(_PAGE), "page": str(page)}
+            comments = self.calls.ask("GET", path, query=query).list()
+            if any(mark in str(one.get("body") or "") for one in comments):
+                return True
+            if len(comments) < _PAGE:
+                break
+        return False
+
+    def note(self, found: Found, text: str, mark: str) -> None:
+        body = {"body": f"{_fenced(text)}\n\n<!-- {mark} -->"}
+        self.calls.ask("POST", f"{self._path}/issues/{found.handle}/comments", body=body)
+
+    def close(self, found: Found, text: str) -> None:
+        self._set(found, {"state": "closed", "state_reason": "completed"})
+
+    def reopen(self, found: Found) -> None:
+        self._set(found, {"state": "open"})
+
+    def check(self) -> str:
+        """Whether it may create: an issue without a title is refused as invalid (422) only to who may."""
+        about = self.calls.ask("GET", self._path).object()
+        if about.get("archived"):
+            raise DeliveryFailed(f"{self._repository} is archived: it takes no issues", refused=True)
+        if about.get("has_issues") is False:
+            raise DeliveryFailed(f"{self._repository} has no issues switched on", refused=True)
+        try:
+            self.calls.ask("POST", f"{self._path}/issues", body={})
+        except Answered as error:
+            if error.reply.status != 422:
+                raise
+        return f"GitHub: may create issues in {self._repository}"
+
+    # --- its own ways ---
+
+    def _read(self, key: str, since: datetime | None) -> Iterator[list[dict[str, Any]]]:
+        """Issues that were made since then, the newest first, a page at a time; where there may be more, at
+        last what the search finds."""
+        oldest = f"{since - _CLOCKS:%Y-%m-%dT%H:%M:%SZ}" if since else ""
+        known = {"state": "all", "sort": "created", "direction": "desc", "per_page": str(_PAGE)}
+        for page in range(1, (_PAGES_MAX if since else 1) + 1):
+            query = {**known, "page": str(page), **({"since": oldest} if oldest else {})}
+            issues = self.calls.ask("GET", f"{self._path}/issues", query=query).list()
+            yield issues
+            last = str(issues[-1].get("created_at", "")) if issues else ""
+            if len(issues) < _PAGE or (oldest and last < oldest):
+                return
+        yield self._searched(key)
+
+    def _searched(self, key: str) -> list[dict[str, Any]]:
+        query = {"q": f'"{key}" in:body is:issue repo:{self._repository}', "per_page": "100"}
+        answer = self.calls.ask("GET", "/search/issues", query=query).object()
+        items = answer.get("items")
+        if answer.get("incomplete_results") or not isinstance(items, list):
+            raise DeliveryFailed("GitHub's search did not come to an end")
+        return [one for one in items if isinstance(one, dict)]
+
+    def _set(self, found: Found, fields: dict[str, str]) -> None:
+        reply = self.calls.ask("PATCH", f"{self._path}/issues/{found.handle}", body=fields)
+        if reply.object().get("state") != fields["state"]:
+            raise DeliveryFailed(f"GitHub did not set {found.name} to {fields['state']}")
+
+    def _found(self, issue: dict[str, Any]) -> Found:
+        number = issue.get("number")
+        if not isinstance(number, int):
+            raise DeliveryFailed("GitHub answered without an issue's number")
+        name = f"{self._repository}#{number}"
+        return Found(name=name, handle=str(number), closed=issue.get("state") == "closed")
+
+
+def _key_line(key: str) -> str:
+    return f"Ticket key: {key}"
+
+
+def _lines(issue: dict[str, Any]) -> list[str]:
+    return [line.strip() for line in str(issue.get("body") or "").splitlines()]
+
+
+def _fenced(text: str) -> str:
+    """As it is: what logs hold must not become a link, or call somebody by `@name`."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{cut(text, _TEXT_MAX)}\n{fence}"
+
+
+def _pause_s(reply: Reply) -> float | None:
+    """403 and 429 stand for its limits too: https://docs.github.com/rest/using-the-rest-api/rate-limits-for-the-rest-api."""
+    if reply.status not in (403, 429):
+        return None
+    wish = reply.headers.get("retry-after", "")
+    if wish.isdigit():
+        return float(wish)
+    reset = reply.headers.get("x-ratelimit-reset", "")
+    if reply.headers.get("x-ratelimit-remaining") == "0" and reset.isdigit():
+        return max(1.0, float(reset) - utc_now().timestamp())
+    message = str(reply.body.get("message", "")) if isinstance(reply.body, dict) else ""
+    return _SECONDARY_S if reply.status == 429 or "secondary rate limit" in message.lower() else None
+
+
+def _words(body: Any) -> str:
+    """`{"message": "Validation Failed", "errors": [{"field": "title", "code": "missing_field"}]}`"""
+    if not isinstance(body, dict):
+        return ""
+    found = [str(body.get("message") or "")]
+    for one in body.get("errors") or ():
+        if isinstance(one, dict):
+            found.append(str(one.get("message") or f"{one.get('field', '')} {one.get('code', '')}".strip()))
+    return "; ".join(part for part in found if part)

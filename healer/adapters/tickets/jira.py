@@ -1,0 +1,185 @@
+"""Jira: Cloud by REST v3 (e-mail and API token), Data Center by REST v2 (personal access token).
+
+https://developer.atlassian.com/cloud/jira/platform/rest/v3/ and
+https://developer.atlassian.com/server/jira/platform/rest/. Both find by a label; the search sees an issue
+some seconds after it was created. v3 takes texts as Atlassian documents, v2 in wiki markup.
+"""
+
+import json
+import re
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from healer.adapters.tickets.calls import TIMEOUT_S, Calls, Manner, authorization
+from healer.adapters.tickets.desk import Found, cut, one_line
+from healer.model import Ticket
+from healer.ports import DeliveryFailed
+
+_SUMMARY_MAX = 255
+#: Jira's own bound on texts is 32,767.
+_TEXT_MAX = 30_000
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*-\d+")
+#: Names tried first where a workflow offers several ends.
+_ENDS = ("done", "resolved", "closed")
+_RESOLUTIONS = ("fixed", "done")
+_NEEDED = ("BROWSE_PROJECTS", "CREATE_ISSUES", "ADD_COMMENTS", "TRANSITION_ISSUES")
+
+
+class JiraDesk:
+    settles_s = 60.0
+
+    def __init__(
+        self,
+        url: str,
+        project: str,
+        *,
+        token: str,
+        user: str = "",
+        issue_type: str = "Task",
+        closes_by: str = "",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """With a `user` it is Cloud, without one Data Center. `closes_by`: the transition, or the status that
+        it leads to; empty: any that leads to the category "done"."""
+        self._cloud, self._project, self._type, self._closes_by = bool(user), project, issue_type, closes_by
+        self._api = "/rest/api/3" if user else "/rest/api/2"
+        headers = {"authorization": authorization(user, token)}
+        self.calls = Calls("Jira", url, headers, Manner(words=_words), timeout_s=timeout_s)
+
+    def named(self, name: str) -> Found:
+        reply = self.calls.ask("GET", self._issue(name), query={"fields": "status"})
+        return _found(reply.object())
+
+    def find(self, key: str, since: datetime | None) -> Found | None:
+        asked = {"jql": f'labels = "{key}" ORDER BY created ASC', "fields": ["status"], "maxResults": 1}
+        path = f"{self._api}/search/jql" if self._cloud else f"{self._api}/search"
+        issues = self.calls.ask("POST", path, body=asked).object().get("issues")
+        if not isinstance(issues, list):
+            raise DeliveryFailed("Jira's search answered without issues")
+        return _found(issues[0]) if issues else None
+
+    def create(self, ticket: Ticket, key: str) -> Found:
+        fields = {
+            "project": {"key": self._project},
+            "issuetype": {"name": self._type},
+            "summary": one_line(ticket.title, _SUMMARY_MAX) or key,
+            "description": self._text(ticket.text),
+            "labels": ["healer", key],
+        }
+        made = self.calls.ask("POST", f"{self._api}/issue", body={"fields": fields}).object()
+        return _found({**made, "fields": {}})
+
+    def has_note(self, found: Found, mark: str) -> bool:
+        query = {"orderBy": "-created", "maxResults": "100"}
+        reply = self.calls.ask("GET", f"{self._issue(found.handle)}/comment", query=query)
+        return mark in json.dumps(reply.object())
+
+    def note(self, found: Found, text: str, mark: str) -> None:
+        body = {"body": self._text(text, mark)}
+        self.calls.ask("POST", f"{self._issue(found.handle)}/comment", body=body)
+
+    def close(self, found: Found, text: str) -> None:
+        offered = self._transitions(found)
+        ends = [one for one in offered if _category(one.get("to")) == "done"]
+        wanted = self._closes_by.casefold()
+        if wanted:
+            ends = [one for one in offered if wanted in _names(one)]
+        if not ends:
+            names = ", ".join(str(one.get("name")) for one in offered) or "nothing"
+            end = self._closes_by or "an end"
+            raise DeliveryFailed(f"Jira offers no way to {end} for {found.name}, only {names}", refused=True)
+        ends.sort(key=lambda one: min((_ENDS.index(n) for n in _names(one) if n in _ENDS), default=9))
+        self._move(found, ends[0])
+
+    def reopen(self, found: Found) -> None:
+        open_again = [one for one in self._transitions(found) if _category(one.get("to")) != "done"]
+        if not open_again:
+            raise DeliveryFailed(f"Jira offers no way to open {found.name} again", refused=True)
+        self._move(found, open_again[0])
+
+    def check(self) -> str:
+        query = {"projectKey": self._project, "permissions": ",".join(_NEEDED)}
+        reply = self.calls.ask("GET", f"{self._api}/mypermissions", query=query)
+        given = reply.object().get("permissions") or {}
+        missing = [name for name in _NEEDED if not (given.get(name) or {}).get("havePermission")]
+        if missing:
+            raise DeliveryFailed(f"healer lacks {', '.join(missing)} in {self._project}", refused=True)
+        project = quote(self._project, safe="")
+        path = f"{self._api}/issue/createmeta/{project}/issuetypes"
+        body = self.calls.ask("GET", path, query={"maxResults": "200"}).object()
+        types = [str(one.get("name")) for one in body.get("issueTypes") or body.get("values") or ()]
+        if self._type not in types:
+            raise DeliveryFailed(
+                f"{self._project} has no issue type {self._type}, only {', '.join(types) or 'none'}",
+                refused=True,
+            )
+        return (
+            f"Jira {'Cloud' if self._cloud else 'Data Center'}: may create a {self._type} in {self._project}"
+        )
+
+    # --- its own ways ---
+
+    def _issue(self, name: str) -> str:
+        return f"{self._api}/issue/{quote(name, safe='')}"
+
+    def _transitions(self, found: Found) -> list[dict[str, Any]]:
+        query = {"expand": "transitions.fields"}
+        reply = self.calls.ask("GET", f"{self._issue(found.handle)}/transitions", query=query)
+        return [one for one in reply.object().get("transitions") or () if isinstance(one, dict)]
+
+    def _move(self, found: Found, transition: dict[str, Any]) -> None:
+        body: dict[str, Any] = {"transition": {"id": transition.get("id")}}
+        resolution = (transition.get("fields") or {}).get("resolution") or {}
+        if resolution.get("required"):
+            body["fields"] = {"resolution": {"name": _resolution(resolution.get("allowedValues") or ())}}
+        self.calls.ask("POST", f"{self._issue(found.handle)}/transitions", body=body)
+
+    def _text(self, text: str, mark: str = "") -> Any:
+        text = cut(text, _TEXT_MAX)
+        if self._cloud:
+            lines = [line for line in (*text.split("\n"), mark) if line.strip()]
+            return {"type": "doc", "version": 1, "content": [_paragraph(line) for line in lines]}
+        # What logs hold must not become a link, a macro or a call of somebody.
+        plain = re.sub(r"\{(?=noformat)", "{ ", text, flags=re.IGNORECASE)
+        return f"{{noformat}}\n{plain}\n{{noformat}}" + (f"\n{mark}" if mark else "")
+
+
+def _paragraph(line: str) -> dict[str, Any]:
+    return {"type": "paragraph", "content": [{"type": "text", "text": line}]}
+
+
+def _found(issue: dict[str, Any]) -> Found:
+    key = issue.get("key")
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise DeliveryFailed("Jira answered without an issue's key")
+    closed = _category((issue.get("fields") or {}).get("status")) == "done"
+    return Found(name=key, handle=key, closed=closed)
+
+
+def _category(status: Any) -> str:
+    """`new`, `indeterminate` or `done`, whatever a workflow calls its statuses."""
+    category = status.get("statusCategory") if isinstance(status, dict) else None
+    return str(category.get("key", "")) if isinstance(category, dict) else ""
+
+
+def _names(transition: dict[str, Any]) -> set[str]:
+    to = transition.get("to") or {}
+    return {str(transition.get("name", "")).casefold(), str(to.get("name", "")).casefold()}
+
+
+def _resolution(allowed: Any) -> str:
+    names = [str(one.get("name")) for one in allowed if isinstance(one, dict) and one.get("name")]
+    better = [name for name in names if name.casefold() in _RESOLUTIONS]
+    return (better or names or ["Done"])[0]
+
+
+def _words(body: Any) -> str:
+    """`{"errorMessages": ["…"], "errors": {"field": "…"}}`"""
+    if not isinstance(body, dict):
+        return ""
+    fields, told = body.get("errors"), body.get("errorMessages")
+    parts = [str(one) for one in told] if isinstance(told, list) else []
+    if isinstance(fields, dict):
+        parts += [f"{name}: {words}" for name, words in fields.items()]
+    return "; ".join(parts) or str(body.get("message") or "")

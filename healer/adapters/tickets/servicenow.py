@@ -1,0 +1,161 @@
+"""Incidents of ServiceNow by its Table API.
+
+https://www.servicenow.com/docs/bundle/zurich-api-reference/page/integrate/inbound-rest/concept/c_TableAPI.html.
+The key stands in `correlation_id`, which the database is asked for itself: there is no index that lags. What
+a business rule or a data policy does with an update shows only in the record that the answer holds.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from healer.adapters.tickets.calls import TIMEOUT_S, Answered, Calls, Manner, Reply, authorization
+from healer.adapters.tickets.desk import Found, cut, one_line
+from healer.model import Severity, Ticket
+from healer.ports import DeliveryFailed
+
+_SHORT_MAX = 160
+_TEXT_MAX = 4000
+_ID = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"[A-Z]+\d+")
+#: States of an incident: https://www.servicenow.com/docs/csh?topicname=r_IncidentManagementStateModel.html.
+_IN_PROGRESS, _RESOLVED, _CLOSED, _CANCELED = "2", "6", "7", "8"
+_ENDED = frozenset({_RESOLVED, _CLOSED, _CANCELED})
+_FIELDS = "sys_id,number,state"
+#: Urgency and impact, 1 the highest.
+_URGENCY = {Severity.P0: "1", Severity.P1: "2"}
+_MAY_WRITE = "itil,sn_incident_write,admin"
+DEFAULT_CODE = "Solution provided"
+
+
+class ServiceNowDesk:
+    settles_s = 0.0
+
+    def __init__(
+        self,
+        url: str,
+        table: str = "incident",
+        *,
+        token: str,
+        user: str = "",
+        closes_by: str = "",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """With a `user`, `token` is the password; without one an OAuth token. `closes_by`: the resolution
+        code. `table` is `incident` or one with its states."""
+        self._user, self._table, self._code = user, table, closes_by or DEFAULT_CODE
+        self._path = f"/api/now/table/{table}"
+        headers = {"authorization": authorization(user, token)}
+        self.calls = Calls("ServiceNow", url, headers, Manner(words=_words), timeout_s=timeout_s)
+
+    def named(self, name: str) -> Found:
+        if not _NUMBER.fullmatch(name):
+            raise DeliveryFailed(f"{name} is no number of ServiceNow", refused=True)
+        found = self._query(f"number={name}")
+        if found is None:
+            raise DeliveryFailed(f"ServiceNow knows {name} no more, or healer may not see it", refused=True)
+        return found
+
+    def find(self, key: str, since: datetime | None) -> Found | None:
+        return self._query(f"correlation_id={key}^ORDERBYsys_created_on")
+
+    def create(self, ticket: Ticket, key: str) -> Found:
+        level = _URGENCY.get(ticket.severity, "3")
+        body = {
+            "short_description": one_line(ticket.title, _SHORT_MAX) or key,
+            "description": cut(ticket.text, _TEXT_MAX),
+            "urgency": level,
+            "impact": level,
+            "correlation_id": key,
+            "correlation_display": "healer",
+        }
+        return _found(self.calls.ask("POST", self._path, query={"sysparm_fields": _FIELDS}, body=body))
+
+    def has_note(self, found: Found, mark: str) -> bool:
+        """Journals are told as text only where display values are asked for."""
+        query = {"sysparm_fields": "work_notes", "sysparm_display_value": "true"}
+        record = self.calls.ask("GET", f"{self._path}/{found.handle}", query=query).object().get("result")
+        return isinstance(record, dict) and mark in str(record.get("work_notes") or "")
+
+    def note(self, found: Found, text: str, mark: str) -> None:
+        """`[code]` in a journal would be shown as HTML."""
+        plain = re.sub(r"\[(?=/?code\])", "[ ", text, flags=re.IGNORECASE)
+        room = _TEXT_MAX - len(mark) - 1
+        self._patch(found, {"work_notes": f"{cut(plain, room)}\n{mark}"})
+
+    def close(self, found: Found, text: str) -> None:
+        notes = cut(text, _TEXT_MAX)
+        told = self._patch(found, {"state": _RESOLVED, "close_code": self._code, "close_notes": notes})
+        if not told.closed:
+            raise DeliveryFailed(f"ServiceNow left {found.name} open: a rule of the site kept its state")
+
+    def reopen(self, found: Found) -> None:
+        if self._patch(found, {"state": _IN_PROGRESS}).closed:
+            raise DeliveryFailed(f"ServiceNow left {found.name} closed: a rule of the site kept its state")
+
+    def check(self) -> str:
+        query = {"sysparm_limit": "1", "sysparm_fields": "sys_id"}
+        self._rows(self.calls.ask("GET", self._path, query=query))
+        return f"ServiceNow: reads {self._table}; {self._rights()}"
+
+    # --- its own ways ---
+
+    def _rights(self) -> str:
+        """By the roles of the user, where healer may read them: the API has no question without an effect."""
+        unknown = "whether healer may create there shows at the first ticket"
+        if not re.fullmatch(r"[\w.@-]+", self._user):
+            return unknown
+        query = {
+            "sysparm_query": f"user.user_name={self._user}^role.nameIN{_MAY_WRITE}",
+            "sysparm_fields": "role.name",
+            "sysparm_limit": "1",
+        }
+        try:
+            rows = self._rows(self.calls.ask("GET", "/api/now/table/sys_user_has_role", query=query))
+        except Answered:
+            return unknown
+        return f"may create there by the role {rows[0].get('role.name')}" if rows else unknown
+
+    def _query(self, query: str) -> Found | None:
+        asked = {"sysparm_query": query, "sysparm_fields": _FIELDS, "sysparm_limit": "1"}
+        try:
+            reply = self.calls.ask("GET", self._path, query=asked)
+        except Answered as error:
+            # Some releases say of a query that finds nothing that there is no record.
+            if error.reply.status == 404 and "no record" in _words(error.reply.body).lower():
+                return None
+            raise
+        rows = self._rows(reply)
+        return _record(rows[0]) if rows else None
+
+    def _rows(self, reply: Reply) -> list[dict[str, Any]]:
+        rows = reply.object().get("result")
+        if not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+            raise DeliveryFailed("ServiceNow answered a query without a list of records")
+        return rows
+
+    def _patch(self, found: Found, fields: Mapping[str, str]) -> Found:
+        query = {"sysparm_fields": _FIELDS}
+        return _found(self.calls.ask("PATCH", f"{self._path}/{found.handle}", query=query, body=fields))
+
+
+def _found(reply: Reply) -> Found:
+    return _record(reply.object().get("result"))
+
+
+def _record(record: Any) -> Found:
+    handle, number = (
+        (record.get(name) for name in ("sys_id", "number")) if isinstance(record, dict) else ("", "")
+    )
+    if not (_ID.fullmatch(str(handle)) and _NUMBER.fullmatch(str(number))):
+        raise DeliveryFailed("ServiceNow answered without a record's number")
+    return Found(name=str(number), handle=str(handle), closed=str(record.get("state")) in _ENDED)
+
+
+def _words(body: Any) -> str:
+    """`{"error": {"message": "…", "detail": "…"}, "status": "failure"}`"""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        return str(error or "")
+    return "; ".join(str(error[name]) for name in ("message", "detail") if error.get(name))

@@ -1,0 +1,88 @@
+"""`healer learn`: what a good node is made of and set to, as the reference of its kind."""
+
+import secrets
+from typing import Any
+
+import typer
+
+from healer.commands import Failed
+from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table
+
+
+def register(app: typer.Typer) -> None:
+    app.command("learn")(learn)
+
+
+def learn(
+    *,
+    node: str | None = typer.Option(None, "--node", help="The good node."),
+    kind: str | None = typer.Option(None, "--kind", help="The GPU model; without it that of the node."),
+    show: bool = typer.Option(False, "--show", help="Show the references that stand."),
+    forget: bool = typer.Option(False, "--forget", help="Forget the reference of --kind."),
+    reason: str = typer.Option("no reason given", "--reason", help="Why: it stands in the audit."),
+    yes: bool = typer.Option(False, "--yes", help="Take it; without it only show."),
+    cluster: str | None = CLUSTER,
+    json: bool = AS_JSON,
+) -> None:
+    """Take driver, firmware, BIOS and settings of a good node as what all nodes of its kind should have."""
+    if sum((node is not None, show, forget)) != 1:
+        raise Failed("name one: --node GOOD, --show, or --forget --kind KIND")
+    with client() as api:
+        found = api.get("/references", cluster=cluster)
+        if node is not None:
+            told = _take(api, found["cluster"], node, kind, reason=reason, yes=yes)
+        elif forget:
+            told = _forget(api, found, kind, reason=reason, yes=yes)
+        else:
+            told = found
+    if json:
+        print_json(told)
+    elif node is not None:
+        _print_learnt(told)
+    elif forget:
+        typer.echo(f"{'forgotten' if yes else '--yes forgets'}: {told['kind']}, from {told['node']}")
+    else:
+        _print_references(told["items"])
+
+
+def _take(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, yes: bool) -> Any:
+    body: dict[str, Any] = {"cluster": cluster, "node": node, "reason": reason, "dry_run": not yes}
+    return api.post("/references", body | ({"kind": kind} if kind else {}), key=secrets.token_hex(16))
+
+
+def _forget(api: Any, found: Any, kind: str | None, *, reason: str, yes: bool) -> Any:
+    known = {one["kind"]: one for one in found["items"]}
+    if kind is None and len(known) != 1:
+        raise Failed(f"which one: --kind {' or '.join(known) or 'KIND'}")
+    wanted = kind or next(iter(known))
+    if wanted not in known:
+        raise Failed(f"there is no reference for {wanted}")
+    if not yes:
+        return known[wanted]
+    return api.delete(f"/references/{found['cluster']}/{wanted}", {"reason": reason})
+
+
+def _print_learnt(told: Any) -> None:
+    reference, before = told["reference"], (told["before"] or {}).get("facts", {})
+    rows = [(name, value, before.get(name, "")) for name, value in reference["facts"].items()]
+    print_table(("FACT", reference["node"], "BEFORE"), rows)
+    differ = [
+        (name, ", ".join(f"{fact} {value}" for fact, value in facts.items()))
+        for name, facts in told["differ"].items()
+    ]
+    if differ:
+        print_table(("NODE", "DIFFERS"), differ)
+    typer.echo(f"{len(differ)} nodes of the kind {reference['kind']} differ, {told['silent']} told nothing")
+    typer.echo("taken" if told["stored"] else "nothing is taken: --yes takes it")
+
+
+def _print_references(items: Any) -> None:
+    if not items:
+        typer.echo("no reference was taken: nothing is compared (healer learn --node GOOD)")
+        return
+    rows = [
+        (one["kind"], one["node"], one["at"][:19], one["by"], fact, value)
+        for one in items
+        for fact, value in one["facts"].items()
+    ]
+    print_table(("KIND", "FROM", "AT (UTC)", "BY", "FACT", "VALUE"), rows)

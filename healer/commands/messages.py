@@ -1,0 +1,71 @@
+"""`healer messages`: what healer told people, what was not taken, and its replay."""
+
+import secrets
+
+import typer
+
+from healer.commands.remote import AS_JSON, CLUSTER, REASON, client, print_json, print_table, with_cluster
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Pages, messages and tickets, and their delivery.", rich_markup_mode=None)
+    group.callback(invoke_without_command=True)(messages)
+    group.command("retry")(retry)
+    app.add_typer(group, name="messages")
+
+
+def messages(
+    context: typer.Context,
+    *,
+    state: list[str] = typer.Option(
+        [], help="due, digest, sent, failed, over, folded or listed; repeat for more."
+    ),
+    channel: str | None = typer.Option(None, help="Only those to this channel."),
+    incident: str | None = typer.Option(None, help="Only those of this incident."),
+    cluster: str | None = CLUSTER,
+    limit: int = typer.Option(50, min=1, help="Rows at most."),
+    json: bool = AS_JSON,
+) -> None:
+    """List messages and how their delivery stands, newest first; --state failed are the dead letters."""
+    if context.invoked_subcommand is not None:
+        return
+    asked = {"state": state, "channel": channel, "incident": incident, "cluster": cluster}
+    with client() as api:
+        listed = list(api.items("/messages", limit, **asked))
+    if json:
+        print_json(listed)
+        return
+    rows = [
+        (
+            one["message"],
+            one["channel"],
+            one["state"],
+            one["tries"],
+            one["at"][:19],
+            one["title"],
+            one["error"],
+        )
+        for one in listed
+    ]
+    columns = ("MESSAGE", "CHANNEL", "STATE", "TRIES", "AT (UTC)", "WHAT", "ERROR")
+    print_table(*with_cluster(columns, rows, listed))
+
+
+def retry(
+    message: str = typer.Argument(help="The message's id."),
+    *,
+    channel: str | None = typer.Option(None, help="Only at this channel; else wherever it failed."),
+    reason: str = REASON,
+    json: bool = AS_JSON,
+) -> None:
+    """Deliver a dead letter once more."""
+    from urllib.parse import quote
+
+    body = {"reason": reason} | ({"channel": channel} if channel else {})
+    with client() as api:
+        found = api.post(f"/messages/{quote(message, safe='')}/retry", body, key=secrets.token_hex(16))
+    if json:
+        print_json(found)
+        return
+    for one in found["items"]:
+        typer.echo(f"{one['message']} is delivered to {one['channel']} once more")

@@ -1,0 +1,280 @@
+"""What a step came to: a rank whose results differ, and a job whose loss is no number or jumps.
+
+Silent corruption is logged by nobody. In data-parallel training some results are the same on all ranks (a
+loss after its all-reduce, the norm of the gradient): a rank that tells another one has computed something
+wrong. Which results are such is seen from the job itself, never assumed: a loss of each rank's own data
+differs in every step, and says something only of a rank that leaves the others far behind. A loss that jumps
+on all ranks is the job's matter, and says nothing of its nodes.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.detection.result_findings import (
+    LOSS_NAN,
+    LOSS_SPIKE,
+    RESULT_DIFFERS,
+    Wrong,
+    differs,
+    no_number,
+    spike,
+)
+from healer.model import Component, Finding, Sensed, SlurmSnapshot
+from healer.observations.steps import JobSteps, Places, StepTimes
+
+#: Steps in which all ranks told the same before a result counts as one that all share.
+ALIKE = 5
+#: Ranks that have to agree before one of them can be wrong: of two nobody knows which.
+AGREE = 3
+#: More of the ranks than that apart from the others is no single part's doing.
+SHARED = 0.25
+#: Steps in a row before anything is told: never on one sample.
+TWICE = 2
+#: Of results that ranks do not share (each of its own data): so many steps like the others, and then so many
+#: in a row this many robust standard deviations (at least 2 % of the median each) away. Our own figures.
+CALM, FAR, FAR_Z, LEAST_SPREAD = 10, 3, 10.0, 0.02
+#: A jump lasts so many steps; one step's loss is its data's.
+JUMP = 3
+#: Steps that the trend of a loss is made of: few, as a loss falls fast in the beginning.
+TREND = 20
+#: A loss this many robust standard deviations above its trend, and this share of it, has jumped. Data that is
+#: hard for a while moves a loss by some per cent. Our own figures.
+JUMP_Z, JUMP_SHARE = 6.0, 0.25
+#: What stands is told again after this.
+AGAIN_AFTER = timedelta(minutes=5)
+
+Pair = tuple[str, Component]
+
+
+@dataclass(slots=True)
+class _Shared:
+    """One result of one pipeline stage: whether all its ranks tell the same, or else who is far away."""
+
+    alike: int = 0
+    #: By rank: steps in which it was like the others.
+    calm: dict[int, int] = field(default_factory=dict)
+    #: By rank: in how many steps without a break it told otherwise than the others, and since when.
+    wrong: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: By rank: what it told, and what the others did, in the last of them.
+    said: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def step(self, step: int, ranks: NDArray[np.intp], values: NDArray[np.float64]) -> None:
+        """(n,) of these ranks, all told."""
+        if len(values) < AGREE + 1:
+            return
+        kinds, counts = np.unique(values, return_counts=True)
+        most = kinds[np.argmax(counts)]
+        others = values != most
+        if not others.any():
+            self.alike += 1
+            self.wrong.clear()
+            return
+        if self.alike < ALIKE or others.sum() > SHARED * len(values) or counts.max() < AGREE:
+            self.alike = 0
+            most, others = self._far(ranks, values)
+        for rank, value in zip(ranks[others].tolist(), values[others].tolist(), strict=True):
+            count, since = self.wrong.get(rank, (0, step))
+            self.wrong[rank] = count + 1, since
+            self.said[rank] = value, float(most)
+        told = set(ranks[~others].tolist())
+        self.wrong = {rank: known for rank, known in self.wrong.items() if rank not in told}
+
+    @property
+    def enough(self) -> int:
+        """In how many steps running a rank has to differ: results that all share leave less doubt."""
+        return TWICE if self.alike >= ALIKE else FAR
+
+    def _far(self, ranks: NDArray[np.intp], values: NDArray[np.float64]) -> tuple[float, NDArray[np.bool_]]:
+        """The median, and (n,) which ranks lie far from it that did not before."""
+        finite = np.isfinite(values)
+        if finite.sum() < AGREE:
+            return float("nan"), np.zeros(len(values), bool)
+        middle = float(np.median(values[finite]))
+        spread = 1.4826 * float(np.median(np.abs(values[finite] - middle)))
+        away = ~finite
+        away[finite] = np.abs(values[finite] - middle) > FAR_Z * max(spread, LEAST_SPREAD * abs(middle))
+        for rank in ranks[~away].tolist():
+            self.calm[rank] = self.calm.get(rank, 0) + 1
+        if away.sum() > SHARED * len(values):
+            return middle, np.zeros(len(values), bool)
+        return middle, away & np.array([self.calm.get(rank, 0) >= CALM for rank in ranks.tolist()], bool)
+
+
+@dataclass(slots=True)
+class _Trend:
+    """How the loss of a job goes, by the median over its ranks."""
+
+    past: list[float] = field(default_factory=list)
+    high: int = 0
+    since: int = 0
+    now: float = 0.0
+    nans: int = 0
+    nan_since: int = 0
+
+    def step(self, step: int, values: NDArray[np.float64]) -> None:
+        """(n,) all told; infinite ones are no numbers."""
+        finite = values[np.isfinite(values)]
+        if len(finite) * 2 <= len(values):
+            self.nans, self.nan_since = self.nans + 1, self.nan_since if self.nans else step
+            return
+        self.nans = 0
+        self.now = float(np.median(finite))
+        if self._is_high():
+            self.high, self.since = self.high + 1, self.since if self.high else step
+        else:
+            # What is high is not learnt: else a loss that stays there would be its own trend soon.
+            self.high = 0
+            self.past = [*self.past[1 - TREND :], self.now]
+
+    @property
+    def usual(self) -> float:
+        return float(np.median(self.past)) if self.past else float("nan")
+
+    def _is_high(self) -> bool:
+        if len(self.past) < TREND:
+            return False
+        past = np.array(self.past)
+        middle = float(np.median(past))
+        spread = 1.4826 * float(np.median(np.abs(past - middle)))
+        return self.now - middle > max(JUMP_Z * spread, JUMP_SHARE * abs(middle))
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """What is followed of one life of a job."""
+
+    job: JobSteps
+    rewound: int
+    done: int = -1
+    shared: dict[tuple[str, int], _Shared] = field(default_factory=dict)
+    loss: _Trend = field(default_factory=_Trend)
+    places: Places | None = None
+
+    def follow(self, now: datetime) -> None:
+        job = self.job
+        names = job.results.names()
+        for step in job.ready(self.done, now):
+            row = job.row(step)
+            if row is not None:
+                for name in names:
+                    self._result(name, step, job.results.of(name, row, job.ranks))
+            self.done = step
+
+    def _result(self, name: str, step: int, told: NDArray[np.float64]) -> None:
+        ranks = np.flatnonzero(~np.isnan(told))
+        if not len(ranks):
+            return
+        if name == "loss":
+            self.loss.step(step, told[ranks])
+        stages = self.job.stage[ranks]
+        for stage in np.unique(stages).tolist():
+            own = ranks[stages == stage]
+            self.shared.setdefault((name, stage), _Shared()).step(step, own, told[own])
+
+    def wrong(self, places: Places) -> Iterator[tuple[Component, list[Wrong]]]:
+        """Ranks that differed often enough, by where they run: one means its GPU, several their node."""
+        by_node: dict[str, list[Wrong]] = {}
+        for (name, _), shared in self.shared.items():
+            for rank, (count, since) in shared.wrong.items():
+                if count >= shared.enough and rank < len(places.node) and places.node[rank] >= 0:
+                    one = Wrong(name, rank, *shared.said[rank], since, shared.enough == TWICE)
+                    by_node.setdefault(places.nodes[places.node[rank]], []).append(one)
+        for node, ranks in by_node.items():
+            gpus = {int(places.gpu[one.rank]) for one in ranks}
+            gpu = gpus.pop() if len(gpus) == 1 else -1
+            yield Component(cluster=self.job.cluster, node=node, gpu=gpu if gpu >= 0 else None), ranks
+
+    def forget(self, node: str) -> None:
+        """What its ranks told is over; what others of the job do wrong shows again within a few steps."""
+        if self.places is not None and node in self.places.nodes:
+            for shared in self.shared.values():
+                shared.wrong.clear()
+
+    def judged(self, places: Places) -> set[Pair]:
+        """Of what this job's results speak now: of itself, and of its ranks where a result is shared."""
+        whole = Component(cluster=self.job.cluster, job=self.job.job)
+        found: set[Pair] = {(LOSS_NAN, whole), (LOSS_SPIKE, whole)} if self.loss.past else set()
+        if any(shared.alike >= ALIKE or shared.calm for shared in self.shared.values()):
+            for node, gpu in zip(places.node.tolist(), places.gpu.tolist(), strict=True):
+                if node >= 0:
+                    where = Component(cluster=self.job.cluster, node=places.nodes[node])
+                    found.add((RESULT_DIFFERS, where))
+                    if gpu >= 0:
+                        found.add((RESULT_DIFFERS, msgspec.structs.replace(where, gpu=gpu)))
+        return found
+
+
+class Divergence:
+    """Follows all jobs, one thread. What it knows grows with the jobs that `StepTimes` holds."""
+
+    def __init__(self) -> None:
+        self._watches: dict[tuple[str, int], _Watch] = {}
+        self._told: dict[Pair, datetime] = {}
+        self._clear: dict[Pair, datetime] = {}
+
+    def tick(
+        self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair] = ()
+    ) -> Sensed:
+        """New findings, and since when those of `watched` (fault, component) are known to be over."""
+        findings: list[Finding] = []
+        standing: set[Pair] = set()
+        heard: set[Pair] = set()
+        for watch in self._follow(steps, slurm, now):
+            for pair, finding in self._claims(watch, slurm, now):
+                standing.add(pair)
+                if self._is_due(pair, now):
+                    findings.append(finding)
+            heard |= watch.judged(watch.job.places(slurm))
+        well = {pair for pair in watched if pair in heard and pair not in standing}
+        self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
+        self._told = {pair: at for pair, at in self._told.items() if pair in standing or pair not in heard}
+        return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+
+    def forget(self, node: str) -> None:
+        """The node was repaired, returned or booted: what its ranks told before is over."""
+        for pair in [pair for pair in self._told if pair[1].node == node]:
+            del self._told[pair]
+        for watch in self._watches.values():
+            watch.forget(node)
+
+    def _follow(self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime) -> list[_Watch]:
+        """Takes in new steps; the watches of jobs that Slurm shows at work. Of others anybody may tell."""
+        kept: dict[tuple[str, int], _Watch] = {}
+        live = []
+        for job in steps.jobs():
+            key = job.job, job.restart
+            watch = self._watches.get(key)
+            if watch is None or watch.job is not job or watch.rewound != job.rewound:
+                watch = _Watch(job, job.rewound)
+            kept[key] = watch
+            watch.follow(now)
+            shown = slurm.jobs.get(job.job) if slurm is not None else None
+            if shown is not None and shown.active and job.vouched:
+                live.append(watch)
+        self._watches = kept
+        return live
+
+    def _claims(
+        self, watch: _Watch, slurm: SlurmSnapshot | None, now: datetime
+    ) -> Iterator[tuple[Pair, Finding]]:
+        job, loss = watch.job, watch.loss
+        watch.places = places = job.places(slurm)
+        for where, wrong in watch.wrong(places):
+            yield (RESULT_DIFFERS, where), differs(job, where, wrong, now)
+        whole = Component(cluster=job.cluster, job=job.job)
+        if loss.nans >= TWICE:
+            yield (LOSS_NAN, whole), no_number(job, whole, loss.nan_since, now)
+        elif loss.high >= JUMP:
+            yield (LOSS_SPIKE, whole), spike(job, whole, loss.since, loss.now, loss.usual, now)
+
+    def _is_due(self, pair: Pair, now: datetime) -> bool:
+        last = self._told.get(pair)
+        if last is not None and now - last < AGAIN_AFTER:
+            return False
+        self._told[pair] = now
+        return True

@@ -1,0 +1,141 @@
+"""Where a trend leads: the robust slope of a series, whether it is more than noise, when it meets a limit.
+
+Theil-Sen: the slope is the median of the slopes between all pairs of points (Sen 1968); its interval is that
+of the same paper. Mann-Kendall's test, corrected for ties, says whether there is a trend (Kendall 1975). Both
+look at order alone, so one wild point moves neither.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Foreseen
+
+Array = NDArray[np.float64]
+
+#: Points of the windows that are looked at, the newest last: 3, 7 and 14 days of 6 h each. A part that has
+#: begun to fail shows it in the short one first; slow growth only in the long one.
+WINDOWS = (12, 28, 56)
+#: A series is judged from so many known points on, and where so much of the window is known.
+LEAST_POINTS, LEAST_SHARE = 10, 0.6
+#: Standard deviations of Mann-Kendall's statistic: 3e-5 of independent noise is beyond, each look.
+TREND_Z = 4.0
+#: Of the slope's interval: 90 %.
+RANGE_Z = 1.645
+#: Columns at once: all pairs of a window of so many stay in a few MB.
+_TOGETHER = 256
+
+
+class Outlook(NamedTuple):
+    """Of k series: `level` now by the trend, `per_day` its slope, and `days` until the limit with their range
+    (inf: never; 0: it is there). NaN: no trend that can be told."""
+
+    level: Array
+    per_day: Array
+    days: Array
+    low: Array
+    high: Array
+
+    def at(self, index: int) -> Foreseen:
+        level, per_day, days, low, high = (float(one[index]) for one in self)
+        end = high if np.isfinite(high) else None
+        return Foreseen(level=level, per_day=per_day, days=days, low=low, high=end)
+
+
+def outlook(values: Array, point_days: float, limit: float, *, falls: bool = False) -> Outlook:
+    """`values` (points, k): oldest first, NaN unknown, one point each `point_days`. Of the windows that show
+    a trend the one that meets the limit first counts; the range is that of all of them."""
+    k = values.shape[1]
+    best = Outlook(*(np.full(k, np.nan) for _ in Outlook._fields))
+    sign = -1.0 if falls else 1.0
+    for first in range(0, k, _TOGETHER):
+        part = slice(first, first + _TOGETHER)
+        for points in WINDOWS:
+            found = _window(sign * values[-points:, part], points, point_days, sign * limit)
+            told, first_told = np.isfinite(found.days), np.isnan(best.days[part])
+            # Two windows that disagree are a wider range.
+            low = np.fmin(best.low[part], np.where(told, found.low, np.nan))
+            high = np.fmax(best.high[part], np.where(told, found.high, np.nan))
+            better = told & (first_told | (found.days < best.days[part]))
+            for old, new in zip(best, found, strict=True):
+                old[part] = np.where(better, new, old[part])
+            best.low[part], best.high[part] = low, high
+    best.level[:] *= sign
+    best.per_day[:] *= sign
+    return best
+
+
+def _window(values: Array, points: int, point_days: float, limit: float) -> Outlook:
+    """Rising series of one window; those that show no trend are NaN."""
+    n = np.isfinite(values).sum(axis=0)
+    one, other = np.triu_indices(len(values), 1)
+    rise = values[other] - values[one]  # (pairs, k)
+    z, spread = _trend(values, rise, n)
+    told = np.flatnonzero((n >= LEAST_POINTS) & (n >= LEAST_SHARE * points) & (z >= TREND_Z))
+    found = Outlook(*(np.full(values.shape[1], np.nan) for _ in Outlook._fields))
+    if not len(told):
+        return found
+    slopes = rise[:, told] / ((other - one) * point_days)[:, np.newaxis]
+    slope, slope_low, slope_high = _slopes(slopes, spread[told])
+    age_days = (len(values) - 1 - np.arange(len(values)))[:, np.newaxis] * point_days
+    level = _median(values[:, told] + slope * age_days)
+    left = np.maximum(limit - level, 0.0)
+    ends = (_over(left, slope), _over(left, slope_high), _over(left, slope_low))
+    for whole, own in zip(found, (level, slope, *ends), strict=True):
+        whole[told] = own
+    return found
+
+
+def _trend(values: Array, rise: Array, n: NDArray[np.intp]) -> tuple[Array, Array]:
+    """Mann-Kendall's z, and the standard deviation of its statistic with ties taken off."""
+    statistic = np.nansum(np.sign(rise), axis=0)
+    variance = n * (n - 1) * (2 * n + 5) - _ties(values)
+    spread = np.sqrt(np.maximum(variance, 0.0) / 18.0)
+    with np.errstate(all="ignore"):
+        z = np.where(spread > 0, (statistic - np.sign(statistic)) / spread, 0.0)
+    return z, spread
+
+
+def _ties(values: Array) -> Array:
+    """Sum over groups of equal points of t(t-1)(2t+5)."""
+    ordered = np.sort(values, axis=0)  # NaN last, equal to nothing
+    run = np.ones(values.shape[1])
+    total = np.zeros(values.shape[1])
+    for row in range(1, len(ordered)):
+        same = ordered[row] == ordered[row - 1]
+        total += np.where(same, 0.0, _group(run))
+        run = np.where(same, run + 1, 1.0)
+    return total + _group(run)
+
+
+def _group(size: Array) -> Array:
+    return size * (size - 1) * (2 * size + 5)
+
+
+def _slopes(slopes: Array, spread: Array) -> tuple[Array, Array, Array]:
+    """Median of all pairs' slopes, and the ends of its interval."""
+    ordered = np.sort(slopes, axis=0)
+    pairs = np.isfinite(ordered).sum(axis=0)
+    reach = RANGE_Z * spread
+    columns = np.arange(slopes.shape[1])
+
+    def at(place: Array) -> Array:
+        index = np.clip(np.round(place), 0, np.maximum(pairs - 1, 0)).astype(np.intp)
+        return ordered[index, columns]
+
+    middle = (at(np.floor((pairs - 1) / 2)) + at(np.ceil((pairs - 1) / 2))) / 2
+    return middle, at((pairs - reach) / 2 - 1), at((pairs + reach) / 2)
+
+
+def _median(values: Array) -> Array:
+    ordered = np.sort(values, axis=0)
+    known = np.isfinite(ordered).sum(axis=0)
+    columns = np.arange(values.shape[1])
+    low, high = np.maximum(known - 1, 0) // 2, known // 2
+    return (ordered[low, columns] + ordered[np.minimum(high, len(ordered) - 1), columns]) / 2
+
+
+def _over(left: Array, slope: Array) -> Array:
+    """Days until what is left is used up; inf where it never is."""
+    return np.where(left <= 0, 0.0, np.where(slope > 0, left / np.where(slope > 0, slope, 1.0), np.inf))

@@ -1,0 +1,154 @@
+"""What `rules/notifications.yaml` says: who is told of what, and how. Format: docs/notifications.md."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from healer.model.words import Role, Severity
+
+#: What a person may say with a rejection by one press: its key, and the words.
+REJECTIONS: Mapping[str, str] = {
+    "busy": "The job on it matters more now",
+    "false_alarm": "False alarm",
+    "by_hand": "I look after it by hand",
+    "unsure": "Not sure: somebody look closer",
+}
+
+
+class ChannelKind(StrEnum):
+    slack = "slack"
+    wecom = "wecom"
+    dingtalk = "dingtalk"
+    feishu = "feishu"
+    pagerduty = "pagerduty"
+    alertmanager = "alertmanager"
+    email = "email"
+
+
+class Manner(StrEnum):
+    """How somebody is told, the most urgent first: woken, told at once, or told in the next digest."""
+
+    page = "page"
+    channel = "channel"
+    digest = "digest"
+
+
+class Stage(StrEnum):
+    """How far an incident is, for those who are told: what a channel opens, updates and closes."""
+
+    opened = "opened"
+    acknowledged = "acknowledged"
+    resolved = "resolved"
+
+
+class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What routes and channels need of a message beside its words.
+
+    `alarm` is the same for all messages of one trouble, also over several incidents: what is raised again is
+    told ever more seldom. `run` waits for approval; `preview` is what it would do, line by line.
+    """
+
+    rule: str = ""
+    fault: str = ""
+    node: str = ""
+    alarm: str = ""
+    stage: Stage = Stage.opened
+    run: str = ""
+    preview: tuple[str, ...] = ()
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True):
+    """One address of people. What each kind needs: docs/notifications.md.
+
+    `secret` and, of the group bots, `url` say where the secret stands: the name of a setting, or a file.
+    """
+
+    name: str
+    kind: ChannelKind
+    secret: str = ""
+    url: str = ""
+    #: Slack: the channel's id.
+    channel: str = ""
+    #: E-mail: `host:port`, how the connection is protected, who logs in, from and to whom.
+    server: str = ""
+    tls: str = "starttls"
+    user: str = ""
+    sender: str = ""
+    to: tuple[str, ...] = ()
+    #: WeCom and DingTalk: numbers of those whom a page calls by name.
+    mobiles: tuple[str, ...] = ()
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that fit all of these (globs; empty: any) go to these channels."""
+
+    to: tuple[str, ...]
+    how: Manner
+    severities: tuple[Severity, ...] = ()
+    clusters: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+class Person(msgspec.Struct, frozen=True, kw_only=True):
+    """Who presses buttons in Slack: `slack` is the member's id there, `name` who that is to healer (equal
+    names are one person), `clusters` those they may act on (empty: all)."""
+
+    slack: str
+    name: str
+    role: Role
+    clusters: tuple[str, ...] = ()
+
+
+class DeadMansSwitch(msgspec.Struct, frozen=True, kw_only=True):
+    """healer tells this Alertmanager that it lives, and again every `every_s` seconds."""
+
+    channel: str
+    every_s: float = 60.0
+
+
+class Notifications(msgspec.Struct, frozen=True, kw_only=True):
+    """`console_url` begins the links in messages; a digest gathers for `digest_h` hours."""
+
+    channels: tuple[Channel, ...] = ()
+    routes: tuple[Route, ...] = ()
+    console_url: str = ""
+    digest_h: float = 1.0
+    alive: DeadMansSwitch | None = None
+    people: tuple[Person, ...] = ()
+
+    def channel(self, name: str) -> Channel | None:
+        return next((one for one in self.channels if one.name == name), None)
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One message's way to one channel."""
+
+    channel: str
+    how: Manner
+
+
+def ways(routes: Sequence[Route], severity: Severity, cluster: str, about: About) -> list[Way]:
+    """Where a message goes: of the routes that fit each channel once, in its most urgent manner."""
+    found: dict[str, Manner] = {}
+    order = list(Manner)
+    for route in routes:
+        if _fits(route, severity, cluster, about):
+            for name in route.to:
+                found[name] = min(route.how, found.get(name, route.how), key=order.index)
+    return [Way(name, how) for name, how in found.items()]
+
+
+def _fits(route: Route, severity: Severity, cluster: str, about: About) -> bool:
+    return (
+        (not route.severities or severity in route.severities)
+        and _any(route.clusters, cluster)
+        and _any(route.rules, about.rule)
+        and _any(route.faults, about.fault)
+    )
+
+
+def _any(globs: tuple[str, ...], name: str) -> bool:
+    return not globs or any(fnmatchcase(name, glob) for glob in globs)

@@ -1,0 +1,201 @@
+"""Two weeks of one value of many parts, a point each 6 hours: what `rules/forecasts.yaml` is judged by.
+
+Columns over the rows of one axis, which never move. 10,000 GPUs hold 2.7 MB a rule. One thread owns it.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Component
+from healer.observations.axes import grown
+
+#: Seconds that a point stands for, and how many there are.
+POINT_S, POINTS = 6 * 3600.0, 56
+#: A counter not read for longer than this begins anew: nobody knows when it grew.
+GAP_S = 2 * 86400.0
+_DAY_S = 86400.0
+#: Of the columns that are kept for each row beside the points.
+_STATE = ("last", "last_s", "before", "total", "weight")
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule's series, as they are stored: arrays as bytes, one column for each of `parts`."""
+
+    head: int
+    parts: list[Component]
+    points: bytes
+    state: dict[str, bytes]
+
+
+@dataclass(slots=True)
+class Series:
+    """`counter`: readings are of a counter, and a point is events a day; else a point is the mean reading."""
+
+    counter: bool
+    #: The point that readings go into now, as a number of points since 1970; None before the first.
+    head: int | None = None
+    #: (POINTS, rows): those before it, by their number modulo POINTS; NaN unknown.
+    points: NDArray[np.float32] = field(default_factory=lambda: np.full((POINTS, 0), np.nan, np.float32))
+    #: (rows,) the last reading and when; what it was before it fell; growth (or sum) and seconds (or count).
+    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    last_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    before: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    total: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    weight: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def rows(self) -> int:
+        return self.points.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.points.nbytes + sum(getattr(self, name).nbytes for name in _STATE)
+
+    def look(self, readings: NDArray[np.float64], at_s: float) -> bool:
+        """Takes (n,) readings of one moment, NaN where nothing is known. True when a point was completed.
+
+        A moment before the last one's point changes nothing.
+        """
+        self._reserve(len(readings))
+        number = int(at_s // POINT_S)
+        if self.head is not None and number < self.head:
+            return False
+        done = self.head is not None and number > self.head
+        if done:
+            self._complete(number)
+        self.head = number
+        n = len(readings)
+        known = np.flatnonzero(np.isfinite(readings))
+        if self.counter:
+            self._count(known, readings[known], at_s)
+        else:
+            self.total[known] += readings[known]
+            self.weight[known] += 1.0
+            self.last_s[:n][known] = at_s
+        return done
+
+    def series(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """(POINTS, k) completed points of these rows, the oldest first."""
+        if self.head is None:
+            return np.full((POINTS, len(rows)), np.nan)
+        order = np.arange(self.head - POINTS, self.head) % POINTS
+        return self.points[order][:, rows].astype(np.float64)
+
+    def newest(self, points: int) -> NDArray[np.float64]:
+        """(rows,) mean of the newest completed points; NaN where none of them is known."""
+        if self.head is None:
+            return np.full(self.rows, np.nan)
+        found = self.points[np.arange(self.head - points, self.head) % POINTS].astype(np.float64)
+        known = np.isfinite(found).sum(axis=0)
+        return np.where(known > 0, np.nansum(found, axis=0) / np.maximum(known, 1), np.nan)
+
+    def heard_s(self, row: int) -> float:
+        """When this row was read last, seconds since 1970; -inf: never."""
+        return float(self.last_s[row]) if row < self.rows else -np.inf
+
+    def forget(self, rows: NDArray[np.intp]) -> None:
+        """Another part stands there now: its series begins."""
+        rows = rows[rows < self.rows]
+        self.points[:, rows] = np.nan
+        self.last[rows] = self.before[rows] = np.nan
+        self.last_s[rows] = -np.inf
+        self.total[rows] = self.weight[rows] = 0.0
+
+    # --- one reading ------------------------------------------------------------------------------------
+
+    def _count(self, rows: NDArray[np.intp], now: NDArray[np.float64], at_s: float) -> None:
+        """A counter that falls begins anew; one that is back where it was has not grown (an exporter said 0
+        once)."""
+        last, before, span_s = self.last[rows], self.before[rows], at_s - self.last_s[rows]
+        fell, back = now < last, now >= before
+        growth = np.where(fell, now, np.where(back, now - before, now - last))
+        counts = (span_s > 0) & (span_s <= GAP_S) & np.isfinite(growth)
+        self.total[rows[counts]] += growth[counts]
+        self.weight[rows[counts]] += span_s[counts]
+        self.before[rows] = np.where(fell, last, np.where(back, np.nan, before))
+        self.last[rows] = now
+        self.last_s[rows] = at_s
+
+    def _complete(self, number: int) -> None:
+        """The points up to `number` are over; those between had no reading."""
+        head = self.head if self.head is not None else number
+        scale = _DAY_S if self.counter else 1.0
+        mean = np.where(self.weight > 0, scale * self.total / np.maximum(self.weight, 1e-9), np.nan)
+        self.points[head % POINTS] = mean
+        for missed in range(max(head + 1, number - POINTS), number):
+            self.points[missed % POINTS] = np.nan
+        self.total[:] = self.weight[:] = 0.0
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= self.rows:
+            return
+        self.points = np.ascontiguousarray(grown(self.points.T, rows, np.nan).T)
+        for name in _STATE:
+            fill = {"last": np.nan, "last_s": -np.inf, "before": np.nan}.get(name, 0.0)
+            setattr(self, name, grown(getattr(self, name), self.rows, fill))
+
+    # --- keeping ----------------------------------------------------------------------------------------
+
+    def pack(self, parts: Sequence[Component]) -> bytes:
+        """Everything that is known, by part. `parts` are those of the rows."""
+        n = min(self.rows, len(parts))
+        held = np.flatnonzero(np.isfinite(self.last_s[:n]) | np.isfinite(self.points[:, :n]).any(axis=0))
+        kept = _Kept(
+            head=self.head or 0,
+            parts=[parts[row] for row in held.tolist()],
+            points=np.ascontiguousarray(self.points[:, held]).tobytes(),
+            state={name: getattr(self, name)[held].tobytes() for name in _STATE},
+        )
+        return zlib.compress(msgspec.msgpack.encode(kept), 1)
+
+
+class Saved:
+    """Packed series of one rule, given back to the rows as these appear."""
+
+    def __init__(self, packed: bytes) -> None:
+        """ValueError when it is not what `Series.pack` made."""
+        try:
+            kept = msgspec.msgpack.decode(zlib.decompress(packed), type=_Kept)
+            k = len(kept.parts)
+            self._points = np.frombuffer(kept.points, np.float32).reshape(POINTS, k)
+            self._state = {name: np.frombuffer(kept.state[name], np.float64) for name in _STATE}
+            if any(len(one) != k for one in self._state.values()):
+                raise ValueError("columns of different lengths")
+        except (zlib.error, msgspec.DecodeError, KeyError) as error:
+            raise ValueError(f"no series: {error}") from None
+        self.head = kept.head
+        self._columns = {part: column for column, part in enumerate(kept.parts)}
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def give(self, series: Series, parts: Sequence[Component], first: int) -> None:
+        """Puts what is known of `parts[first:]`, the rows that are new, into their columns."""
+        pairs = [
+            (row, column)
+            for row, part in enumerate(parts[first:], start=first)
+            if (column := self._columns.pop(part, None)) is not None
+        ]
+        if not pairs:
+            return
+        series._reserve(len(parts))
+        if series.head is None:
+            series.head = self.head
+        rows, columns = (np.array(one, np.intp) for one in zip(*pairs, strict=True))
+        # Points between the two heads were not seen by anybody.
+        ahead = series.head - self.head
+        points = self._points[:, columns].copy()
+        for missed in range(max(0, ahead)):
+            if missed >= POINTS:
+                break
+            points[(self.head + missed) % POINTS] = np.nan
+        series.points[:, rows] = points
+        for name in _STATE:
+            getattr(series, name)[rows] = self._state[name][columns]
+        if ahead:
+            series.total[rows] = series.weight[rows] = 0.0

@@ -1,0 +1,106 @@
+"""A run is taken back while its worker dies: after each commit, and around each effect. Law 7 holds for the
+way back too: in the end the node is in service, its reservation gone and its slot free."""
+
+import pytest
+
+from healer.model import LogEntry, Run, RunState, StepEvent
+from healer.playbooks import UNDO
+from tests.simulation.test_every_death import DEAD_S, CountingSlurm, MortalLedger
+from tests.support.loop import CLUSTER, Crash, Site, name
+
+#: The way back has fewer moments than this; the test says so if it ever has more.
+MOMENTS = 25
+
+
+class WayBack:
+    """`validate` has drained and reserved a node, and waits for its test to end."""
+
+    def __init__(self) -> None:
+        self.site = Site(scheduler=CountingSlurm)
+        self.site.ledger = MortalLedger(CLUSTER, self.site.clock)
+        self.site.driver.ledger = self.ledger = self.site.ledger
+        self.checkpoints = 0
+        self.dies_at: int | None = None
+        self.dies_after: int | None = None
+        self.deaths = 0
+
+    def _checkpoint(self, where: str) -> None:
+        self.checkpoints += 1
+        if self.checkpoints == self.dies_at:
+            raise Crash(where)
+
+    def run(self) -> None:
+        site = self.site
+        site.look()
+        with self.ledger.transaction() as tx:
+            tx.create_run(
+                Run(
+                    id="r-back", cluster=CLUSTER, playbook="validate", state=RunState.held, by="ann",
+                    reason="noisy", created_at=site.now, node=name(1), rule="validate",
+                )
+            )  # fmt: skip
+        for _ in range(60):
+            self._pass(1)
+            if site.slurm.snapshot().reservations:
+                break
+        self._pass(1)
+        assert site.slurm.snapshot().reservations, [one.text for one in self.ledger.tables.log["r-back"]]
+        entry = LogEntry(run="r-back", at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text="bob: no")
+        self.ledger.tables.log["r-back"].append(entry)
+        with self.ledger.transaction() as tx:
+            tx.set_run_state("r-back", RunState.running, why="bob: no", at=site.now)
+        site.on_checkpoint = self._checkpoint
+        self.ledger.commits = 0
+        self.ledger.dies_after = self.dies_after
+        self._pass(90)
+
+    def _pass(self, seconds: int) -> None:
+        dead = 0
+        for _ in range(seconds):
+            self.site.clock.advance(1)
+            self.site.walk()
+            if dead:
+                dead -= 1
+                continue
+            self.ledger.driving = True
+            try:
+                self.site.drive()
+            except Crash:
+                self.deaths, dead = self.deaths + 1, DEAD_S
+            finally:
+                self.ledger.driving = False
+
+    def assert_good(self) -> None:
+        (run,) = self.site.runs
+        assert run.state is RunState.undone, run.question
+        shown = self.site.slurm.node(name(1))
+        assert shown.in_service
+        assert self.site.slurm.snapshot().reservations == {}
+        assert self.ledger.tables.slots == {}
+        assert self.ledger.tables.vetoes == []
+
+
+def test_the_way_back_without_a_death() -> None:
+    story = WayBack()
+    story.run()
+    story.assert_good()
+    assert 4 <= story.checkpoints < MOMENTS
+    assert 4 <= story.ledger.commits < MOMENTS
+
+
+@pytest.mark.parametrize("moment", range(1, MOMENTS))
+def test_a_death_after_any_commit(moment: int) -> None:
+    story = WayBack()
+    story.dies_after = moment
+    story.run()
+    story.assert_good()
+    assert story.deaths == (moment <= story.ledger.commits)
+
+
+@pytest.mark.parametrize("moment", range(1, MOMENTS))
+def test_a_death_around_any_effect(moment: int) -> None:
+    story = WayBack()
+    story.dies_at = moment
+    story.run()
+    story.assert_good()
+    assert story.deaths == (moment <= story.checkpoints)

@@ -1,0 +1,103 @@
+"""What DCGM's and nvidia-smi's words mean: a failed test, an answer that is none, a fabric that is up."""
+
+from typing import Any
+
+import pytest
+
+from healer.adapters.nodes import answers
+from healer.ports import NodeError
+
+ZERO = "00000000-0000-0000-0000-000000000000"
+CLUSTER = "5f3c1a52-9b2e-4c57-8a51-0a6b1c2d3e4f"
+
+
+def result(status: str, gpu: int | None = 0, *words: str) -> dict[str, Any]:
+    entity = {} if gpu is None else {"entity_group": "GPU", "entity_id": gpu}
+    return {**entity, "status": status, "warnings": [{"warning": one} for one in words]}
+
+
+def told(exit_: int = 0, *, head: str = "DCGM Diagnostic", **tests: list[dict[str, Any]]) -> dict[str, Any]:
+    listed = [{"name": name, "results": results} for name, results in tests.items()]
+    return finished({head: {"test_categories": [{"category": "Hardware", "tests": listed}]}}, exit_)
+
+
+def finished(output: object, exit_: int) -> dict[str, Any]:
+    return {"state": "finished", "exit": exit_, "output": output}
+
+
+def test_all_passed() -> None:
+    document = told(memory=[result("Pass"), result("Skip", 1)], pcie=[result("Pass")])
+    found = answers.diagnosis("n1", "k", document)
+    assert found is not None and (found.passed, found.text) == (True, "all 2 tests passed")
+
+
+def test_one_that_failed_is_named_with_its_gpu_and_dcgms_words() -> None:
+    found = answers.diagnosis("n1", "k", told(226, memory=[result("Pass"), result("Fail", 3, "page is bad")]))
+    assert found is not None and not found.passed
+    assert found.failed == ("memory on GPU 3",)
+    assert found.text == "tests failed: memory on GPU 3: page is bad"
+
+
+def test_the_form_of_dcgm_3() -> None:
+    tests = [{"gpu_ids": "2", "status": "Fail", "warnings": "no power"}, {"gpu_ids": "0", "status": "Pass"}]
+    found = answers.diagnosis("n1", "k", told(1, head="DCGM GPU Diagnostic", power=tests))
+    assert found is not None and found.failed == ("power on GPU 2",)
+    assert "no power" in found.text
+
+
+def test_a_warning_is_told_and_no_failure() -> None:
+    found = answers.diagnosis("n1", "k", told(pcie=[result("Pass"), result("Warn", 1, "narrow link")]))
+    assert found is not None and found.passed and "warnings: pcie on GPU 1: narrow link" in found.text
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (told(memory=[result("Skip"), result("Not Run", 1)]), "0 tests passed and none failed"),
+        (told(), "0 tests passed"),
+        (told(255, memory=[result("Pass")]), "ended with 255"),
+        (finished({"DCGM Diagnostic": {"runtime_error": "no host"}}, 1), "no host"),
+        (finished(None, 1) | {"text": "Error: unable"}, "no verdict: Error: unable"),
+        ({"state": "failed", "code": "timed-out", "text": "dcgmi did not end"}, "could not be carried out"),
+        ({"state": "lost", "text": "it was cut short: the node has booted since"}, "booted since"),
+        ({}, "gave no result"),
+    ],
+)  # fmt: skip
+def test_no_verdict_is_neither_passed_nor_failed(document: dict[str, Any], words: str) -> None:
+    with pytest.raises(NodeError, match=words):
+        answers.diagnosis("n1", "k", document)
+
+
+def test_tests_that_run_have_no_result_yet() -> None:
+    assert answers.diagnosis("n1", "k", {"state": "running"}) is None
+
+
+def gpu(state: str = "Completed", status: str = "Success", **more: str) -> dict[str, Any]:
+    plain = {"pci": "00000000:18:00.0", "product": "NVIDIA H100", "clique": "0", "cluster": ZERO}
+    return {**plain, "state": state, "status": status, **more}
+
+
+def test_a_fabric_is_up_when_it_is_on_every_gpu() -> None:
+    found = answers.fabric("n1", {"gpus": [gpu(), gpu()]})
+    assert (found.healthy, found.text) == (True, "fabric Completed: Success on 2 GPUs")
+    found = answers.fabric("n1", {"gpus": [gpu(), gpu("In Progress", "N/A", pci="x:19")]})
+    assert (found.healthy, found.state) == (False, "In Progress") and "GPU x:19" in found.text
+    assert not answers.fabric("n1", {"gpus": [gpu(status="Insufficient Resources")]}).healthy
+    assert not answers.fabric("n1", {"gpus": [gpu(), gpu("N/A", "N/A")]}).healthy
+
+
+def test_where_a_domain_joins_the_rack_clique_and_cluster_count() -> None:
+    good = gpu(product="NVIDIA GB200", clique="3", cluster=CLUSTER)
+    assert answers.fabric("n1", {"gpus": [good]}).healthy
+    assert "no cluster" in answers.fabric("n1", {"gpus": [good | {"cluster": ZERO}]}).text
+    assert "no clique" in answers.fabric("n1", {"gpus": [good | {"clique": "0"}]}).text
+
+
+def test_cards_without_a_fabric_have_none_to_be_broken() -> None:
+    found = answers.fabric("n1", {"gpus": [gpu("N/A", "N/A"), gpu("Not Supported", "N/A")]})
+    assert found.healthy and "nothing to check" in found.text
+
+
+def test_no_gpu_at_all_is_no_answer() -> None:
+    with pytest.raises(NodeError, match="shows no GPU"):
+        answers.fabric("n1", {"gpus": []})

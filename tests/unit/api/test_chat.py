@@ -1,0 +1,190 @@
+"""`POST /chat/slack`: only what Slack signed, only people the site named, and only what their role may."""
+
+import dataclasses
+import hashlib
+import hmac
+import json
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import msgspec
+import pytest
+
+from healer.api.services import Conflict
+from healer.model import Notifications, Person, Role
+from tests.support.api import CLUSTER, Api
+from tests.support.wait import wait_until
+
+Served = tuple[Api, httpx.Client]
+URL = "/api/v1/chat/slack"
+SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+REPLY = "https://hooks.slack.com/actions/T1/2/3"
+PEOPLE = (
+    Person(slack="U0ANN", name="ann", role=Role.operator),
+    Person(slack="U0VIC", name="vic", role=Role.viewer),
+    Person(slack="U0FAR", name="far", role=Role.admin, clusters=("pod9",)),
+)
+
+
+class Slack:
+    def __init__(self, api: Api, client: httpx.Client) -> None:
+        self.api, self.client = api, client
+        self.replies: list[tuple[str, str]] = []
+        services = api.app.state.services
+        rules = msgspec.structs.replace(services.rules(), notifications=Notifications(people=PEOPLE))
+        api.app.state.services = dataclasses.replace(
+            services,
+            rules=lambda: rules,
+            slack_secret=SECRET,
+            tell_slack=lambda url, text: self.replies.append((url, text)),
+        )
+        self.clock = services.clock
+
+    def send(self, body: bytes, *, late_s: float = 0, secret: str = SECRET) -> httpx.Response:
+        stamp = str(int(self.clock.now().timestamp() - late_s))
+        made = hmac.new(secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
+        headers = {
+            "x-slack-request-timestamp": stamp,
+            "x-slack-signature": f"v0={made}",
+        } | FORM
+        return self.client.post(URL, content=body, headers=headers)
+
+    def press(self, user: str, verb: str, value: str, **more: Any) -> str:
+        """What Slack shows to who pressed."""
+        action: dict[str, Any] = {"action_id": verb, "action_ts": "1548426417.840180"}
+        action |= {"value": value} if verb == "approve" else {"selected_option": {"value": value}}
+        payload = {"type": "block_actions", "user": {"id": user}, "actions": [action], "response_url": REPLY}
+        before = len(self.replies)
+        answer = self.send(urlencode({"payload": json.dumps(payload | more)}).encode())
+        assert answer.status_code == 200, answer.text
+        wait_until(lambda: len(self.replies) > before, 10, what="who pressed is told what came of it")
+        url, text = self.replies[-1]
+        assert url == REPLY
+        return text
+
+
+@pytest.fixture
+def slack(served: Served) -> Slack:
+    return Slack(*served)
+
+
+@pytest.fixture
+def run(slack: Slack) -> str:
+    """A run that a person may still decide on: the stand-in takes an approval of any."""
+    headers = slack.api.headers("operator", name="bob")
+    body = {"node": "gpu0001", "reason": "noisy fan"}
+    return slack.client.post("/api/v1/playbooks/drain/runs", json=body, headers=headers).json()["id"]
+
+
+def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
+    asked: list[tuple[str, ...]] = []
+    runs = slack.api.app.state.services.runs
+    approve, reject = runs.approve, runs.reject
+
+    def noted(verb: Any) -> Any:
+        def call(name: str, *, by: str, reason: str, request: str) -> Any:
+            asked.append((name, by, reason))
+            return verb(name, by=by, reason=reason, request=request)
+
+        return call
+
+    runs.approve, runs.reject = noted(approve), noted(reject)
+    assert slack.press("U0ANN", "approve", run) == "ann approved drain on gpu0001."
+    said = slack.press("U0ANN", "reject", f"by_hand:{run}")
+    assert said == "ann rejected drain on gpu0001. Nothing is done; the incident stays open."
+    assert asked == [
+        (run, "ann", "approved in Slack"),
+        (run, "ann", "rejected in Slack: I look after it by hand"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("user", "says"),
+    [
+        ("U0NOBODY", "healer does not know you"),
+        ("U0VIC", "it takes the role operator, yours is viewer"),
+        ("U0FAR", "there is no run"),
+        ("", "healer does not know you"),
+    ],
+)
+def test_others_are_told_why_not(slack: Slack, run: str, user: str, says: str) -> None:
+    slack.api.app.state.services.runs.approve = None  # nothing may get so far
+    assert says in slack.press(user, "approve", run)
+
+
+def test_what_the_runs_refuse_is_said(slack: Slack, run: str) -> None:
+    def refuse(name: str, **_: Any) -> None:
+        raise Conflict(f"run {name[:4]} is done: there is nothing to approve")
+
+    slack.api.app.state.services.runs.approve = refuse
+    assert slack.press("U0ANN", "approve", run).endswith("is done: there is nothing to approve")
+    assert "there is no run" in slack.press("U0ANN", "approve", "0" * 32)
+
+
+def test_what_is_not_slacks_own_is_refused(slack: Slack, run: str) -> None:
+    body = urlencode({"payload": json.dumps({"user": {"id": "U0ANN"}})}).encode()
+    assert slack.send(body).status_code == 200
+    assert slack.send(body, secret="another").status_code == 401
+    assert slack.send(body, late_s=301).status_code == 401
+    assert slack.send(body, late_s=-301).status_code == 401
+    bare = slack.client.post(URL, content=body, headers=FORM)
+    assert bare.status_code == 401
+    headers = slack.api.headers("admin") | FORM
+    assert slack.client.post(URL, content=body, headers=headers).status_code == 401
+    for stamp in ("", "1e9", "-5", "9" * 40, "1 2"):
+        told = {"x-slack-request-timestamp": stamp, "x-slack-signature": "v0=00"} | FORM
+        assert slack.client.post(URL, content=body, headers=told).status_code == 401
+    assert slack.replies == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"payload=",
+        b"payload=[1]",
+        b"payload=%7B",
+        b"\xff\xfe",
+        b"a=1&" * 40,
+        b"payload=" + b"[" * 30_000,
+    ],
+)
+def test_garbage_that_is_signed_is_an_error_of_the_field(slack: Slack, body: bytes) -> None:
+    answer = slack.send(body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "payload"
+
+
+def test_odd_presses_do_nothing(slack: Slack, run: str) -> None:
+    for actions in (
+        [],
+        ["x"],
+        [{"action_id": ["approve"], "value": run}],
+        [{"action_id": "open", "value": run}],
+        {},
+    ):
+        payload = {"user": {"id": "U0ANN"}, "actions": actions, "response_url": REPLY}
+        assert slack.send(urlencode({"payload": json.dumps(payload)}).encode()).status_code == 200
+    assert slack.replies == []
+    assert slack.send(b"x" * 70_000).status_code == 413
+
+
+def test_without_a_secret_there_are_no_buttons(served: Served) -> None:
+    _, client = served
+    answer = client.post(URL, content=b"payload={}", headers=FORM)
+    assert answer.status_code == 404 and "HEALER_SLACK_SIGNING_SECRET" in answer.text
+
+
+def test_slack_itself_says_how_it_signs(slack: Slack) -> None:
+    """The example of Slack's documentation, byte for byte."""
+    body = (
+        b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V"
+        b"&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text="
+        b"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN"
+        b"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"
+    )
+    made = hmac.new(SECRET.encode(), b"v0:1531420618:" + body, hashlib.sha256).hexdigest()
+    assert made == "a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"
+    assert CLUSTER == "pod1"

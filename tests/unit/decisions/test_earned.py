@@ -1,0 +1,45 @@
+"""Mode auto is earned, and lost again."""
+
+import pytest
+
+from healer.decisions.earned import Proof, falls_back, lacks
+from healer.model import Earn, Mode
+
+EARN = Earn()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        (0, 0, "0 of 30 incidents"),
+        (29, 0, "29 of 30 incidents"),
+        (30, 0, None),
+        (29, 1, None),
+        (28, 2, "28 of the last 30 incidents of it were true faults (0.93), auto needs 0.95"),
+    ],
+)
+def test_what_auto_takes(right: int, wrong: int, says: str | None) -> None:
+    found = lacks(Proof(right=right, wrong=wrong), EARN)
+    assert found is None if says is None else says in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("mode", "right", "wrong", "falls"),
+    [
+        (Mode.auto, 0, 0, False),
+        (Mode.auto, 29, 1, False),
+        (Mode.auto, 28, 2, True),
+        (Mode.auto, 0, 1, False),
+        (Mode.auto, 0, 2, True),
+        (Mode.approve, 0, 9, False),
+        (Mode.shadow, 0, 9, False),
+    ],
+)
+def test_what_ends_it(mode: Mode, right: int, wrong: int, falls: bool) -> None:
+    assert (falls_back(mode, Proof(right=right, wrong=wrong), EARN) is not None) is falls
+
+
+def test_a_rule_that_may_climb_does_not_fall_at_once() -> None:
+    for wrong in range(31):
+        proof = Proof(right=30 - wrong, wrong=wrong)
+        assert (lacks(proof, EARN) is None) == (falls_back(Mode.auto, proof, EARN) is None)

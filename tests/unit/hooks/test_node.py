@@ -1,0 +1,485 @@
+"""healer-node as a process of its own, over programs that fail, hang and succeed late."""
+
+import ast
+import base64
+import contextlib
+import gzip
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.processes import living
+from tests.support.stand_ins import HEALER_NODE, StandIns
+from tests.support.wait import wait_until
+
+FM = "nvidia-fabricmanager"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> StandIns:
+    return StandIns(tmp_path / "node")
+
+
+def test_it_is_written_for_python_3_6_without_packages() -> None:
+    tree = ast.parse(HEALER_NODE.read_text(), feature_version=(3, 6))
+    names = {one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
+    assert names == {
+        "base64", "errno", "fcntl", "gzip", "hashlib", "json", "os", "re", "select", "signal", "stat",
+        "subprocess", "sys", "syslog", "time", "xml.etree.ElementTree",
+    }  # fmt: skip
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "", "reboot", "sh", "service-restart", "service-restart sshd", "service-restart slurmd slurmd",
+        "service-restart slurmd;rm", "service-restart ../slurmd", "service-restart -H", "identify --help",
+        "service-status nvidia-dcgm.service", "diagnose-start k 5", "diagnose-start k 3 -p",
+        "diagnose-start ../../etc/x 3", "diagnose-start .hidden 1", "gpu-reset k 0", "gpu-reset k ALL",
+        "gpu-reset k 00000000:10:00.9", "collect a/b", "collect-read k -1", "id=0123456789abcdef",
+        "identify id=0123456789abcdef id=0123456789abcdef", "IDENTIFY",
+    ],
+)  # fmt: skip
+def test_what_is_not_on_the_list_is_refused_and_logged(node: StandIns, words: str) -> None:
+    node.refused(*words.split(), code="refused")
+    assert [entry["event"] for entry in node.log()] == ["refused"]
+    assert node.asked("systemctl") + node.asked("nvidia-smi") + node.asked("dcgmi") == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "service-restart slurmd; rm -rf /", "service-restart slurmd\nrm -rf /", "service-restart\tslurmd",
+        "service-restart  slurmd", " identify", "identify ", "$(id)", "`id`", "identify && id",
+        "identify|id", "identify >x", "service-restart 'slurmd'", "identify\n", "identify\0id"[:8] + "\x01",
+        "service-restart slurmd\r", "idéntify", "x" * 500, "--conf /tmp/x identify", "--as root identify",
+        "scp -t /etc", "internal-sftp", "",
+    ],
+)  # fmt: skip
+def test_a_forged_command_over_ssh_is_refused_and_logged(node: StandIns, asked: str) -> None:
+    node.refused(code="refused", SSH_ORIGINAL_COMMAND=asked, SSH_CONNECTION="192.0.2.7 4242 192.0.2.9 22")
+    (entry,) = node.log()
+    assert (entry["event"], entry["from"], entry["as"]) == ("refused", "192.0.2.7", "test")
+    assert entry["asked"] == asked[:400]
+    assert node.asked("systemctl") + node.asked("nvidia-smi") == []
+
+
+def test_over_ssh_the_clients_words_count_and_no_others(node: StandIns) -> None:
+    status, told = node.run(SSH_ORIGINAL_COMMAND=f"service-status {FM}")
+    assert (status, told["active"]) == (0, True)
+    node.refused("identify", code="refused", SSH_ORIGINAL_COMMAND=f"service-status {FM}")
+
+
+def test_a_site_narrows_verbs_and_services_and_adds_its_own(node: StandIns) -> None:
+    node.configure(VERBS="service-status service-restart", SERVICES="slurmd", SERVICES_ADD="site-agent")
+    node.ask("service-restart", "site-agent")
+    node.ask("service-restart", "slurmd")
+    node.refused("service-restart", FM, code="refused")
+    node.refused("identify", code="refused")
+
+
+def test_settings_that_others_may_change_are_not_used(node: StandIns) -> None:
+    node.conf.chmod(0o666)
+    assert "can be changed by others" in node.refused("identify", code="bad-config")
+    node.configure(NONSENSE="1")
+    assert "no setting" in node.refused("identify", code="bad-config")
+
+
+def test_what_cannot_be_written_down_is_not_done(node: StandIns) -> None:
+    node.configure(LOG=str(node.world / "nowhere" / "log"))
+    node.refused("service-restart", FM, code="no-audit")
+    assert node.restarts("") == 0
+    node.ask("service-status", FM)  # to look is no change
+
+
+PIECES = [
+    *"abc;|&$`'\"\\ \t\n\r\0<>(){}*?~#!-=/.:", "identify", "slurmd", "k", "1", "all", "--conf",
+    "service-restart", "diagnose-start", "gpu-reset", "id=0123456789abcdef",
+]  # fmt: skip
+words_asked = st.tuples(
+    st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=8), st.sampled_from(["", " "])
+).map(lambda both: both[1].join(both[0]))
+
+
+@given(words_asked)
+def test_whatever_is_asked_only_words_of_the_list_get_through(program: ModuleType, asked: str) -> None:
+    with mock.patch.dict(os.environ, {}, clear=False):
+        try:
+            os.environ["SSH_ORIGINAL_COMMAND"] = asked
+        except ValueError:
+            return  # no environment can hold it
+        try:
+            verb, arguments, call_id = program.parsed(program.request([]), program.DEFAULTS)
+        except program.Fault as fault:
+            assert fault.code == "refused"
+            return
+    given_id = [f"id={call_id}"] if call_id else []
+    assert " ".join([verb, *arguments, *given_id]) == asked
+    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@-]*", word) for word in [verb, *arguments])
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    """healer-node as a module."""
+    loader = SourceFileLoader("healer_node", str(HEALER_NODE))
+    spec = spec_from_loader("healer_node", loader)
+    assert spec is not None
+    made = module_from_spec(spec)
+    loader.exec_module(made)
+    return made
+
+
+# --- services
+
+
+def test_a_restart_is_asked_for_and_told(node: StandIns) -> None:
+    node.plant("", "fabric-manager")
+    assert node.ask("service-status", FM)["state"] == "failed"
+    assert node.ask("service-restart", FM, "id=0123456789abcdef")["asked"] is True
+    assert node.ask("service-status", FM)["active"] is True
+    begun, done = (entry for entry in node.log() if entry["verb"] == "service-restart")
+    assert (begun["event"], done["event"], begun["id"]) == ("begins", "done", "0123456789abcdef")
+    assert begun["arguments"] == [FM] and "took_s" in done
+
+
+def test_a_restart_that_takes_long_is_pending_until_it_is_over(node: StandIns) -> None:
+    node.mode("systemctl", "late")
+    node.ask("service-restart", FM)
+    told = node.ask("service-status", FM)
+    assert (told["active"], told["pending"]) == (False, True)
+    assert node.ask("service-restart", FM)["asked"] is False
+    assert node.restarts("") == 1
+    node.finish()
+    wait_until(lambda: node.ask("service-status", FM)["active"], 10, what="it is active")
+
+
+def test_a_restart_that_fails_says_why(node: StandIns) -> None:
+    node.mode("systemctl", "refuse")
+    assert "Job for nvidia-fabricmanager failed." in node.refused("service-restart", FM, code="failed")
+    assert node.log()[-1]["code"] == "failed"
+
+
+def test_a_service_that_is_not_there_is_told(node: StandIns) -> None:
+    node.refused("service-status", "openibd", code="no-service")
+    node.refused("service-restart", "openibd", code="no-service")
+    assert node.restarts("") == 0
+
+
+@pytest.mark.parametrize("mode", ["hang", "hang-deep"])
+def test_what_hangs_is_killed_with_all_that_it_started(node: StandIns, mode: str) -> None:
+    node.mode("systemctl", mode)
+    node.configure(SYSTEMCTL_S="0.5")
+    assert "within 0.5 s" in node.refused("service-restart", FM, code="timed-out")
+    assert len(node.pids("systemctl")) == (2 if mode == "hang-deep" else 1)
+    wait_until(lambda: not living(node.pids("systemctl")), 10, what="all of it is dead")
+
+
+def test_a_program_that_prints_for_ever_is_cut_off(node: StandIns) -> None:
+    node.mode("nvidia-smi", "flood")
+    node.refused("identify", code="too-much")
+
+
+def test_a_program_that_is_missing_is_named(node: StandIns) -> None:
+    (node.bin / "dcgmi").unlink()
+    assert node.refused("diagnose-start", "k", "1", code="missing").startswith("dcgmi is not installed")
+
+
+# --- tests of the node
+
+
+def test_tests_run_on_by_themselves_once_for_a_key(node: StandIns) -> None:
+    assert node.ask("diagnose-start", "r1:test:0", "2")["started"] is True
+    assert node.ask("diagnose-show", "r1:test:0")["state"] == "running"
+    assert node.ask("diagnose-start", "r1:test:0", "2")["started"] is False
+    node.finish()
+    told = node.ended("diagnose-show", "r1:test:0")
+    assert (told["state"], told["exit"], told["what"]) == ("finished", 0, {"level": "2"})
+    assert "DCGM Diagnostic" in told["output"]
+    assert node.ask("diagnose-start", "r1:test:0", "2")["state"] == "finished"
+    assert node.asked("dcgmi") == ["diag -r 2 -j"]
+    assert [entry["event"] for entry in node.log() if entry["verb"] == "diagnose"] == ["ended"]
+
+
+def test_a_key_stands_for_one_request(node: StandIns) -> None:
+    node.ask("diagnose-start", "k", "2")
+    node.finish()
+    node.ended("diagnose-show", "k")
+    node.refused("diagnose-start", "k", "3", code="refused")
+
+
+def test_other_tests_wait_for_those_that_run(node: StandIns) -> None:
+    node.ask("diagnose-start", "k1", "1")
+    node.refused("diagnose-start", "k2", "1", code="busy")
+    node.refused("gpu-reset", "k3", "all", code="busy")
+    node.finish()
+    node.ended("diagnose-show", "k1")
+    node.ask("diagnose-start", "k2", "1")
+    node.ended("diagnose-show", "k2")
+
+
+def test_a_key_that_was_never_started_is_unknown(node: StandIns) -> None:
+    node.refused("diagnose-show", "k", code="unknown-key")
+
+
+def test_tests_that_hang_end_by_their_limit(node: StandIns) -> None:
+    node.mode("dcgmi", "hang")
+    node.configure(DIAGNOSE_S="0.3 1 1 1")
+    node.ask("diagnose-start", "k", "1")
+    told = node.ended("diagnose-show", "k")
+    assert (told["state"], told["code"]) == ("failed", "timed-out")
+
+
+def test_tests_that_a_kill_cut_short_are_lost_and_begin_again(node: StandIns) -> None:
+    node.ask("diagnose-start", "k", "1")
+    wait_until(lambda: node.asked("dcgmi"), 10, what="dcgmi runs")
+    for pid in keepers(node) | node.pids("dcgmi"):
+        os.kill(pid, signal.SIGKILL)
+    told = node.ended("diagnose-show", "k")
+    assert (told["state"], told["text"]) == ("lost", "it was cut short: its process was killed")
+    assert node.ask("diagnose-start", "k", "1")["started"] is True
+    node.finish()
+    assert node.ended("diagnose-show", "k")["attempt"] == 2
+
+
+def test_a_program_that_outlived_its_keeper_still_counts_as_running(node: StandIns) -> None:
+    node.ask("diagnose-start", "k", "1")
+    wait_until(lambda: node.asked("dcgmi"), 10, what="dcgmi runs")
+    (keeper,) = keepers(node)
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: not living({keeper}), 10, what="the keeper is gone")
+    assert living(node.pids("dcgmi"))
+    assert node.ask("diagnose-show", "k")["state"] == "running"
+    assert node.ask("diagnose-start", "k", "1")["started"] is False
+    node.finish()
+    assert node.ended("diagnose-show", "k")["state"] == "lost"
+
+
+def keepers(node: StandIns) -> set[int]:
+    """The processes of this node's healer-node that run on by themselves."""
+    found = set[int]()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(node.conf) in path.read_bytes().decode(errors="replace").split("\0"):
+                found.add(int(path.parent.name))
+    return found
+
+
+def test_a_boot_ends_tests_and_nothing_is_made_of_them(node: StandIns) -> None:
+    node.ask("diagnose-start", "k", "1")
+    node.finish()
+    node.ended("diagnose-show", "k")
+    record = node.state / "diagnose" / "k.json"
+    text = record.read_text().replace('"finished"', '"running"')
+    now = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    record.write_text(text.replace(now, "00000000-0000-0000-0000-000000000000"))
+    assert node.ask("diagnose-show", "k")["text"] == "it was cut short: the node has booted since"
+
+
+def test_only_the_latest_records_are_kept(node: StandIns) -> None:
+    node.finish()
+    folder = node.state / "collect"
+    node.ask("collect", "first")
+    node.ended("collect-show", "first")
+    for number in range(55):
+        (folder / f"k{number}.json").write_text("{}")
+    os.utime(folder / "first.json", (1, 1))
+    node.ask("collect", "last")
+    node.ended("collect-show", "last")
+    assert len(list(folder.glob("*.json"))) == 51
+    assert not list(folder.glob("first.*"))
+
+
+# --- GPUs
+
+
+def test_identify_and_fabric_tell_what_nvidia_smi_tells(node: StandIns) -> None:
+    told = node.ask("identify")
+    assert told["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert (told["driver"], len(told["gpus"])) == ("570.124.06", 2)
+    assert told["gpus"][1] == {
+        "pci": "00000000:11:00.0", "product": "NVIDIA H100 80GB HBM3", "serial": "1650000000001",
+        "uuid": "GPU-00000001-aaaa-bbbb-cccc-0123456789ab", "minor": "1",
+    }  # fmt: skip
+    node.plant("", "fabric")
+    fabric = node.ask("fabric-state")["gpus"][0]
+    assert (fabric["state"], fabric["status"], fabric["clique"]) == ("Completed", "NVLink failure", "0")
+
+
+class Holder:
+    """A real process with a GPU's device open."""
+
+    def __init__(self, node: StandIns, minor: int, name: str = "") -> None:
+        rename = f"open('/proc/self/comm', 'w').write({name!r});" if name else ""
+        code = f"{rename}f = open({str(node.dev / f'nvidia{minor}')!r}); print(1, flush=True); input()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdout is not None and self.process.stdout.readline()
+        (node.proc / str(self.process.pid)).symlink_to(f"/proc/{self.process.pid}")
+
+    def __enter__(self) -> int:
+        return self.process.pid
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_a_gpu_that_a_process_holds_is_not_reset_and_it_is_named(node: StandIns) -> None:
+    with Holder(node, 1, "train") as pid:
+        assert node.ask("gpu-processes")["processes"] == [
+            {"pid": pid, "command": "train", "uid": os.getuid(), "minors": ["1"], "service": None,
+             "gpus": ["00000000:11:00.0"]}
+        ]  # fmt: skip
+        text = node.refused("gpu-reset", "k", "0000:11:00.0", code="held")
+        assert text == f"the GPU is in use by train ({pid}): nothing was reset"
+        node.refused("gpu-reset", "k", "all", code="held")
+        node.ask("gpu-reset", "k0", "00000000:10:00.0")  # the other one is free
+        assert node.ended("gpu-reset-show", "k0")["passed"] is True
+    node.ask("gpu-reset", "k", "all")
+    assert node.ended("gpu-reset-show", "k")["passed"] is True
+    resets = [words for words in node.asked("nvidia-smi") if "reset" in words]
+    assert resets == ["--gpu-reset -i 00000000:10:00.0", "--gpu-reset"]
+
+
+def test_a_gpu_whose_device_was_made_anew_is_still_held(node: StandIns) -> None:
+    with Holder(node, 0, "train"):
+        (node.dev / "nvidia0").unlink()
+        node.refused("gpu-reset", "k", "00000000:10:00.0", code="held")
+    node.refused("gpu-reset", "k", "00010000:10:00.0", code="no-gpu")
+
+
+def test_a_daemon_that_holds_the_gpu_stops_for_the_reset_and_starts_again(node: StandIns) -> None:
+    with Holder(node, 0, "nvidia-persiste") as pid:
+        (node.world / "daemon.nvidia-persistenced").write_text(str(pid))
+        node.ask("gpu-reset", "k", "all")
+        told = node.ended("gpu-reset-show", "k")
+    assert (told["passed"], told["stopped"], told["not_started"]) == (True, ["nvidia-persistenced"], [])
+    assert not (node.world / "stopped.nvidia-persistenced").exists()
+
+
+def test_a_reset_that_was_cut_short_leaves_no_daemon_stopped(node: StandIns) -> None:
+    with Holder(node, 0, "nvidia-persiste") as pid:
+        (node.world / "daemon.nvidia-persistenced").write_text(str(pid))
+        node.mode("nvidia-smi", "stuck")
+        node.ask("gpu-reset", "k", "all")
+        wait_until(lambda: "--gpu-reset" in node.asked("nvidia-smi"), 20, what="the reset began")
+        for each in [*keepers(node), *living(node.pids("nvidia-smi"))]:  # first who would tidy up
+            os.kill(each, signal.SIGKILL)
+    told = node.ended("gpu-reset-show", "k")
+    assert (told["state"], told["stopped"]) == ("lost", ["nvidia-persistenced"])
+    assert (node.world / "stopped.nvidia-persistenced").exists()
+    node.mode("nvidia-smi", "")
+    assert node.ask("gpu-reset", "k", "all")["started"] is True
+    assert node.ended("gpu-reset-show", "k")["passed"] is True
+    assert not (node.world / "stopped.nvidia-persistenced").exists()
+
+
+def test_a_process_that_only_bears_a_daemons_name_keeps_its_gpu(node: StandIns) -> None:
+    with Holder(node, 0, "nv-hostengine"):
+        node.ask("gpu-reset", "k", "all")
+        told = node.ended("gpu-reset-show", "k")
+    assert (told["state"], told["code"]) == ("failed", "held")
+    assert not [words for words in node.asked("nvidia-smi") if "reset" in words]
+    assert not (node.world / "stopped.nvidia-dcgm").exists()
+
+
+def test_a_reset_that_fails_is_no_success(node: StandIns) -> None:
+    node.mode("nvidia-smi", "stays")
+    node.ask("gpu-reset", "k", "all")
+    told = node.ended("gpu-reset-show", "k")
+    assert (told["passed"], told["exit"]) == (False, 4) and "could not be reset" in told["text"]
+    node.refused("gpu-reset", "k2", "00000000:99:00.0", code="no-gpu")
+
+
+def test_where_a_process_cannot_be_looked_into_nothing_is_reset(node: StandIns) -> None:
+    (node.proc / "4711").mkdir()
+    (node.proc / "4711" / "fd").touch()
+    assert "is not known" in node.refused("gpu-reset", "k", "all", code="failed")
+    node.configure(PROC=str(node.world / "nothing"))
+    node.refused("gpu-reset", "k", "all", code="failed")
+    assert not [words for words in node.asked("nvidia-smi") if "reset" in words]
+
+
+# --- logs for a repair
+
+
+def test_a_bundle_is_bounded_whole_and_without_secrets(node: StandIns) -> None:
+    node.ask("collect", "k")
+    told = node.ended("collect-show", "k")
+    assert [part["name"] for part in told["parts"]] == ["dmesg", "nvidia-smi -q", "nvidia-bug-report.sh"]
+    read = base64.b64decode(node.ask("collect-read", "k", "0")["data"])
+    assert len(read) == told["bytes"] and read == Path(told["file"]).read_bytes()
+    assert Path(told["file"]).stat().st_mode & 0o777 == 0o600
+    text = gzip.decompress(read).decode()
+    assert "fallen off the bus" in text and "root=/dev/sda1" in text and "the end" in text
+    for secret in ("s3cr3t", "hunter2", "abc.def", "AAAA"):
+        assert secret not in text
+    assert base64.b64decode(node.ask("collect-read", "k", "999999")["data"]) == b""
+
+
+def test_a_part_that_fails_leaves_the_others(node: StandIns) -> None:
+    node.mode("nvidia-bug-report.sh", "fail")
+    (node.bin / "dmesg").unlink()
+    node.ask("collect", "k")
+    parts = node.ended("collect-show", "k")["parts"]
+    assert "not installed" in parts[0]["text"] and "ended with 3" in parts[2]["text"]
+    assert "text" not in parts[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("export AWS_SECRET_ACCESS_KEY=abc/def+1", "abc/def"),
+        ('"api_key": "0123456789"', "0123456789"),
+        ("curl -H 'Authorization: Basic dXNlcjpwdw==' x", "dXNlcjpwdw"),
+        ("mount -t cifs --password hunter2 //nas", "hunter2"),
+        ("git clone https://bob:hunter2@git.example/x", "hunter2"),
+        ("ghp_0123456789abcdefghij", "ghp_0123"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.c2ln", "eyJhbGci"),
+        ("password: 'two words'", "two words"),
+    ],
+)
+def test_secrets_are_taken_out(node: StandIns, line: str, secret: str) -> None:
+    (node.bin / "dmesg").write_text(f"#!/bin/sh\ncat <<'END'\n{line}\nGPU stays\nEND\n")
+    node.ask("collect", "k")
+    told = node.ended("collect-show", "k")
+    text = gzip.decompress(Path(told["file"]).read_bytes()).decode()
+    assert secret not in text and "[removed]" in text and "GPU stays" in text
+
+
+def test_calls_at_once_are_bounded(node: StandIns) -> None:
+    node.mode("systemctl", "hang")
+    node.configure(SYSTEMCTL_S="30")
+    command = [str(HEALER_NODE), "--conf", str(node.conf), "service-status", FM]
+    many = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(8)]
+    try:
+        wait_until(lambda: len(node.asked("systemctl")) == 8, 20, what="eight calls hang")
+        node.refused("service-status", FM, code="busy")
+    finally:
+        for one in many:
+            one.kill()
+            one.wait()
+        for pid in living(node.pids("systemctl")):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_its_page_names_all_verbs_services_and_settings(program: ModuleType) -> None:
+    text = (HEALER_NODE.parents[2] / "docs" / "nodes.md").read_text()
+    names = [*program.VERBS, *program.DEFAULTS, *program.DEFAULTS["SERVICES"].split()]
+    assert [one for one in names if not re.search(rf"`{re.escape(one)}(?![\w-])", text)] == []

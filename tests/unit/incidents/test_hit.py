@@ -1,0 +1,167 @@
+"""What a fault cost the jobs that it hit."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healer.incidents.hit import hits_wait, lives_lost, lost_together, lost_words, with_hits
+from healer.model import (
+    Component,
+    Evidence,
+    FaultClass,
+    HitBasis,
+    Incident,
+    JobCheckpoint,
+    JobHit,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+)
+from tests.support.loop import CLUSTER, START, later
+
+BEGAN = START - timedelta(hours=2)
+HERE = Component(cluster=CLUSTER, node="gpu0001", gpu=3)
+
+
+def incident(*, fatal: bool = True, **fields: Any) -> Incident:
+    told = Evidence(digest="d", at=START, component=HERE, text="x", fatal=fatal)
+    given: dict[str, Any] = {
+        "id": "a" * 32,
+        "cluster": CLUSTER,
+        "rule": "gpu-fatal",
+        "fault": "xid-95",
+        "fault_class": FaultClass.fatal if fatal else FaultClass.degraded,
+        "title": "x",
+        "root": HERE,
+        "opened": START,
+        "updated": START,
+        "settle_until": START,
+        "jobs_hit": ("4711",),
+        "evidence": (told,),
+    }
+    return Incident(**(given | fields))
+
+
+def job(**fields: Any) -> SlurmJob:
+    given: dict[str, Any] = {
+        "id": "4711",
+        "state": "RUNNING",
+        "nodes": ("gpu0001", "gpu0002"),
+        "user": "alice",
+        "start_at": BEGAN,
+    }
+    return SlurmJob(**(given | fields))
+
+
+AGAIN = job(state="PENDING", nodes=(), restarts=1, start_at=None)
+
+
+def shown(*jobs: SlurmJob) -> SlurmSnapshot:
+    nodes = {name: SlurmNode(name=name, state=("ALLOCATED",), gpus=8) for name in ("gpu0001", "gpu0002")}
+    return SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=nodes, jobs={one.id: one for one in jobs})
+
+
+def saved(at: datetime, restart: int = 0) -> JobCheckpoint:
+    return JobCheckpoint(job="4711", restart=restart, step=1, path="/c", at=at, arrived_at=at)
+
+
+def hit(
+    one: Incident,
+    *pictures: SlurmSnapshot | None,
+    checkpoint: JobCheckpoint | None = None,
+    now: datetime = START,
+) -> JobHit:
+    for picture in pictures:
+        one = with_hits(one, picture, lambda _: checkpoint, now)
+    (found,) = one.hit
+    return found
+
+
+def test_a_fatal_fault_costs_the_work_since_the_last_durable_checkpoint() -> None:
+    found = hit(incident(), shown(job()), checkpoint=saved(START - timedelta(minutes=30)))
+    assert (found.user, found.gpus, found.nodes) == ("alice", 16, 2)
+    assert (found.basis, found.lost_gpu_hours, found.ended_at) == (HitBasis.checkpoint, 8.0, START)
+
+
+def test_without_one_it_costs_at_most_all_since_the_life_began() -> None:
+    found = hit(incident(), shown(job()), checkpoint=saved(START, restart=1))
+    assert (found.basis, found.at_most, found.lost_gpu_hours) == (HitBasis.start, True, 32.0)
+
+
+def test_only_the_gpus_that_the_job_held_count() -> None:
+    shared = job(gpus={"gpu0001": (3,), "gpu0002": ()})
+    assert hit(incident(), shown(shared)).gpus == 1
+
+
+def test_a_checkpoint_after_the_fault_shows_that_the_work_went_on() -> None:
+    one = with_hits(incident(), shown(job()), lambda _: saved(later(60)), later(90))
+    assert one.hit[0].basis is HitBasis.runs_on
+    assert hits_wait(one)
+
+
+def test_a_job_that_began_after_the_fault_lost_nothing_by_it() -> None:
+    assert hit(incident(), shown(job(start_at=later(10)))).basis is HitBasis.runs_on
+
+
+@pytest.mark.parametrize(
+    ("then", "basis", "lost"),
+    [
+        (job(), HitBasis.runs_on, None),
+        (job(state="COMPLETED", end_at=later(60)), HitBasis.ended, 0.0),
+        (job(state="CANCELLED", end_at=later(60)), HitBasis.ended, 0.0),
+        (job(state="NODE_FAIL", end_at=later(60)), HitBasis.start, 32.27),
+        (job(state="FAILED", end_at=later(590)), HitBasis.ended, 0.0),
+        (AGAIN, HitBasis.ended, 0.0),
+        (None, HitBasis.unknown, None),
+    ],
+)
+def test_what_only_degrades_costs_nothing_before_the_work_ends_by_it(
+    then: SlurmJob | None, basis: HitBasis, lost: float | None
+) -> None:
+    pictures = (shown(job()), shown(then) if then else shown())
+    found = hit(incident(fatal=False), *pictures, now=later(600))
+    assert (found.basis, found.lost_gpu_hours, found.user) == (basis, lost, "alice")
+
+
+def test_a_restart_that_healer_made_for_it_costs_the_work_before() -> None:
+    found = hit(incident(fatal=False, run_count=1), shown(job()), shown(AGAIN), now=later(600))
+    assert (found.basis, found.lost_gpu_hours) == (HitBasis.start, 34.67)
+
+
+def test_what_slurm_never_showed_is_unknown_and_asked_no_more() -> None:
+    one = with_hits(incident(), shown(), lambda _: None, START)
+    assert [(it.basis, it.lost_gpu_hours) for it in one.hit] == [(HitBasis.unknown, None)]
+    assert not hits_wait(one)
+    assert with_hits(incident(), None, lambda _: None, START).hit == one.hit
+
+
+def test_a_job_that_was_not_hit_after_all_is_dropped() -> None:
+    before = with_hits(incident(jobs_hit=("4711", "9")), shown(job(), job(id="9")), lambda _: None, START)
+    final = incident(hit=before.hit, jobs_hit=("4711",))
+    assert hits_wait(final)
+    after = with_hits(final, shown(job(), job(id="9")), lambda _: None, START)
+    assert [it.job for it in before.hit] == ["4711", "9"]
+    assert [it.job for it in after.hit] == ["4711"]
+
+
+def test_a_life_is_lost_once_however_many_incidents_hit_it() -> None:
+    def lost(hours: float | None, restart: int = 0) -> Incident:
+        return incident(
+            hit=(JobHit(job="4711", basis=HitBasis.start, restart=restart, lost_gpu_hours=hours),)
+        )
+
+    found = lives_lost("4711", [lost(3.0), lost(5.0), lost(None), lost(1.0, 1)])
+    assert {life: one.lost_gpu_hours for life, one in found.items()} == {0: 5.0, 1: 1.0}
+    assert lives_lost("9", [lost(3.0)]) == {}
+
+
+def test_the_loss_in_words() -> None:
+    known = JobHit(job="1", basis=HitBasis.checkpoint, since=START, lost_gpu_hours=32.0)
+    at_most = JobHit(job="2", basis=HitBasis.start, lost_gpu_hours=1200.5)
+    unknown = JobHit(job="3", basis=HitBasis.unknown)
+    assert lost_words(known) == "32 GPU-hours lost since the checkpoint of 20 Nov 03:00 UTC"
+    assert lost_words(at_most) == "at most 1,200 GPU-hours lost: it told no durable checkpoint"
+    assert lost_together((known, at_most, unknown)) == "1,232 GPU-hours lost, 1,200 of them at most"
+    assert lost_together((at_most,)) == "at most 1,200 GPU-hours lost"
+    assert lost_together((unknown,)) == ""

@@ -1,0 +1,176 @@
+"""Every published shape of a line is read, whatever stands before it; and no line makes a shape slow."""
+# ruff: noqa: E501 - log lines stand here as they came
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healer.linerules import read_lines
+from healer.model import LineBook
+from healer.rulefiles import Problem, Source
+from healer.signals.kernel_log import ParsedLine, parse_line
+
+RULES = Path(__file__).parents[3] / "rules"
+
+
+@pytest.fixture(scope="module")
+def book() -> LineBook:
+    problems: list[Problem] = []
+    found = read_lines(Source(RULES / "kernel_lines.yaml", "kernel_lines.yaml", problems))
+    assert not problems
+    return found
+
+
+def seen(line: str, book: LineBook) -> ParsedLine:
+    found = parse_line(line, book)
+    assert found is not None, line
+    return found
+
+
+GPU = "NVRM: Xid (PCI:0000:3f:00): "
+WORDS = "0x0215c5c6 0x00000000 0x00000000 0x00000000"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("NVRM: Xid (PCI:0000:41:00 GPU-I:03): 94, pid=81, Contained: CE User Channel (0x9). RST: No, D-RST: No", {"gpu_instance": 3, "rst": False}),
+        ("NVRM: Xid (PCI:0000:41:00 GPU-I:03 GPU-CI:00): 13, pid=81, name=a, Graphics Exception", {"gpu_instance": 3, "compute_instance": 0}),
+        ("NVRM: Xid (0000:41:00.0): 13, Graphics Exception", {}),
+        ("NVRM: Xid (PCI:00000000:9B:00.0): 31, pid=5, name=nvc:[driver], Ch 00000008", {"process": "nvc:[driver]"}),
+        (GPU + "31, pid='<unknown>', name=<unknown>, Ch 00000008", {}),
+        (GPU + "45, pid=7, name=ray::Worker, Ch 0000001f caused by previous Xid 145", {"caused_by": 145, "process": "ray::Worker"}),
+        (GPU + "95, pid=7, Uncontained: FBHUB. RST: Yes, D-RST: No", {"rst": True}),
+        (GPU + "94, pid=7, name=a, Contained: SM (0x1). RST: No, D-RST: Yes", {"d_rst": True}),
+        (GPU + "154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", {"recovery_action": 4, "recovery_words": "Drain and Reset"}),
+        (GPU + "154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x1 (GPU Reset Required)", {"recovery_action": 1}),
+        (GPU + "154, GPU recovery action changed from (None) to (Node Reboot Required)", {"recovery_words": "Node Reboot Required"}),
+        (GPU + "74, pid=9, name=a, NVLink: fatal error detected on link 11(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)", {"registers": [0x10000, 0, 0, 0, 0, 0, 0]}),
+        (GPU + f"149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 ({WORDS})", {"unit": "NETIR_LINK_EVT", "fatal_word": "Fatal"}),
+        (GPU + f"149, NETIR_LINK_EVT/NETIR_LINK_DOWN Fatal XC0 i0 Link 09 ({WORDS} 0x0 0x0 0x0)", {"unit": "NETIR_LINK_EVT/NETIR_LINK_DOWN"}),
+        (GPU + f"149, NETIR Fatal XC0 i0 Link -1 ({WORDS} 0x0 0x0)", {"unit": "NETIR"}),
+        (GPU + f"145, pid=9, name=cache_mgr, RLW_SRC_TRACK Nonfatal XC1 i0 Link 03 ({WORDS} 0x0)", {"unit": "RLW_SRC_TRACK", "process": "cache_mgr", "cross_contained": True}),
+        (GPU + "149, NETIR Fatal XC0 i0 Link -1 (0x00000006", {"unit": "NETIR", "words": [6]}),
+    ],
+)  # fmt: skip
+def test_xids(book: LineBook, line: str, told: dict[str, Any]) -> None:
+    found = seen(line, book)
+    assert told.items() <= found.data.items()
+    assert found.pci in {"0000:41:00", "0000:9b:00", "0000:3f:00"}
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "link", "follows"),
+    [
+        ("20034, Fatal, Link 30 LTSSM Fault Up", "Fatal", 30, False),
+        ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", "Non-fatal", 32, False),
+        ("11012, Correctable, Link 04 ingress header ECC limit", "Correctable", 4, False),
+        ("22013, Non-fatal", "Non-fatal", None, False),
+        ("26006, SOE HALTED", None, None, False),
+        ("10004, thermal event", None, None, False),
+        ("10003", None, None, False),
+        ("20034, Severity 1 Engine instance 60 Sub-engine instance 00", None, None, True),
+        ("20034, Data {0x00000000, 0x00000001}", None, None, True),
+    ],
+)
+def test_sxids(book: LineBook, text: str, word: str | None, link: int | None, follows: bool) -> None:
+    found = seen("nvidia-nvswitch2: SXid (PCI:0000:07:00.0): " + text, book)
+    assert (found.data.get("fatal_word"), found.link, found.follow_up) == (word, link, follows)
+    assert (found.code, found.switch, found.pci) == (int(text[:5]), "nvswitch2", "0000:07:00")
+
+
+BEFORE = (
+    "",
+    "[ 6781.400584] ",
+    "<4>[ 6781.400584] ",
+    "[Fri Nov 20 03:00:00 2026] ",
+    "Nov 20 03:00:00 gpu0001 kernel: ",
+    "Nov  2 03:00:00 gpu0001 kernel: [ 6781.400584] ",
+    "2026-11-20T03:00:00.123456+01:00 gpu0001 kernel: ",
+    "4,1234,6781400584,-;",
+    "kernel: ",
+    "\x1b[32m[ 6781.400584] \x1b[0m\x1b[33m",
+)
+SAID = (
+    GPU + "79, pid=1, name=a, GPU has fallen off the bus.",
+    "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",
+    "NVRM: GPU 18:00.0: GPU has fallen off the bus.",
+    "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x23:0x65:1438)",
+    "mlx5_core 0000:5c:00.0: wait_func:1195:(pid 3322): QUERY_PAGES(0x107) timeout. Will cause a leak of a command resource",
+    "mlx5_core 0000:5c:00.0: poll_health:819:(pid 0): device's health compromised - reached miss count",
+    "EXT4-fs (md0): Remounting filesystem read-only",
+    "Kernel panic - not syncing: Fatal exception in interrupt",
+    "INFO: task jfsmount:136986 blocked for more than 120 seconds.",
+    "watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]",
+    "Memory cgroup out of memory: Killed process 99 (pt_main_thread) total-vm:1kB",
+    "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:9b:00.0",
+    "nfs: server 10.1.2.3 not responding, still trying",
+    "Lustre: w-OST0003-osc-ffff9e8c: Connection to w-OST0003 (at 10.0.0.7@o2ib) was lost; in progress operations using this service will wait for recovery to complete",
+)
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("after", ["", "\r\n", "  "])
+def test_what_stands_around_a_line(book: LineBook, before: str, after: str) -> None:
+    for said in SAID:
+        found = seen(before + said + after, book)
+        assert found.content == said
+        assert found.kind == seen(said, book).kind
+
+
+def test_others_words_are_none_of_the_kernels(book: LineBook) -> None:
+    for said in SAID:
+        for before in ("Nov 20 03:00:00 gpu0001 alice: ", "<13>Nov 20 03:00:00 gpu0001 kernel: ", "I saw: "):
+            assert parse_line(before + said, book) is None, before + said
+
+
+def test_no_line_makes_a_shape_slow(book: LineBook) -> None:
+    """Each shape's own letters, then what its repeats hold, and an end that fits nothing."""
+    began = time.process_time()
+    for said in SAID:
+        for filler in ("0", ":", " ", "a", "0000:", "[a:1] ", "(pid 1): ", said):
+            for length in (1000, 4000):
+                parse_line(said[:24] + filler * (length // len(filler)) + said[24:] + "\u2603", book)
+    # Far above what it takes, and far below what one shape that backtracks needs.
+    assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("mlx5_core (a+)+ failed", "million steps"),
+        ("mlx5_core .* a .* b .* failed", "million steps"),
+        (".*unrecoverable error", "begin with fixed text"),
+        ("mlx5_core (unclosed", "no regular expression"),
+        ("ab[0-9]c", "5 letters"),
+        ("mlx5_core (?P<colour>\\w)", "colour"),
+        ("(?i)mlx5_core failed", "flags"),
+    ],
+)
+def test_a_shape_that_cannot_be_used_is_named_by_its_line(tmp_path: Path, pattern: str, why: str) -> None:
+    (tmp_path / "kernel_lines.yaml").write_text(
+        f"- name: one\n  pattern: '{pattern}'\n  text: t\n  fault: some-fault\n  fault_class: degraded\n"
+        "  component: nic\n  remedy: none\n  cause: unclear\n  source: s\n"
+    )
+    problems: list[Problem] = []
+    found = read_lines(Source(tmp_path / "kernel_lines.yaml", "kernel_lines.yaml", problems))
+    assert [(one.file, one.line) for one in problems] == [("kernel_lines.yaml", 2)]
+    assert why in str(problems[0])
+    assert not found.lines
+
+
+def test_what_accuses_no_hardware_may_begin_with_the_name_of_a_process(tmp_path: Path) -> None:
+    (tmp_path / "kernel_lines.yaml").write_text(
+        "- name: one\n  pattern: '[^ ]{1,16} gave up'\n  text: t\n  fault: some-fault\n"
+        "  fault_class: application\n  component: app\n  remedy: none\n  cause: application\n  source: s\n"
+    )
+    problems: list[Problem] = []
+    found = read_lines(Source(tmp_path / "kernel_lines.yaml", "kernel_lines.yaml", problems))
+    assert not problems
+    seen = parse_line("[    3.400584] python3 gave up", found)
+    assert seen is not None
+    assert seen.data["name"] == "one"
+    assert parse_line("Nov 20 03:00:00 gpu0001 alice: python3 gave up", found) is None

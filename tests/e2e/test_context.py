@@ -27,10 +27,16 @@ def site(shared: Site) -> Iterator[Site]:
 
 def going_on(site: Site, node: str) -> dict[str, dict[str, Any]]:
     """By kind, as the node's own answer and the list of nodes tell it."""
-    one = site.get(f"/nodes/{CLUSTER}/{node}")["context"]
-    (listed,) = site.get("/nodes", q=node)["items"]
-    assert {going["kind"] for going in listed["context"]} ^ {going["kind"] for going in one} <= {"booted"}
-    return {going["kind"]: going for going in one}
+
+    def both() -> list[dict[str, Any]] | None:
+        one = site.get(f"/nodes/{CLUSTER}/{node}")["context"]
+        (listed,) = site.get("/nodes", q=node)["items"]
+        apart = {going["kind"] for going in listed["context"]} ^ {going["kind"] for going in one}
+        return [*one, {}] if apart <= {"booted"} else None
+
+    # Two answers are of two moments: what changed between them is not yet in the first.
+    agreed = wait_until(both, 10, what="both tell the same", every_s=0.1)
+    return {going["kind"]: going for going in agreed if going}
 
 
 def test_in_a_maintenance_reservation_a_dead_gpu_waits_for_its_end(site: Site, real_slurm: RealSlurm) -> None:

@@ -177,6 +177,7 @@ class Leave:
         return msgspec.structs.replace(
             asked,
             ride=ride,
+            begun_at=run.created_at,
             mode=asked.mode if ride else _mode(rules, run),
             adopts=adopts(playbook),
             stuck_since=stuck_since(self.entries),

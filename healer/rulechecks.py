@@ -28,7 +28,7 @@ _SHARES = (
     "breaker_share",
 )
 _AT_LEAST_ONE = ("max_nodes",)
-_AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h")
+_AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h", "trial_runs")
 _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 
 

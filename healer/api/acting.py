@@ -177,7 +177,7 @@ def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Respo
             given=services.rules().mode_of(rule),
         )
         record = services.reads.rule_records().get(name, RuleRecord())
-        return answer(request, rule_view(services.rules(), rule, record))
+        return answer(request, rule_view(services.rules(), rule, record, services.reads.trials()))
 
     return once(request, caller, body, act)
 

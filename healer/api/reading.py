@@ -209,7 +209,8 @@ def run(request: Request, caller: Viewer, id: Id) -> Response:
 def rules(request: Request, caller: Viewer) -> Response:
     """The rules with the mode in force and their precision by the reviews so far."""
     services = services_of(request)
-    return answer(request, Page(items=rule_list(services.rules(), services.reads.rule_records())))
+    reads = services.reads
+    return answer(request, Page(items=rule_list(services.rules(), reads.rule_records(), reads.trials())))
 
 
 @router.get("/playbooks", responses=answers(Page[Playbook], "playbooks by name"))

@@ -1,20 +1,21 @@
 """Rules and playbooks as the API shows them: what the files say, and what running has added."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from healer.api.problems import field_error
 from healer.api.services import NotFound
 from healer.api.views import ForecastCounts, RuleRecord, RuleView
-from healer.model import ForecastScore, Mode, Playbook, Review, Rule, Ruleset
+from healer.decisions.trials import standing
+from healer.model import ForecastScore, Mode, Playbook, Review, Rule, Ruleset, Trial
 
 
-def rule_list(rules: Ruleset, records: Mapping[str, RuleRecord]) -> list[RuleView]:
-    return [rule_view(rules, rule, records.get(rule.name, RuleRecord())) for rule in rules.rules]
+def rule_list(rules: Ruleset, records: Mapping[str, RuleRecord], trials: Sequence[Trial]) -> list[RuleView]:
+    return [rule_view(rules, rule, records.get(rule.name, RuleRecord()), trials) for rule in rules.rules]
 
 
-def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord) -> RuleView:
+def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord, trials: Sequence[Trial]) -> RuleView:
     """The mode in force: set while running, else the file's, else HEALER_MODE; `mode_from` says which."""
     if record.mode is not None:
         mode, source = record.mode, "running"
@@ -23,6 +24,7 @@ def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord) -> RuleView:
         source = "file" if mode is rule.mode else "default"
     true = record.reviews.get(Review.true_fault, 0)
     false = record.reviews.get(Review.false_alarm, 0)
+    trial = standing(rule.name, rule.playbook, trials, rules)
     score = record.forecasts or ForecastScore() if rule.forecast else None
     return RuleView(
         rule=rule,
@@ -39,6 +41,7 @@ def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord) -> RuleView:
         last_incident_at=record.last_incident_at,
         follows=next((one for one in rules.forecasts if one.rule == rule.name), None),
         forecasts=_counts(score) if score else None,
+        first_runs=trial.left if trial else 0,
     )
 
 

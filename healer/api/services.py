@@ -45,6 +45,7 @@ from healer.model import (
     Ruleset,
     Run,
     SlurmSnapshot,
+    Trial,
     UnknownSeries,
     Verdict,
 )
@@ -495,6 +496,10 @@ class Reads(Protocol):
 
     def rule_records(self) -> dict[str, RuleRecord]:
         """Mode set while running and reviews so far, by rule."""
+        ...
+
+    def trials(self) -> list[Trial]:
+        """New or changed rules and playbooks that have runs left which wait for a person."""
         ...
 
     def pauses(self, now: datetime) -> list[Pause]:

@@ -286,7 +286,8 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
 
     `recall` is None: nobody counts faults that no rule saw. Of a forecast both are by what then happened, and
     `forecasts` counts it. `measured`: what a detection rule watches, `follows`: what a forecast does; None
-    for the rules of policies.yaml. `last_incident_at`: when it last opened an incident.
+    for the rules of policies.yaml. `last_incident_at`: when it last opened an incident. `first_runs`: so many
+    more runs wait for a person, as the rule or its playbook is new or changed (mode auto alone asks for it).
     """
 
     rule: Rule
@@ -303,6 +304,7 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     last_incident_at: datetime | None = None
     follows: ForecastRule | None = None
     forecasts: ForecastCounts | None = None
+    first_runs: int = 0
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):

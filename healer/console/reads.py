@@ -44,6 +44,7 @@ from healer.model import (
     Severity,
     Slot,
     SlurmSnapshot,
+    Trial,
     UnknownSeries,
     Verdict,
     VerdictAt,
@@ -329,6 +330,7 @@ class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
     rules: Ruleset
     records: dict[str, RuleRecord] = {}
     cases: dict[str, int] = {}
+    trials: tuple[Trial, ...] = ()
 
 
 class ConsoleReads(Protocol):

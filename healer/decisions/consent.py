@@ -6,6 +6,7 @@ from healer.decisions.answers import allow, at, hold, refuse
 from healer.decisions.guards import unknown_node
 from healer.decisions.irreversible import irreversible
 from healer.decisions.places import job_of, node_of, settings_of
+from healer.decisions.trials import trial_of, waits
 from healer.decisions.wishes import KEEP, OPT_IN, agreed, wish_of
 from healer.incidents.lifecycle import CLOCKS_DIFFER
 from healer.model import (
@@ -146,6 +147,11 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
         return allow(Guard.approval, f"{proposal.by} asks: no further approval is needed.")
     if proposal.approved_by:
         return allow(Guard.approval, f"Approved by {proposal.approved_by}.")
-    if facts.modes.get(proposal.rule, proposal.mode) is Mode.approve and not proposal.ride:
+    if proposal.ride:
+        return allow(Guard.approval, "No approval is needed.")
+    current = facts.modes.get(proposal.rule, proposal.mode)
+    if current is Mode.approve:
         return hold(Guard.approval, f"Rule {proposal.rule} waits for a person's approval.", used=0, limit=1)
+    if current is Mode.auto and (trial := trial_of(proposal, facts, rules)):
+        return hold(Guard.approval, waits(trial), used=0, limit=1)
     return allow(Guard.approval, "No approval is needed.")

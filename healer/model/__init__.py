@@ -132,6 +132,7 @@ from healer.model.slurm import (
 )
 from healer.model.slurm_node import NodeStatus, SlurmNode
 from healer.model.ticket import Message, Ticket, TicketStage
+from healer.model.trials import Trial
 from healer.model.verdict import IncidentVerdict, Retest, SetAside, VerdictAt
 from healer.model.words import (
     ENDED_RUN_STATES,
@@ -330,6 +331,7 @@ __all__ = [
     "Ticket",
     "TicketStage",
     "Topology",
+    "Trial",
     "Trouble",
     "Try",
     "UnknownSeries",

@@ -41,6 +41,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     adopts: bool = False
     #: Since when all jobs of the node were seen completing, by the run's own log.
     stuck_since: datetime | None = None
+    #: The run that asks began then; None: it has not begun.
+    begun_at: datetime | None = None
     #: It was let go before, and only what is left of it is asked for.
     granted: bool = False
     #: Whom it goes before, and whom after; None where no incident asks.

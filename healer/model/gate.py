@@ -5,6 +5,7 @@ from datetime import datetime
 import msgspec
 
 from healer.model.slurm import SlurmSnapshot
+from healer.model.trials import Trial
 from healer.model.words import BreakerState, Guard, Mode, Remedy, Severity
 
 
@@ -164,3 +165,5 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
     permits: tuple[Permit, ...] = ()
     #: Runs that wait for capacity.
     waiting: tuple[Waiting, ...] = ()
+    #: New or changed rules and playbooks that have runs left.
+    trials: tuple[Trial, ...] = ()

@@ -19,6 +19,7 @@ from healer.model.routes import Notifications
 from healer.model.scrape import ScrapeRules
 from healer.model.sharing import Sharing
 from healer.model.signals import Catalogue
+from healer.model.trials import digest
 from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity, Verb
 
 
@@ -177,6 +178,8 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     consent: Agreed = Agreed()
     earn: Earn = Earn()
     spares: Spares | None = None
+    #: So many runs of a new or changed rule or playbook wait for a person first; 0: none.
+    trial_runs: int = 3
 
     @property
     def repeat(self) -> timedelta:
@@ -429,6 +432,19 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def by_name(self) -> dict[str, Rule]:
         """Rules by their names, reckoned once for each set."""
         return {rule.name: rule for rule in self.rules}
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """`rule/NAME` and `playbook/NAME` -> a digest of what they say. A script is part of its playbook."""
+        said: dict[str, list[msgspec.Struct | str]] = {}
+        for one in (*self.rules, *self.detection, *self.alerts, *self.sharings, *self.forecasts):
+            said.setdefault(f"rule/{one.name}", []).append(one)
+        for one in (*self.escalations.repeats, *self.escalations.combinations):
+            said.setdefault(f"rule/{one.name}", []).append(one)
+        for name, playbook in self.playbooks.items():
+            scripts = {str(step.input.get("script")) for step in playbook.steps} & self.scripts.keys()
+            said[f"playbook/{name}"] = [playbook, *(self.scripts[script] for script in sorted(scripts))]
+        return {name: digest(parts) for name, parts in said.items()}
 
     @cached_property
     def _proven(self) -> dict[str, tuple[ForecastRule, ...]]:

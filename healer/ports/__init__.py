@@ -41,6 +41,7 @@ from healer.model import (
     Slot,
     SlurmSnapshot,
     Ticket,
+    Trial,
     Veto,
 )
 from healer.ports.slurm import (
@@ -358,6 +359,12 @@ class Ledger(Protocol):
 
     def inventories(self) -> list[Inventory]:
         """What nodes told of themselves last: for a detector that starts."""
+        ...
+
+    def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:
+        """What the rules and playbooks of now say (`Ruleset.texts`). The first ones that a cluster has are
+        taken as they are; what is new or changed later is on record, and its first runs wait for a person.
+        Answers with all that still has runs left, counted anew."""
         ...
 
     def due_runs(self, now: datetime) -> list[str]:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from healer.incidents.messages import blind_page
-from healer.model import AuditRecord, Observation, Ruleset, Sensed
+from healer.model import AuditRecord, Observation, Ruleset, Sensed, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
 from healer.observations.history import KEPT
@@ -25,6 +25,8 @@ BATCH = 5000
 TICK_S = 1.0
 #: How slurmctld does matters after a minute: it is asked for this often.
 CONTROLLER_EVERY = timedelta(seconds=5)
+#: The first runs of what is new or changed are counted this often.
+TRIALS_EVERY = timedelta(seconds=5)
 
 
 class Detector:
@@ -51,6 +53,8 @@ class Detector:
         nothing (empty: they do). `beat` is told of each walk that went through."""
         self.heard, self.blind, self._beat = heard, blind, beat
         self._told_blind = ""
+        self._noted, self._noted_at = "", clock.now()
+        self._trials: list[Trial] = []
         self.cluster, self.ledger, self.inbox, self.snapshots = cluster, ledger, inbox, snapshots
         self.rules, self.clock, self.wait, self.poke = rules, clock, wait, poke
         self.recorder = recorder
@@ -95,14 +99,24 @@ class Detector:
         batch: list[Observation] = self.inbox.unconsumed(BATCH)
         self._show()
         now = self.clock.now()
+        rules = self._rules(now)
         if self.recorder is not None:
             facts = {node.name: node.facts for node in self.picture.nodes.values()}
             references = self.picture.references
             self.recorder.note(batch, self.picture.slurm, now, facts=facts, references=references)
-        self._walk(batch, now, self.heard())
+        self._walk(rules, batch, now, self.heard())
         self._tell_if_blind(now)
         self._beat()
         return len(batch) == BATCH
+
+    def _rules(self, now: datetime) -> Ruleset:
+        """Those of now. What changed in them is on record before anything is decided by it."""
+        rules = self.rules()
+        due = self._trials and abs(now - self._noted_at) >= TRIALS_EVERY
+        if due or rules.version != self._noted:
+            self._trials = self.ledger.note_texts(rules.texts, rules.guards.trial_runs, now)
+            self._noted, self._noted_at = rules.version, now
+        return rules
 
     def _tell_if_blind(self, now: datetime) -> None:
         problem = self.blind()
@@ -111,9 +125,11 @@ class Detector:
                 tx.queue_message(blind_page(self.cluster, problem, now))
         self._told_blind = problem
 
-    def _walk(self, batch: Sequence[Observation], now: datetime, sensed: Sensed | None = None) -> None:
+    def _walk(
+        self, rules: Ruleset, batch: Sequence[Observation], now: datetime, sensed: Sensed | None = None
+    ) -> None:
         try:
-            started = walk(self.ledger, self.rules(), self.picture, batch, now, sensed)
+            started = walk(self.ledger, rules, self.picture, batch, now, sensed)
         except LedgerAway:
             raise
         except Exception:
@@ -124,20 +140,22 @@ class Detector:
                 log.exception(
                     "a walk failed; the tick's findings are left out", findings=len(sensed.findings)
                 )
-                self._walk(batch, now)
+                self._walk(rules, batch, now)
                 return
             log.exception("a walk failed; its signals are walked one by one", signals=len(batch))
-            self._walk([], now)  # what fails without any signal is no signal's fault, and ends the process
+            self._walk(
+                rules, [], now
+            )  # what fails without any signal is no signal's fault, and ends the process
             for one in batch:
-                self._walk_alone(one, now)
+                self._walk_alone(rules, one, now)
             return
         if started:
             self.poke(started)
 
-    def _walk_alone(self, one: Observation, now: datetime) -> None:
+    def _walk_alone(self, rules: Ruleset, one: Observation, now: datetime) -> None:
         """One bad signal must not stop the others for ever: it is set aside, on record."""
         try:
-            started = walk(self.ledger, self.rules(), self.picture, [one], now)
+            started = walk(self.ledger, rules, self.picture, [one], now)
         except LedgerAway:
             raise
         except Exception as error:

@@ -4,13 +4,14 @@ A transaction is a copy that takes the place of the original at its end, so a fa
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import msgspec
 
+from healer.decisions.trials import COUNTED
 from healer.model import (
     ENDED_RUN_STATES,
     LIFTING_VERBS,
@@ -46,6 +47,7 @@ from healer.model import (
     SlurmSnapshot,
     StepEvent,
     Ticket,
+    Trial,
     VerdictAt,
     Veto,
     Waiting,
@@ -87,6 +89,8 @@ class Tables:
     audit: list[AuditRecord] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     breaker: Breaker | None = None
+    #: By name and digest.
+    texts: dict[tuple[str, str], Trial] = field(default_factory=dict)
 
     def copied(self) -> "Tables":
         changed = {name: copy.copy(value) for name, value in vars(self).items()}
@@ -134,6 +138,41 @@ class MemoryLedger:
 
     def inventories(self) -> list[Inventory]:
         return list(self.tables.inventories.values())
+
+    def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:
+        known = self.tables.texts
+        left = first_runs if known else 0
+        new = {
+            (name, digest): Trial(name=name, digest=digest, since=now, left=left)
+            for name, digest in texts.items()
+            if (name, digest) not in known
+        }
+        if known and new:
+            data = {"names": sorted(name for name, _ in new), "first_runs_by_approval": first_runs}
+            record = AuditRecord(
+                cluster=self.cluster,
+                at=now,
+                actor="healer",
+                verb="rules.changed",
+                subject=f"cluster/{self.cluster}",
+                data=data,
+            )
+            self.tables.audit.append(record)
+        known |= new
+        for key, one in known.items():
+            if one.left and texts.get(one.name) == one.digest:
+                known[key] = msgspec.structs.replace(one, left=max(0, first_runs - self._let_go(one)))
+        return [one for one in known.values() if one.left and texts.get(one.name) == one.digest]
+
+    def _let_go(self, trial: Trial) -> int:
+        return sum(
+            run.state in COUNTED
+            and not run.shadow
+            and run.created_at >= trial.since
+            and (run.approved_by is not None or run.by != "healer")
+            and trial.name in {f"rule/{run.rule}", f"playbook/{run.playbook}"}
+            for run in self.tables.runs.values()
+        )
 
     def due_runs(self, now: datetime) -> list[str]:
         return [
@@ -188,6 +227,7 @@ class MemoryLedger:
             },
             permits=tuple(one for one in tables.permits if now - one.at < timedelta(hours=24)),
             waiting=tuple(self._waiting()),
+            trials=tuple(one for one in tables.texts.values() if one.left),
         )
 
     def _waiting(self) -> Iterator[Waiting]:

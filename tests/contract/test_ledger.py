@@ -608,3 +608,36 @@ def test_steps_of_an_incident_are_those_of_its_runs_and_of_later_ones_on_its_nod
         assert [step.step for step in tx.steps_of(one)] == ["step-of-own", "step-of-hand"]
         device = incident(2, root=Component(cluster=CLUSTER, device="pdu-r01"))
         assert tx.steps_of(device) == []
+
+
+# --- new and changed rules ----------------------------------------------------------------------------------
+
+
+def test_changed_texts_are_on_trial_until_enough_runs_were_let_go(bench: Bench) -> None:
+    ledger, first = bench.ledger, {"rule/a": "1", "playbook/p": "1"}
+    assert ledger.note_texts(first, 2, START) == []
+    assert ledger.note_texts({"rule/a": "2", "playbook/p": "1"}, 2, START) != []
+    changed = {"rule/a": "2", "playbook/p": "1", "rule/new": "1"}
+    noted = ledger.note_texts(changed, 2, ago(0))
+    assert [(one.name, one.digest, one.left) for one in sorted(noted, key=lambda one: one.name)] == [
+        ("rule/a", "2", 2), ("rule/new", "1", 2),
+    ]  # fmt: skip
+    assert {(one.name, one.left) for one in facts(bench).trials} == {("rule/a", 2), ("rule/new", 2)}
+    assert bench.audited() == ["rules.changed", "rules.changed"]
+
+    def began(id: str, **fields: object) -> None:
+        begin(bench, msgspec.structs.replace(run(id), node=node(int(id[1:])), rule="a", **fields))
+
+    began("r1")  # healer's own, which no person let go
+    began("r2", approved_by="ann", shadow=True)
+    began("r3", approved_by="ann", created_at=START - timedelta(hours=1))
+    assert {one.left for one in ledger.note_texts(changed, 2, START)} == {2}
+    began("r4", approved_by="ann")
+    assert {one.name: one.left for one in ledger.note_texts(changed, 2, START)} == {
+        "rule/a": 1,
+        "rule/new": 2,
+    }
+    began("r5", by="ben")
+    assert [one.name for one in ledger.note_texts(changed, 2, START)] == ["rule/new"]
+    assert {one.name for one in facts(bench).trials} == {"rule/new"}
+    assert ledger.note_texts(first | {"rule/new": "1"}, 2, START)[0].name == "rule/new"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import rows, verdicts
+from healer.adapters.postgres import rows, rule_texts, verdicts
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.figures import lock_held, part_lock
 from healer.adapters.postgres.gate import read_facts
@@ -269,10 +269,11 @@ class PostgresConsoleReads:
     def rule_book(self, cluster: str) -> RuleBook:
         with self._reading() as conn:
             records = rule_records(conn, cluster, self._clock.now())
+            trials = rule_texts.on_trial(conn, cluster)
         rules = self._rules()
         if cluster in self._modes:
             rules = msgspec.structs.replace(rules, default_mode=self._modes[cluster])
-        return RuleBook(rules=rules, records=records, cases=self._cases())
+        return RuleBook(rules=rules, records=records, cases=self._cases(), trials=tuple(trials))
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         return self._unknown.series([cluster], limit)

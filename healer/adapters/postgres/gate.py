@@ -41,6 +41,9 @@ SELECT
      SELECT node, "by", at, until FROM vetoes
      WHERE cluster = :cluster AND until > :now ORDER BY id) AS one) AS vetoes,
   (SELECT json_object_agg(rule, mode) FROM rule_modes) AS modes,
+  (SELECT json_agg(one) FROM (
+     SELECT name, digest, since, "left" FROM rule_texts
+     WHERE cluster = :cluster AND "left" > 0) AS one) AS trials,
   (SELECT json_agg(event = 'done' ORDER BY seq) FROM (
      SELECT run_log.seq, run_log.event FROM run_log JOIN runs ON runs.id = run_log.run
      WHERE runs.cluster = :cluster AND run_log.doc->'data'->>'verb' = ANY(:removing)

@@ -1,6 +1,6 @@
 """The ledger on PostgreSQL: the walk's transaction, and which runs are due."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 
@@ -16,6 +16,7 @@ from healer.adapters.postgres import (
     inbox,
     messages,
     references,
+    rule_texts,
     tickets,
     verdicts,
 )
@@ -49,6 +50,7 @@ from healer.model import (
     RunState,
     Slot,
     Ticket,
+    Trial,
     Veto,
 )
 from healer.ports import Clock
@@ -103,6 +105,10 @@ class PostgresLedger:
     def inventories(self) -> list[Inventory]:
         with ledger_errors(), self._engine.connect() as conn:
             return references.read_inventories(conn, self.cluster)
+
+    def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:
+        with ledger_errors(), self._engine.begin() as conn:
+            return rule_texts.note(conn, self.cluster, texts, first_runs, now)
 
     def due_runs(self, now: datetime) -> list[str]:
         """New, woken, or left by a dead worker (its lease is over)."""

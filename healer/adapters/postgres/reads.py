@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import figures, forecasts, paging, rows, verdicts
+from healer.adapters.postgres import figures, forecasts, paging, rows, rule_texts, verdicts
 from healer.adapters.postgres.commands import pause_of
 from healer.adapters.postgres.details import incident_detail, run_detail
 from healer.adapters.postgres.engine import translated
@@ -59,6 +59,7 @@ from healer.model import (
     Ruleset,
     Run,
     SlurmSnapshot,
+    Trial,
 )
 from healer.ports import Clock
 
@@ -331,6 +332,10 @@ class PostgresReads:
                 forecasts=foretold.get(name),
             )
         return found
+
+    def trials(self) -> list[Trial]:
+        with self._reading() as conn:
+            return rule_texts.on_trial(conn)
 
     def pauses(self, now: datetime) -> list[Pause]:
         with self._reading() as conn:

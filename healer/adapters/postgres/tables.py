@@ -429,6 +429,18 @@ rule_modes = sa.Table(
     _moment("at"),
 )
 
+#: What each rule and playbook says, by digest. `left`: so many runs of it wait for a person first.
+rule_texts = sa.Table(
+    "rule_texts",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("digest", sa.Text, primary_key=True),
+    _moment("since"),
+    sa.Column("left", sa.Integer, nullable=False),
+    sa.Index("rule_texts_on_trial", "cluster", postgresql_where=sa.text('"left" > 0')),
+)
+
 notes = sa.Table(
     "notes",
     metadata,

@@ -7,6 +7,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.reads import RuleBook, RuleRecord
+from healer.decisions.trials import standing
 from healer.model import ForecastRule, Mode, Rule, Scope, Severity
 from healer.model.detection import DetectionRule
 
@@ -19,6 +20,8 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     mode: Mode
     mode_from: str
+    #: So many more runs wait for a person, as the rule or its playbook is new or changed.
+    first_runs: int
     kind: str
     scope: str
     watches: str
@@ -47,12 +50,14 @@ def rule_rows(book: RuleBook) -> list[RuleRow]:
 def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None, book: RuleBook) -> RuleRow:
     record = book.records.get(rule.name, RuleRecord())
     mode, mode_from = _mode(rule, book, record)
+    trial = standing(rule.name, rule.playbook, book.trials, book.rules)
     return RuleRow(
         name=rule.name,
         title=rule.title,
         severity=rule.severity,
         mode=mode,
         mode_from=mode_from,
+        first_runs=trial.left if trial is not None and mode is Mode.auto else 0,
         kind="foretold" if follows else "measured" if measured else "told",
         scope=_scope(rule, measured, follows),
         watches=_watches(rule, measured, follows),

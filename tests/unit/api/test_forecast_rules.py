@@ -22,7 +22,7 @@ NAME = "forecast-rows-remapped"
 )
 def test_its_mode_is_approve_at_most_and_never_above_healers(default: Mode, mode: Mode) -> None:
     rules = rules_in(default)
-    seen = rule_view(rules, rules.by_name[NAME], RuleRecord())
+    seen = rule_view(rules, rules.by_name[NAME], RuleRecord(), [])
     assert seen.mode is mode and seen.follows is not None and seen.follows.limit == 8
 
 
@@ -38,9 +38,9 @@ def test_auto_cannot_be_set() -> None:
 def test_precision_and_recall_are_by_what_then_happened() -> None:
     rules = rules_in()
     score = ForecastScore(hits=3, misses=1, unforeseen=3)
-    seen = rule_view(rules, rules.by_name[NAME], RuleRecord(forecasts=score))
+    seen = rule_view(rules, rules.by_name[NAME], RuleRecord(forecasts=score), [])
     assert (seen.precision, seen.recall) == (0.75, 0.5)
     assert seen.forecasts is not None and seen.forecasts.unforeseen == 3
-    fresh = rule_view(rules, rules.by_name[NAME], RuleRecord())
+    fresh = rule_view(rules, rules.by_name[NAME], RuleRecord(), [])
     assert fresh.forecasts is not None and (fresh.precision, fresh.recall) == (None, None)
-    assert rule_view(rules, rules.by_name["gpu-lost"], RuleRecord()).forecasts is None
+    assert rule_view(rules, rules.by_name["gpu-lost"], RuleRecord(), []).forecasts is None

@@ -17,6 +17,7 @@ from healer.actions.checks import told_since
 from healer.decisions import settings_of
 from healer.leave import TELLING, Leave, paused, remedy_use
 from healer.model import (
+    APPROVAL_LASTS,
     REMOVING_VERBS,
     RESTARTING_VERBS,
     RETURNING_VERBS,
@@ -161,13 +162,18 @@ class Driver:
 
     def _sleep(self, claim: RunClaim, intent: Sleep, entries: list[LogEntry]) -> None:
         """A wait for a moment keeps the node; a wait for a person may be taken over by theirs."""
+        last = last_of(entries, intent.key)
         if intent.until is None:
             tell = self._news(claim.run, RunState.waiting, entries)
-            approval = data.get("approval") if (data := _data(entries, intent.key)) else None
-            question = intent.why if approval else None
-            claim.set_state(RunState.waiting, why=intent.why, question=question, tell=tell)
+            asked_at = last.at if last is not None and last.data.get("approval") else None
+            claim.set_state(
+                RunState.waiting,
+                why=intent.why,
+                question=intent.why if asked_at else None,
+                approve_until=asked_at + APPROVAL_LASTS if asked_at else None,
+                tell=tell,
+            )
             return
-        last = last_of(entries, intent.key)
         held = last is not None and last.event is StepEvent.held
         question = intent.why if held else None  # what a guard holds is shown, and paged like any hold
         claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)

@@ -438,7 +438,8 @@ class _Pass:
 
     def _people_wait(self, run: Run, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
         """A person's run that a guard holds begins when it may; an approval that nobody gave is told of."""
-        if run.state is RunState.waiting_approval and run.approve_until and run.approve_until < self.now:
+        waits = run.state in {RunState.waiting_approval, RunState.waiting}
+        if waits and run.approve_until and run.approve_until < self.now:
             self.tx.queue_message(approval_page(run))
         playbook = self.rules.playbooks.get(run.playbook)
         if run.state is not RunState.held or run.by == "healer" or playbook is None:

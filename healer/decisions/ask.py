@@ -1,6 +1,6 @@
 """The proposal that a run puts before the gate, and the decision that comes of it."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from hashlib import sha256
 
 import msgspec
@@ -9,6 +9,7 @@ from healer.decisions.gate import SLOT_VERBS, JudgeResult
 from healer.decisions.slots import slot_later
 from healer.incidents.senses import ended_work
 from healer.model import (
+    APPROVAL_LASTS,
     JOB_VERBS,
     REMOVING_VERBS,
     Decision,
@@ -21,9 +22,6 @@ from healer.model import (
     RunState,
     Verb,
 )
-
-#: An approval that nobody gave is told of after this; it never acts (law 8).
-APPROVAL_LASTS = timedelta(minutes=30)
 
 
 def first_verb(playbook: Playbook) -> Verb:

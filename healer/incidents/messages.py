@@ -5,7 +5,7 @@ from hashlib import sha256
 
 from healer.incidents.news import about
 from healer.incidents.verdict import said
-from healer.model import About, Breaker, Incident, Message, Run, Severity
+from healer.model import APPROVAL_LASTS, About, Breaker, Incident, Message, Run, RunState, Severity
 
 
 def breaker_page(breaker: Breaker, now: datetime) -> Message:
@@ -68,12 +68,15 @@ def blind_page(cluster: str, problem: str, now: datetime) -> Message:
 
 
 def approval_page(run: Run) -> Message:
-    """Nobody approved in time; nothing is done for that (law 8)."""
+    """Nobody approved in time, before the run or at a step of it; nothing is done for that (law 8)."""
+    begun = run.state is RunState.waiting and run.approve_until is not None
+    asked_at = run.approve_until - APPROVAL_LASTS if begun and run.approve_until else run.created_at
+    what = run.question if begun and run.question else run.reason
     return Message(
-        id=f"{run.id}:approval",
+        id=f"{run.id}:approval:{asked_at:%Y%m%dT%H%M%S}" if begun else f"{run.id}:approval",
         cluster=run.cluster,
         title=f"Nobody has approved {run.playbook} on {run.node or run.job}",
-        text=f"{run.reason}\nIt was asked at {run.created_at:%H:%M} UTC and waits. Nothing is done before "
+        text=f"{what}\nIt was asked at {asked_at:%H:%M} UTC and waits. Nothing is done before "
         "somebody approves or rejects it.",
         severity=Severity.P0,
         page=True,

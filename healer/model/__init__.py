@@ -96,7 +96,7 @@ from healer.model.rules import (
     WatchSettings,
     Xid74Bits,
 )
-from healer.model.run import LogEntry, Run, StepEvent
+from healer.model.run import APPROVAL_LASTS, LogEntry, Run, StepEvent
 from healer.model.scrape import ScrapeJob, ScrapeQuery, ScrapeRules, ScrapeState, TargetState
 from healer.model.sensed import Sensed
 from healer.model.sharing import (
@@ -164,6 +164,7 @@ from healer.model.words import (
 )
 
 __all__ = [
+    "APPROVAL_LASTS",
     "BLOCK",
     "CONTEXT_LONGEST",
     "DEVICE_MARK",

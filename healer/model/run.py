@@ -1,7 +1,7 @@
 """A run of a playbook and its append-only log. The log alone tells where a run stands."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -38,6 +38,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     question: str | None = None
     input: dict[str, Any] = {}
+
+
+#: After that somebody is told that an approval does not come. Nothing is done for it.
+APPROVAL_LASTS = timedelta(minutes=30)
 
 
 class StepEvent(StrEnum):

@@ -283,9 +283,11 @@ class RunClaim(Protocol):
         why: str,
         wake_at: datetime | None = None,
         question: str | None = None,
+        approve_until: datetime | None = None,
         tell: Command | None = None,
     ) -> None:
-        """`tell` reaches the detector's inbox together with the state, or not at all."""
+        """`tell` reaches the detector's inbox together with the state, or not at all. Where an approval is
+        waited for, people are told after `approve_until` that none came."""
         ...
 
     def tell(self, command: Command) -> None:

@@ -502,11 +502,17 @@ class MemoryClaim:
         why: str,
         wake_at: datetime | None = None,
         question: str | None = None,
+        approve_until: datetime | None = None,
         tell: Command | None = None,
     ) -> None:
         ended = self._ledger.clock.now() if state in ENDED_RUN_STATES else None
         changed = msgspec.structs.replace(
-            self.run, state=state, wake_at=wake_at, question=question, ended_at=ended
+            self.run,
+            state=state,
+            wake_at=wake_at,
+            question=question,
+            approve_until=approve_until,
+            ended_at=ended,
         )
         with self._written():
             self._ledger.tables.runs[self.run.id] = changed

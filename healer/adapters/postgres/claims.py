@@ -194,12 +194,19 @@ class PostgresClaim:
         why: str,
         wake_at: datetime | None = None,
         question: str | None = None,
+        approve_until: datetime | None = None,
         tell: Command | None = None,
     ) -> None:
         now = self._clock.now()
         ended = now if state in ENDED_RUN_STATES else None
         self.run = msgspec.structs.replace(
-            self.run, state=state, wake_at=wake_at, question=question, ended_at=ended, lease_until=None
+            self.run,
+            state=state,
+            wake_at=wake_at,
+            question=question,
+            approve_until=approve_until,
+            ended_at=ended,
+            lease_until=None,
         )
         with ledger_errors(), self._conn.begin():
             self._mine(

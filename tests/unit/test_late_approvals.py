@@ -1,0 +1,81 @@
+"""An approval within a run that nobody gives: people are told, and nothing is done for it (law 8)."""
+
+from datetime import timedelta
+
+import msgspec
+
+from healer.model import APPROVAL_LASTS, Message, Mode, Playbook, RunState, Step, Verb
+from tests.support.loop import LOST, START, Site, name, rules_in, shipped
+
+ASKS = Playbook(
+    name="gpu-fatal",
+    title="Ask before the ticket",
+    target="node",
+    steps=(
+        Step(id="drain", do=Verb.drain),
+        Step(id="ask", title="File the ticket", wait="approval"),
+        Step(id="ticket", do=Verb.ticket),
+    ),
+)
+
+
+def asking() -> Site:
+    site = Site(8, rules=rules_in(Mode.auto, playbooks=shipped().playbooks | {"gpu-fatal": ASKS}))
+    site.run_for(6, *site.say(1, LOST))
+    return site
+
+
+def pages(site: Site) -> list[Message]:
+    return [
+        one
+        for key, one in site.ledger.tables.messages.items()
+        if ":approval" in key and isinstance(one, Message)
+    ]
+
+
+def test_people_are_told_once_after_half_an_hour_and_it_goes_on_waiting() -> None:
+    site = asking()
+    (run,) = site.ledger.tables.runs.values()
+    assert run.state is RunState.waiting and run.question == "Waits for an approval: File the ticket"
+    asked_at = site.ledger.tables.log[run.id][-1].at
+    assert run.approve_until == asked_at + APPROVAL_LASTS
+    site.clock.set(asked_at + APPROVAL_LASTS)
+    site.walk()
+    assert pages(site) == []
+    site.run_for(5)
+    (page,) = pages(site)
+    assert page.page and page.title == f"Nobody has approved gpu-fatal on {name(1)}"
+    assert page.text.startswith(f"{run.question}\nIt was asked at {asked_at:%H:%M} UTC")
+    (run,) = site.ledger.tables.runs.values()
+    assert run.state is RunState.waiting
+    assert not any(entry.step == "ticket" for entry in site.ledger.tables.log[run.id])
+
+
+def test_a_wait_for_something_else_is_no_late_approval() -> None:
+    site = Site(8, mode=Mode.auto)  # its playbook waits for the repair
+    site.run_for(6, *site.say(1, LOST))
+    (run,) = site.ledger.tables.runs.values()
+    assert (run.state, run.approve_until) == (RunState.waiting, None)
+    site.clock.set(START + timedelta(hours=2))
+    site.run_for(5)
+    assert pages(site) == []
+
+
+def test_a_second_question_of_the_same_run_is_a_page_of_its_own() -> None:
+    twice = msgspec.structs.replace(
+        ASKS, steps=(*ASKS.steps, Step(id="again", title="Close it", wait="approval"))
+    )
+    site = Site(8, rules=rules_in(Mode.auto, playbooks=shipped().playbooks | {"gpu-fatal": twice}))
+    site.run_for(6, *site.say(1, LOST))
+    for _ in range(2):
+        (run,) = site.ledger.tables.runs.values()
+        assert run.approve_until is not None
+        site.clock.set(run.approve_until + timedelta(seconds=1))
+        site.run_for(2)
+        going = msgspec.structs.replace(run, state=RunState.running, question=None, approve_until=None)
+        site.ledger.tables.runs[run.id] = going
+        log = site.ledger.tables.log[run.id]
+        done = msgspec.structs.replace(log[-1], event="done", at=site.now, text="ann approved", data={})
+        log.append(msgspec.convert(msgspec.to_builtins(done), type(log[-1])))
+        site.run_for(2)
+    assert len(pages(site)) == 2

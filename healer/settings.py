@@ -85,6 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_secret: str | None = None
     slack_token: str | None = None
     slack_signing_secret: str | None = None
+    link_secret: str | None = None
     wecom_url: str | None = None
     dingtalk_url: str | None = None
     dingtalk_secret: str | None = None
@@ -407,6 +408,7 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_WEBHOOK_SECRET": _Known(values_of.text, secret=True),
     "HEALER_SLACK_TOKEN": _Known(values_of.text, secret=True),
     "HEALER_SLACK_SIGNING_SECRET": _Known(values_of.text, secret=True),
+    "HEALER_LINK_SECRET": _Known(values_of.text, secret=True),
     "HEALER_WECOM_URL": _Known(values_of.web, secret=True),
     "HEALER_DINGTALK_URL": _Known(values_of.web, secret=True),
     "HEALER_DINGTALK_SECRET": _Known(values_of.text, secret=True),

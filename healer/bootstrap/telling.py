@@ -30,6 +30,7 @@ class Telling:
     ) -> None:
         self._db, self._cluster, self._rules, self._clock = db, cluster, rules, clock
         self._book = ChannelBook(settings)
+        self._link_secret = settings.link_secret
         self._busy: dict[str, threading.Thread] = {}
 
     def __call__(self) -> None:
@@ -71,6 +72,7 @@ class Telling:
                 channel.name,
                 lambda: self._book.of(channel),
                 console_url=told.console_url,
+                link_secret=self._link_secret,
                 clock=self._clock,
                 chance=random.random,
             )

@@ -191,7 +191,7 @@ def web_app(settings: Settings) -> FastAPI:
     app.include_router(
         console(
             reads, session_of, clock=wired.clock.now, sign_in=sign_in, sign_out=access.sign_out,
-            secure_cookie=wired.secure_cookies,
+            secure_cookie=wired.secure_cookies, link_secret=settings.link_secret,
         )
     )  # fmt: skip
     return app

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
+from healer import links
 from healer.console.reads import SESSION_COOKIE, BadCursor, ConsoleReads, Session, SessionOf, Standing
 from healer.console.render import PAGE_HEADERS, Renderer
 from healer.console.views import fleet, standing
@@ -50,6 +51,14 @@ class Pages:
         if session.role not in _MAY_LOOK:
             raise Stop(self.problem(403, "Not for this token", f"Role {session.role.value} sees no pages."))
         return session
+
+    def guest(self, request: Request, secret: str) -> bool:
+        """Whether somebody who is not signed in came by a link of ours that shows this page."""
+        cookie = request.cookies.get(SESSION_COOKIE)
+        if cookie and self.session_of(cookie) is not None:
+            return False
+        given = request.query_params.get(links.NAME, "")
+        return links.opens(request.url.path, given, secret, self.clock())
 
     def problem(self, status: int, title: str, text: str) -> Response:
         return self.render.page("problem.html", status, title=title, text=text)

@@ -155,11 +155,15 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its whole log, oldest first, and the decisions taken for it (each gate's answer)."""
+    """A run with its whole log, oldest first, and the decisions taken for it (each gate's answer).
+
+    `plan`: the titles of its playbook's steps as they are now.
+    """
 
     run: Run
     log: tuple[LogEntry, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    plan: tuple[str, ...] = ()
 
 
 class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import datetime
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
@@ -35,17 +36,19 @@ def router(
     sign_in: SignIn | None = None,
     sign_out: SignOut | None = None,
     secure_cookie: bool = False,
+    link_secret: str | None = None,
 ) -> APIRouter:
     """All routes of the console. Without `sign_in` the host serves `/sign-in` itself.
 
-    `secure_cookie`: the site is reached by https, so the cookie may be sent by https alone.
+    `secure_cookie`: the site is reached by https, so the cookie may be sent by https alone. `link_secret`:
+    signs the links of messages that show a run without signing in; None: there are none.
     """
     pages = Pages(reads, session_of, clock)
     routes = APIRouter(include_in_schema=False)
     _fleet_routes(routes, pages)
     _incident_routes(routes, pages)
     machine_routes(routes, pages)
-    _run_routes(routes, pages)
+    _run_routes(routes, pages, link_secret)
     _audit_routes(routes, pages)
     _static_routes(routes, pages)
     if sign_in is not None:
@@ -164,7 +167,7 @@ def _charts(pages: Pages, detail: IncidentDetail, now: datetime) -> list[charts.
     return charts.incident_charts(detail, pages.reads.catalogue(), later)
 
 
-def _run_routes(routes: APIRouter, pages: Pages) -> None:
+def _run_routes(routes: APIRouter, pages: Pages, link_secret: str | None) -> None:
     @routes.get("/runs")
     def runs_page(request: Request, state: str = "", cursor: str | None = None) -> Response:
         def show() -> Response:
@@ -192,6 +195,8 @@ def _run_routes(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/runs/{run_id}")
     def run_page(request: Request, run_id: str) -> Response:
         def show() -> Response:
+            if link_secret is not None and pages.guest(request, link_secret):
+                return _look(pages, run_id)
             session = pages.session(request)
             detail = pages.reads.run(run_id)
             if detail is None or detail.run.cluster not in pages.clusters(session):
@@ -212,6 +217,25 @@ def _run_routes(routes: APIRouter, pages: Pages) -> None:
             return pages.show("run.html", context)
 
         return guarded(show)
+
+
+def _look(pages: Pages, run_id: str) -> Response:
+    """The run for somebody who came by a link of a message."""
+    detail = pages.reads.run(run_id)
+    if detail is None:
+        raise Stop(pages.problem(404, "No such run", f"There is no run {run_id}."))
+    last = runs.last_decision(detail)
+    return pages.show(
+        "look.html",
+        {
+            "run": detail.run,
+            "row": runs.run_row(detail.run, pages.clock()),
+            "plan": detail.plan,
+            "decision": last,
+            "guards": runs.guard_rows(last.answers) if last else [],
+            "sign_in": f"/sign-in?{urlencode({'next': f'/runs/{run_id}'})}",
+        },
+    )
 
 
 def _audit_routes(routes: APIRouter, pages: Pages) -> None:

@@ -286,6 +286,10 @@ def _page(rows: list[Any], limit: int, cursor: str | None) -> Page[Any]:
     )
 
 
+#: Signs the links of messages.
+LINK_SECRET = "a secret of the site's own, long enough"
+
+
 class Site:
     """The application and what was pressed in it. `say` sends an event to every open page."""
 
@@ -307,6 +311,7 @@ class Site:
                 clock=clock or (lambda: NOW),
                 sign_in=self._sign_in,
                 sign_out=self.ended.append,
+                link_secret=LINK_SECRET,
             )
         )
         self.app.get("/api/v1/events/stream")(self._stream)

@@ -221,7 +221,14 @@ class PostgresConsoleReads:
             if found is None:
                 return None
             judged = rows.decisions_where(conn, decisions.c.run == run)
-            return RunDetail(run=found, log=tuple(rows.logs_of(conn, [run])[run]), decisions=tuple(judged))
+            log = rows.logs_of(conn, [run])[run]
+        playbook = self._rules().playbooks.get(found.playbook)
+        return RunDetail(
+            run=found,
+            log=tuple(log),
+            decisions=tuple(judged),
+            plan=tuple(step.title or step.id for step in playbook.steps) if playbook else (),
+        )
 
     def audit(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
         where: list[sa.ColumnElement[bool]] = [audit_records.c.cluster == query.cluster]

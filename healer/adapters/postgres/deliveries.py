@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from healer import links
 from healer.adapters.notify.alertmanager import REPOST_S, Alertmanager
 from healer.adapters.notify.channel import Teller
 from healer.adapters.notify.notice import Notice, notice_of
@@ -46,6 +47,7 @@ def deliver_to(
     teller: Callable[[], Teller],
     *,
     console_url: str = "",
+    link_secret: str | None = None,
     clock: Clock,
     chance: Callable[[], float],
 ) -> int:
@@ -58,7 +60,7 @@ def deliver_to(
             if row is None:
                 break
             try:
-                reference, found, notice = _tell(engine, row, teller, console_url)
+                reference, found, notice = _tell(engine, row, teller, console_url, link_secret)
             except DeliveryFailed as error:
                 _failed(engine, row, error, clock.now(), chance())
                 break
@@ -132,7 +134,11 @@ def _claim(engine: sa.Engine, cluster: str, channel: str, now: datetime) -> sa.R
 
 
 def _tell(
-    engine: sa.Engine, row: sa.Row, teller: Callable[[], Teller], console_url: str
+    engine: sa.Engine,
+    row: sa.Row,
+    teller: Callable[[], Teller],
+    console_url: str,
+    link_secret: str | None,
 ) -> tuple[str, bool, Notice]:
     """The thread's reference, and whether an earlier try turned out to have been taken."""
     if row.tries > MAX_TRIES:
@@ -148,6 +154,7 @@ def _tell(
         row.at,
         page=row.how == Manner.page,
         console_url=console_url,
+        link_secret=link_secret,
         buttons=one.has_buttons,
     )
     if times > 1 and one.can_find and (found := one.find(notice, ref)):
@@ -155,11 +162,22 @@ def _tell(
     return one.tell(notice, ref), False, notice
 
 
-def shown(message: Message, at: datetime, *, page: bool, console_url: str, buttons: bool = False) -> Notice:
-    """As channels write it. An approval is a link to the run, where a person signs in and approves; buttons
-    where the channel has them."""
+def shown(
+    message: Message,
+    at: datetime,
+    *,
+    page: bool,
+    console_url: str,
+    link_secret: str | None = None,
+    buttons: bool = False,
+) -> Notice:
+    """As channels write it. An approval is a link to the run, where a person signs in and approves; with a
+    secret it shows the run for a day without that. Buttons where the channel has them."""
     run = message.about.run
-    approve = f"{console_url.rstrip('/')}/runs/{run}" if console_url and run else ""
+    path = f"/runs/{run}" if run else ""
+    if path and link_secret:
+        path = links.signed(path, link_secret, at)
+    approve = f"{console_url.rstrip('/')}{path}" if console_url and path else ""
     notice = notice_of(message, at, console_url=console_url, approve=approve)
     return msgspec.structs.replace(notice, page=page, run=run if buttons else "")
 

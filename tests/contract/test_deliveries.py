@@ -24,6 +24,7 @@ from healer.adapters.postgres.tables import (
     run_log,
     threads,
 )
+from healer.bootstrap import channel_check
 from healer.bootstrap.channels import ChannelBook
 from healer.bootstrap.telling import Telling
 from healer.incidents.messages import p0_page
@@ -373,6 +374,29 @@ def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
         assert "message.failed" in set(conn.scalars(sa.select(audit_records.c.verb)))
         outcomes = list(conn.scalars(sa.select(delivery_log.c.outcome).order_by(delivery_log.c.id)))
     assert outcomes == ["begun", "failed"] * 5
+
+
+def test_the_doctor_tells_of_each_channel(site: Site) -> None:
+    ops, night, _ = site.told.channels
+
+    def checked(channel: Channel, known: Settings | None = None) -> tuple[bool, str]:
+        told = channel_check.told_of(site.db, site.hand.now())
+        found = channel_check.said(known or site.settings, channel, told.get(channel.name))
+        return found.ok, found.text
+
+    assert checked(ops) == (True, "slack: its secrets are there, and it was told nothing yet")
+    ok, text = checked(night, load_settings({}))
+    assert not ok and text.startswith("HEALER_PAGERDUTY_KEY must be set")
+    site.told = only(site.told, "ops")
+    site.incident()
+    site.chats.answers.append((500, {}, {}))
+    site.telling()
+    site.telling.wait()
+    ok, text = checked(ops)
+    assert not ok and "never told anything; 1 wait after a failed try, 0 given up in 24 h: " in text
+    site.round(3600)
+    assert checked(ops) == (True, "slack: told last at 2026-11-20 04:00 UTC")
+    assert checked(night) == (True, "pagerduty: its secrets are there, and it was told nothing yet")
 
 
 def test_what_a_channel_never_takes_is_a_dead_letter_at_once_but_for_a_page(site: Site) -> None:

@@ -399,7 +399,7 @@ def run_scheduler(settings: Settings) -> None:
     woken = [
         Duty("sweep", SWEEP_S, sweep(ledger(settings, db, cluster), poke(settings, cluster), clock)),
         Duty("seal", SEAL_S, seal),
-        Duty("deliver", DELIVER_S, delivery(settings, db)),
+        Duty("deliver", DELIVER_S, delivery(settings, db, lambda: rules().notifications.console_url)),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]
     duties = [

@@ -16,11 +16,14 @@ from healer.processes.scheduler import DELIVER_S, Duty
 from healer.settings import Settings, SettingsError
 
 
-def delivery(settings: Settings, db: sa.Engine) -> Callable[[], float | None]:
-    """One round of delivery at each call. What has no sink stays in our own list."""
+def delivery(
+    settings: Settings, db: sa.Engine, console_url: Callable[[], str] = lambda: ""
+) -> Callable[[], float | None]:
+    """One round of delivery at each call. What has no sink stays in our own list. `console_url`: as people of
+    the site reach the console, for the links in tickets."""
     notify = _webhook(settings, settings.notify_webhook_url)
     notifier = WebhookNotifier(notify) if notify else None
-    repairs = tickets(settings, db)
+    repairs = tickets(settings, db, console_url)
     clock = SystemClock()
 
     def work() -> None:

@@ -1,5 +1,6 @@
 """The ticket system that a site has set, and what `healer doctor` asks it."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -25,10 +26,10 @@ class Look(NamedTuple):
     repair: str = ""
 
 
-def tickets(settings: Settings, db: sa.Engine) -> Tickets | None:
+def tickets(settings: Settings, db: sa.Engine, console_url: Callable[[], str] = lambda: "") -> Tickets | None:
     """What brings tickets to the site's system; None: they stand in healer's own list alone."""
     found = _system(settings)
-    return NamedTickets(db, found) if found is not None else None
+    return NamedTickets(db, found, console_url) if found is not None else None
 
 
 def look(settings: Settings) -> list[Look]:

@@ -61,8 +61,9 @@ def test_a_system_that_is_set_gets_the_tickets_and_their_end(name: str, fresh_da
             )
             with fresh_database.begin() as conn:
                 outbox.queue(conn, one, at=now, has_sink=has_sink(known))
-        delivery(known, fresh_database)()
+        delivery(known, fresh_database, lambda: "https://healer.example/")()
         assert (len(desk.texts()), desk.open_tickets(), desk.complaints) == (1, 0, [])
+        assert desk.texts()[0].count("https://healer.example/incidents/1f2e") == 1
         if isinstance(desk, desks.ServiceNow):
             assert desk.records[0]["close_code"] == "Fixed"
     with fresh_database.connect() as conn:

@@ -3,11 +3,13 @@
 The deliveries themselves stand in `messages`, with kind `ticket`.
 """
 
+from collections.abc import Callable
+
 import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tables import messages, run_log, runs
-from healer.model import Incident, LogEntry, Ticket
+from healer.model import Incident, LogEntry, Ticket, TicketStage
 from healer.ports import Tickets
 
 #: A story longer than this is told by its end.
@@ -55,13 +57,23 @@ def in_turn() -> sa.ColumnElement[bool]:
 
 class NamedTickets:
     """`healer.ports.Tickets`: gives each delivery the name that the sink gave the ticket before. A search may
-    not show yet what was opened a moment ago; the name does."""
+    not show yet what was opened a moment ago; the name does. What opens one ends with the incident's page,
+    where `console_url` says how the site reaches healer."""
 
-    def __init__(self, engine: sa.Engine, tickets: Tickets) -> None:
-        self._engine, self._tickets = engine, tickets
+    def __init__(
+        self, engine: sa.Engine, tickets: Tickets, console_url: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._engine, self._tickets, self._console_url = engine, tickets, console_url
 
     def tell(self, ticket: Ticket) -> str:
-        return self._tickets.tell(msgspec.structs.replace(ticket, reference=self._name(ticket)))
+        named = msgspec.structs.replace(ticket, reference=self._name(ticket), text=self._linked(ticket))
+        return self._tickets.tell(named)
+
+    def _linked(self, ticket: Ticket) -> str:
+        url = self._console_url().rstrip("/")
+        if not url or ticket.incident is None or ticket.stage is not TicketStage.opened:
+            return ticket.text
+        return f"{ticket.text}\n\n{url}/incidents/{ticket.incident}"
 
     def check(self) -> str:
         return self._tickets.check()

@@ -1,13 +1,13 @@
 """Templates, static files and the headers that every page carries."""
 
 import hashlib
-import json
 import mimetypes
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fastapi import Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -105,4 +105,4 @@ class Renderer:
 
 def _body_attribute(value: object) -> str:
     """JSON for a `data-` attribute; the template escapes it like any other text."""
-    return json.dumps(value, separators=(",", ":"))
+    return msgspec.json.encode(value).decode()

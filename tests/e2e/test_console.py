@@ -247,3 +247,30 @@ def test_a_pause_and_an_open_breaker_stand_on_every_page(browser: Browser) -> No
         page.locator("#act-go").click()
         expect(page.locator("#act")).to_be_hidden()
         assert site.pressed[-1][0] == "DELETE /api/v1/pauses/pause-1"
+
+
+def test_a_playbook_asks_for_what_it_needs_before_its_plan(browser: Browser, site: Site, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(f"{url}/nodes/pod1/gpu0002")
+    expect(page.get_by_role("button", name="Drain", exact=True)).to_be_visible()
+    page.get_by_text("More playbooks").click()
+    page.get_by_role("button", name="Restart service").click()
+    chosen = page.get_by_label("what is restarted")
+    expect(chosen).to_be_focused()
+    expect(page.locator("#act-preview")).to_have_text("First: what is restarted.")
+    page.fill("#act-text", "it hangs")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_have_text("what is restarted is missing.")
+    assert site.pressed == []
+    chosen.select_option("slurmd")
+    expect(page.locator("#act-preview")).to_contain_text("Reboot through Slurm")
+    page.locator("#act-go").click()
+    expect(page.locator("#act")).to_be_hidden()
+    given = {"inputs": {"service": "slurmd"}}
+    node = {"cluster": "pod1", "node": "gpu0002"}
+    assert [(call, body) for call, body, _ in site.pressed] == [
+        ("POST /api/v1/playbooks/restart-service/runs?dry_run", node | given | {"reason": "preview"}),
+        ("POST /api/v1/playbooks/restart-service/runs", node | given | {"reason": "it hangs"}),
+    ]
+    page.get_by_role("button", name="Drain", exact=True).click()
+    expect(page.get_by_label("what is restarted")).to_have_count(0)

@@ -6,14 +6,26 @@ import msgspec
 
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import target
-from healer.model import ENDED_RUN_STATES, Incident, LogEntry, Playbook, Role, Run, RunState
+from healer.model import ENDED_RUN_STATES, Incident, Input, InputType, LogEntry, Playbook, Role, Run, RunState
 from healer.playbooks import BEGIN, UNDO
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
 _OWN_BUTTON = frozenset({"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain"})
+#: On a node in service: the ones that are wanted often. All others stand under "More playbooks".
+_FIRST = frozenset({"drain-at-job-end", "validate", "reboot-node"})
 _ACT = frozenset({Role.operator, Role.admin})
 _AT_WORK = frozenset({RunState.running, RunState.waiting, RunState.stuck})
 _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
+
+
+class InputField(msgspec.Struct, frozen=True, kw_only=True):
+    """`choices` make a list to choose from; without them it is a line of text."""
+
+    name: str
+    help: str
+    default: str
+    required: bool
+    choices: tuple[str, ...] = ()
 
 
 class Button(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +43,10 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     preview_body: dict[str, str] = {}
     primary: bool = False
     key: str = ""
+    #: What the playbook may be given, for the dialog; an empty default of a required one has to be chosen.
+    inputs: tuple[InputField, ...] = ()
+    #: Stands under "More playbooks".
+    more: bool = False
 
 
 def may_respond(role: Role) -> bool:
@@ -211,6 +227,20 @@ def _by_hand(playbook: Playbook, body: dict[str, str]) -> Button:
         body=body,
         preview=where,
         preview_body={**body, "reason": "preview"},
+        inputs=tuple(_field(name, one) for name, one in playbook.inputs.items()),
+        more=playbook.name not in _FIRST,
+    )
+
+
+def _field(name: str, given: Input) -> InputField:
+    default = given.default
+    flag = given.type is InputType.bool
+    return InputField(
+        name=name,
+        help=given.help or name.replace("_", " "),
+        default="" if default is None else str(default).lower() if flag else str(default),
+        required=given.required,
+        choices=("false", "true") if flag else given.choices,
     )
 
 

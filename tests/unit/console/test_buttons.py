@@ -48,3 +48,14 @@ def test_what_a_person_took_out_is_theirs() -> None:
 @pytest.mark.parametrize("role", [Role.viewer, Role.responder, Role.auditor])
 def test_who_may_not_act_has_none(role: Role) -> None:
     assert labels(row(), role) == []
+
+
+def test_what_is_wanted_seldom_stands_under_more() -> None:
+    shown = node_buttons(row(), CLUSTER, Role.operator, shipped().playbooks.values())
+    assert [one.label for one in shown if not one.more] == [
+        "Drain", "Drain at job end", "Reboot node", "Validate",
+    ]  # fmt: skip
+    service = next(one for one in shown if one.label == "Restart service")
+    (asked,) = service.inputs
+    assert (asked.name, asked.required, asked.default) == ("service", True, "")
+    assert "slurmd" in asked.choices and service.more

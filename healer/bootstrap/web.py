@@ -100,7 +100,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         tokens=PostgresTokens(db, cluster),
         credentials=credentials(settings),
         hooks=PostgresHooks(db, snapshots=snapshots, rules=rules, clock=clock),
-        commands=PostgresCommands(db, cluster),
+        commands=PostgresCommands(db, cluster, has_sink=bootstrap.has_sink(settings)),
         runs=RunsByCluster(db, runs),
         reconcile=ReconcileByCluster(reconcile),
         messages=PostgresMessageBook(db),

@@ -52,6 +52,20 @@ def p0_page(incident: Incident, why: str) -> Message:
     )
 
 
+def fell_back(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:
+    """A rule was wrong too often to act alone any longer. Nobody is woken: it asks first from now on."""
+    return Message(
+        id=f"rule:{rule}:{request}",
+        cluster=cluster,
+        title=f"Rule {rule} acts alone no longer",
+        text=f"{why}.\nThe last one: incident {incident[:8]}, which a person called a false alarm.\n"
+        "Each run of it waits for an approval now; auto has to be earned anew, or set in rules/.",
+        severity=Severity.P2,
+        page=False,
+        about=About(alarm=f"rule:{rule}@{cluster}", rule=rule),
+    )
+
+
 def blind_page(cluster: str, problem: str, now: datetime) -> Message:
     """healer looks at nothing that is measured; kernel lines and silence are walked as ever."""
     told = sha256(problem.encode()).hexdigest()[:12]

@@ -14,11 +14,13 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres.audit import append
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.inbox import put_command
+from healer.adapters.postgres.messages import queue
 from healer.adapters.postgres.proofs import proofs
 from healer.adapters.postgres.references import forget_reference, save_reference
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, notes, pauses, rule_modes
 from healer.api.services import Conflict, NotFound
 from healer.decisions.earned import Proof, falls_back, lacks
+from healer.incidents.messages import fell_back
 from healer.model import AuditRecord, Command, CommandKind, Earn, Mode, Pause, Reference, Review
 
 #: Who sets a mode that falls back by itself.
@@ -35,10 +37,11 @@ _VERBS = {
 
 
 class PostgresCommands:
-    """`healer.api.services.Commands`. `cluster` takes the audit records of what belongs to no cluster."""
+    """`healer.api.services.Commands`. `cluster` takes the audit records of what belongs to no cluster.
+    `has_sink`: the site has an address that takes healer's messages."""
 
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine = engine
+    def __init__(self, engine: sa.Engine, cluster: str, *, has_sink: bool = False) -> None:
+        self._engine, self._has_sink = engine, has_sink
         self._cluster = cluster
 
     def tell(self, command: Command, *, request: str) -> int:
@@ -158,6 +161,8 @@ class PostgresCommands:
                 _set_mode(
                     conn, self._cluster, rule, Mode.approve, by=HEALER, reason=reason, at=at, request=request
                 )
+                told = fell_back(self._cluster, rule, why, incident, request)
+                queue(conn, told, at=at, has_sink=self._has_sink)
 
     def audit(self, record: AuditRecord) -> None:
         with translated(), self._engine.begin() as conn:

@@ -220,7 +220,7 @@ def _by_hand(playbook: Playbook, body: dict[str, str]) -> Button:
     """Any playbook of the site's on this node: what it does stands in its own title."""
     where = f"/api/v1/playbooks/{playbook.name}/runs"
     return Button(
-        label=playbook.name.replace("-", " ").capitalize(),
+        label=playbook.name.replace("-", " ").capitalize().replace("Gpu", "GPU"),
         action=where,
         title=f"{playbook.title}: {body['node']}",
         effect=f"{len(playbook.steps)} steps; each that changes something asks the guards first.",

@@ -39,6 +39,7 @@ from healer.playbooks.advance import BEGIN, UNDO, Ask, Do, Finish, Know, Skip, S
 from healer.ports import (
     Checkpoints,
     Clock,
+    EvidenceBook,
     LeaseLost,
     Ledger,
     LedgerAway,
@@ -89,6 +90,7 @@ class Driver:
         checkpoint: Callable[[str], None] = lambda _: None,
         nodes: NodeExec | None = None,
         checkpoints: Checkpoints | None = None,
+        evidence: EvidenceBook | None = None,
         picture: Callable[[], SlurmSnapshot | None] = lambda: None,
         users: Callable[[], Sequence[str]] = lambda: ("root",),
     ) -> None:
@@ -98,6 +100,8 @@ class Driver:
         self.nodes = nodes
         #: What jobs can go back to; None: nobody tells, and only their end is waited for.
         self.checkpoints = checkpoints
+        #: Where collected files are kept.
+        self.evidence = evidence
         #: Slurm's newest stored picture, and as whom healer comes to Slurm: its reservations let those in.
         self.picture, self.users = picture, users
         #: Called with the name of each line where a crash would matter; tests kill the process there.
@@ -386,6 +390,7 @@ class Driver:
             release_slot=lambda why: claim.release_slot(run.node or "", why=why),
             nodes=self.nodes,
             checkpoints=self.checkpoints,
+            evidence=self.evidence,
             key=effect_key(run, entries, intent.key),
             asked=is_asked(entries, intent.key, intent.attempt),
             tested_at=tested_at(rules.playbooks[run.playbook], entries),
@@ -443,8 +448,8 @@ class Driver:
 
     def _news(self, run: Run, state: RunState, entries: Sequence[LogEntry] = ()) -> Command | None:
         """What the detector is told of a run's new state, and of its tests; nothing for shadow runs."""
-        if run.incident is None or run.shadow:
-            return None
+        if run.incident is None or run.shadow or (run.beside and run.by != "healer"):
+            return None  # a person who looks changes nothing of the incident
         return Command(
             kind=CommandKind.run_changed,
             cluster=run.cluster,

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from healer.actions import (
     checks,
+    collect,
     diagnose,
     down,
     drain,
@@ -37,6 +38,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.reset_gpu: reset_gpu.RESET_GPU,
         Verb.restart_service: nodes.RESTART_SERVICE,
         Verb.diagnose: diagnose.DIAGNOSE,
+        Verb.collect: collect.COLLECT,
         Verb.ticket: tell.TICKET,
         Verb.notify: tell.NOTIFY,
     }

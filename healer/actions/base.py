@@ -20,7 +20,7 @@ from healer.model import (
     StepEvent,
     Ticket,
 )
-from healer.ports import Checkpoints, NodeExec, Scheduler
+from healer.ports import Checkpoints, EvidenceBook, NodeExec, Scheduler
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +91,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     release_slot: Callable[[str], None]
     nodes: NodeExec | None = None
     checkpoints: Checkpoints | None = None
+    evidence: EvidenceBook | None = None
     key: str = ""
     asked: bool = False
     tested_at: datetime | None = None

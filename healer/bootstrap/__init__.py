@@ -21,6 +21,7 @@ from healer.adapters.postgres.beats import Beat
 from healer.adapters.postgres.checkpoints import PostgresCheckpoints
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.leader import returned_nodes, try_lead
 from healer.adapters.postgres.ledger import PostgresLedger
@@ -430,6 +431,7 @@ def run_worker(settings: Settings) -> None:
         clock=SystemClock(),
         nodes=node_exec(settings),
         checkpoints=PostgresCheckpoints(db, cluster),
+        evidence=PostgresEvidence(db),
         picture=lambda: snapshots.latest(cluster),
         users=lambda: slurm_users(settings),
     )

@@ -17,6 +17,7 @@ from healer.model.detection import (
     FiringAlert,
     GpuModel,
 )
+from healer.model.evidence import Bundle, EvidenceFile
 from healer.model.finding import Evidence, Finding
 from healer.model.forecast import FORECAST_FAULT, Forecast, ForecastRule, ForecastScore, Foreseen
 from healer.model.forecast import Outcome as ForecastOutcome
@@ -201,6 +202,7 @@ __all__ = [
     "Breaker",
     "BreakerState",
     "Broken",
+    "Bundle",
     "Cancel",
     "Catalogue",
     "CatalogueEntry",
@@ -232,6 +234,7 @@ __all__ = [
     "Earn",
     "Escalations",
     "Evidence",
+    "EvidenceFile",
     "FabricState",
     "FaultBurst",
     "FaultClass",

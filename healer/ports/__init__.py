@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from healer.model import (
     AuditRecord,
     Breaker,
+    Bundle,
     Column,
     Command,
     Controller,
     Decision,
     Diagnosis,
+    EvidenceFile,
     FabricState,
     FaultBurst,
     Finding,
@@ -64,6 +66,8 @@ __all__ = [
     "ColumnBook",
     "DeliveryFailed",
     "Devices",
+    "EvidenceBook",
+    "EvidenceBroken",
     "GateTx",
     "Inbox",
     "Json",
@@ -616,6 +620,53 @@ class NodeExec(Protocol):
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
         """What came of it, as `diagnosis` tells of tests; NodeError also where it was cut short."""
+        ...
+
+    def start_collection(self, node: str, key: str) -> None:
+        """Begins to put logs and NVIDIA's bug report into one file; the same key again is nothing."""
+        ...
+
+    def collection(self, node: str, key: str) -> Bundle | None:
+        """The file; None while it is made. NodeError for a key that was never started or was cut short."""
+        ...
+
+    def read_collection(self, node: str, key: str, start: int) -> bytes:
+        """Its bytes from there on, as many as one call brings; none at its end."""
+        ...
+
+
+# --- what was collected ----------------------------------------------------------------------------------
+
+
+class EvidenceBroken(Exception):
+    """What was stored is not the file that the node told of. It is dropped."""
+
+
+class EvidenceBook(Protocol):
+    """Where collected files are kept, piece by piece. Raises LedgerAway. Readers see whole files alone."""
+
+    def stored(self, file: str) -> int:
+        """How many of its bytes are here; 0 for one that nobody began."""
+        ...
+
+    def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
+        """Stores one piece; the same piece again is nothing. Pieces come in their order."""
+        ...
+
+    def finish(self, file: EvidenceFile) -> None:
+        """All pieces are here: from now on it is shown. Again is nothing. Raises EvidenceBroken."""
+        ...
+
+    def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
+        """The finished ones of an incident or a run, oldest first."""
+        ...
+
+    def file(self, file: str) -> EvidenceFile | None:
+        """A finished one."""
+        ...
+
+    def content(self, file: str) -> bytes:
+        """The bytes of a finished one."""
         ...
 
 

@@ -34,6 +34,7 @@ from healer.decisions import (
     limits,
     reset,
     slot_later,
+    stands_beside,
     takes_canary,
 )
 from healer.incidents.jobs import hit_among
@@ -182,6 +183,7 @@ class PostgresRunCommands:
             job=job.id if job else request.job,
             incident=incident.id if incident else None,
             rule=incident.rule if incident else playbook.name,
+            beside=stands_beside(playbook),
             input={
                 "reason_text": f"{request.by}: {request.reason}",
                 "restarts": job.restarts if job else None,
@@ -197,8 +199,9 @@ class PostgresRunCommands:
         playbook: Playbook,
         facts: GateFacts,
     ) -> None:
-        self._take_over(conn, run)
-        self._free(conn, run, facts)
+        if not run.beside:
+            self._take_over(conn, run)
+            self._free(conn, run, facts)
         self._grant(conn, run, playbook, incident)
         try:
             with conn.begin_nested():
@@ -319,10 +322,10 @@ class PostgresRunCommands:
             else:
                 acts = verdict.outcome is Outcome.act
                 if acts:
-                    self._free(conn, approved, facts)
+                    if not known.beside:
+                        self._free(conn, approved, facts)
                     facts = gate.read_facts(conn, known.cluster, self._snapshots, now, breaker=facts.breaker)
-                    others = {node for node in facts.running if node == known.node}
-                    if others:
+                    if known.node in facts.running and not known.beside:
                         raise Conflict(f"another run is working on {known.node}")
                     self._grant(conn, known, playbook, incident)
                     if takes_canary(facts, proposal):

@@ -46,9 +46,11 @@ from healer.ports import (
     NodeError,
     NodeExec,
     NotAvailable,
+    Readings,
     RunClaim,
     Scheduler,
     SchedulerError,
+    SiteCommands,
 )
 from healer.runlog import (
     audit_of,
@@ -91,6 +93,8 @@ class Driver:
         nodes: NodeExec | None = None,
         checkpoints: Checkpoints | None = None,
         evidence: EvidenceBook | None = None,
+        commands: SiteCommands | None = None,
+        readings: Readings | None = None,
         picture: Callable[[], SlurmSnapshot | None] = lambda: None,
         users: Callable[[], Sequence[str]] = lambda: ("root",),
     ) -> None:
@@ -102,6 +106,10 @@ class Driver:
         self.checkpoints = checkpoints
         #: Where collected files are kept.
         self.evidence = evidence
+        #: What starts the site's own commands; None: nothing does.
+        self.commands = commands
+        #: What was measured of late.
+        self.readings = readings
         #: Slurm's newest stored picture, and as whom healer comes to Slurm: its reservations let those in.
         self.picture, self.users = picture, users
         #: Called with the name of each line where a crash would matter; tests kill the process there.
@@ -391,6 +399,9 @@ class Driver:
             nodes=self.nodes,
             checkpoints=self.checkpoints,
             evidence=self.evidence,
+            commands=self.commands,
+            known_commands=rules.commands,
+            readings=self.readings,
             key=effect_key(run, entries, intent.key),
             asked=is_asked(entries, intent.key, intent.attempt),
             tested_at=tested_at(rules.playbooks[run.playbook], entries),

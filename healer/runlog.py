@@ -34,6 +34,7 @@ _PAST = {
     Verb.reset_gpu: "gpu.reset",
     Verb.reserve: "node.reserved",
     Verb.collect: "evidence.collected",
+    Verb.site_command: "command.done",
 }
 
 

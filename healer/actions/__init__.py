@@ -9,6 +9,7 @@ from healer.actions import (
     diagnose,
     down,
     drain,
+    links,
     nodes,
     reboot,
     release,
@@ -16,6 +17,7 @@ from healer.actions import (
     reset_gpu,
     resume,
     revive,
+    site_command,
     tell,
     under_test,
     waits,
@@ -39,6 +41,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.restart_service: nodes.RESTART_SERVICE,
         Verb.diagnose: diagnose.DIAGNOSE,
         Verb.collect: collect.COLLECT,
+        Verb.site_command: site_command.SITE_COMMAND,
         Verb.ticket: tell.TICKET,
         Verb.notify: tell.NOTIFY,
     }
@@ -52,6 +55,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "node_answers": checks.NODE_ANSWERS,
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
+        "link_counters": links.LINK_COUNTERS,
     }
 )
 

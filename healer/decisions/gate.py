@@ -102,6 +102,7 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.restart_service: _TOUCH_EMPTY,
     Verb.diagnose: _TOUCH_EMPTY,
     Verb.reroute: _TOUCH,
+    Verb.site_command: _TOUCH_EMPTY,
     Verb.collect: _LOOK,
     Verb.release: _TOUCH_JOB,
     Verb.exclude: _TOUCH_JOB,

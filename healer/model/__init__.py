@@ -3,6 +3,7 @@
 from healer.model.audit import AuditRecord, Broken, Checkpoint
 from healer.model.checkpoint import JobCheckpoint
 from healer.model.command import Command, CommandKind
+from healer.model.commands import CommandSeen, SiteCommand
 from healer.model.component import DEVICE_MARK, Component, device_named
 from healer.model.context import CONTEXT_LONGEST, ContextKind, ContextRule, NodeContext
 from healer.model.decision import Answer, AnswerKind, Decision, Outcome, Proposal
@@ -218,6 +219,7 @@ __all__ = [
     "Combine",
     "Command",
     "CommandKind",
+    "CommandSeen",
     "Component",
     "ContextKind",
     "ContextRule",
@@ -318,6 +320,7 @@ __all__ = [
     "Sharing",
     "Signal",
     "SignalKind",
+    "SiteCommand",
     "Slot",
     "SlurmCall",
     "SlurmJob",

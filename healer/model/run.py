@@ -14,8 +14,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """`by` is who asked (`healer` for its own). `epoch` grows with each claim; `wake_at` ends a wait.
 
     `input` holds what the steps need and the incident does not: the job of a requeue, the drain's reason
-    text. `shadow` runs go the same way and touch nothing. `beside`: it only looks, and
-    keeps no other run off its node.
+    text. `shadow` runs go the same way and touch nothing. `beside`: it takes
+    nothing from its node, and keeps no other run off it.
     """
 
     id: str

@@ -15,6 +15,7 @@ from healer.model import (
     Bundle,
     Column,
     Command,
+    CommandSeen,
     Controller,
     Decision,
     Diagnosis,
@@ -64,6 +65,7 @@ __all__ = [
     "Checkpoints",
     "Clock",
     "ColumnBook",
+    "CommandFailed",
     "DeliveryFailed",
     "Devices",
     "EvidenceBook",
@@ -81,6 +83,7 @@ __all__ = [
     "NotAvailable",
     "Notifier",
     "Poke",
+    "Readings",
     "RunClaim",
     "Samples",
     "Scheduler",
@@ -88,6 +91,7 @@ __all__ = [
     "SchedulerRefused",
     "SchedulerUnavailable",
     "SignalReads",
+    "SiteCommands",
     "Snapshots",
     "Spool",
     "SpoolState",
@@ -566,6 +570,15 @@ class SignalReads(Protocol):
         ...
 
 
+class Readings(Protocol):
+    """What was measured of late (the last hour), for checks. One value per cluster."""
+
+    def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]:
+        """Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: when
+        each value arrived, oldest first. Raises LedgerAway."""
+        ...
+
+
 class Checkpoints(Protocol):
     """What jobs can go back to. One value per cluster."""
 
@@ -632,6 +645,25 @@ class NodeExec(Protocol):
 
     def read_collection(self, node: str, key: str, start: int) -> bytes:
         """Its bytes from there on, as many as one call brings; none at its end."""
+        ...
+
+
+# --- commands of the site --------------------------------------------------------------------------------
+
+
+class CommandFailed(Exception):
+    """The command surely did not begin. One sentence."""
+
+
+class SiteCommands(Protocol):
+    """Programs of the site on this machine. Each is started once under a key, and outlives who asked."""
+
+    def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
+        """Starts it without a shell and does not wait; the same key is nothing new. Raises CommandFailed."""
+        ...
+
+    def look(self, key: str) -> CommandSeen:
+        """What became of it."""
         ...
 
 

@@ -233,7 +233,10 @@ def test_a_run_that_only_looks_stands_beside_the_one_that_works(desk: Desk) -> N
     assert (beside.state, beside.beside, facts(desk).running) == (RunState.running, True, {})
     drain = desk.people.start(desk.ask())
     assert (drain.state, desk.state(beside.id)) == (RunState.running, RunState.running)
+    with pytest.raises(Conflict, match="does the same"):
+        desk.people.start(desk.ask("collect-evidence", id="r-twice"))
     assert desk.work(drain.id) is RunState.waiting
+    assert desk.work(beside.id) is RunState.stuck  # this worker comes to no node
     again = desk.people.start(desk.ask("collect-evidence", id="r-again"))
     assert (again.state, desk.state(drain.id)) == (RunState.running, RunState.waiting)
 

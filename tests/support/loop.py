@@ -36,9 +36,11 @@ from healer.signals.identity import digest_of
 from healer.signals.wire import kernel_log_observations
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
+from healer.sim.commands import SimCommands
 from healer.sim.evidence import MemoryEvidence
 from healer.sim.ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
+from healer.sim.readings import SimReadings
 from healer.sim.slurm_core import SimScheduler, sim_nodes
 from healer.walk import walk
 
@@ -140,6 +142,8 @@ class Site:
         self.on_checkpoint: Callable[[str], None] = self.checkpoints.append
         self.nodes = SimNodes(self.clock)
         self.evidence = MemoryEvidence()
+        self.commands = SimCommands(self.clock)
+        self.readings = SimReadings()
         self.saved = self.ledger.checkpoints = MemoryCheckpoints()
         self.driver = Driver(
             ledger=self.ledger,
@@ -150,6 +154,8 @@ class Site:
             nodes=self.nodes,
             checkpoints=self.saved,
             evidence=self.evidence,
+            commands=self.commands,
+            readings=self.readings,
             picture=lambda: self.ledger.snapshot,
         )
 

@@ -199,7 +199,9 @@ class PostgresRunCommands:
         playbook: Playbook,
         facts: GateFacts,
     ) -> None:
-        if not run.beside:
+        if run.beside:
+            self._once(conn, run)
+        else:
             self._take_over(conn, run)
             self._free(conn, run, facts)
         self._grant(conn, run, playbook, incident)
@@ -208,6 +210,18 @@ class PostgresRunCommands:
                 create_run(conn, run)
         except IntegrityError as error:
             raise Conflict(f"another run is working on {run.node}: wait for it or cancel it") from error
+
+    def _once(self, conn: sa.Connection, run: Run) -> None:
+        """Runs that stand beside others: of one playbook one at a time on a node. The gate's lock is held."""
+        query = sa.select(runs.c.id).where(
+            runs.c.cluster == run.cluster,
+            runs.c.node == run.node,
+            runs.c.playbook == run.playbook,
+            runs.c.state == "running",
+            ~runs.c.shadow,
+        )
+        if (other := conn.scalar(query)) is not None:
+            raise Conflict(f"run {other} does the same on {run.node}: wait for it or cancel it")
 
     def _take_over(self, conn: sa.Connection, run: Run) -> None:
         """A person's run takes over one that only waits on the same node."""

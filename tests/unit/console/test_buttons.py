@@ -23,7 +23,7 @@ def labels(shown: NodeRow, role: Role = Role.operator) -> list[str]:
 def test_a_node_in_service_has_every_playbook_that_fits_it() -> None:
     assert labels(row()) == [
         "Drain", "Collect evidence", "Drain at job end", "Gpu reset", "Reboot node", "Restart fabric manager",
-        "Restart service", "Slow node", "Validate",
+        "Restart service", "Slow node", "Storage", "Switch or link", "Validate",
     ]  # fmt: skip
 
 
@@ -34,15 +34,15 @@ def test_each_asks_for_its_plan_first_and_names_the_node() -> None:
 
 
 def test_what_healer_took_out_is_only_returned() -> None:
-    assert labels(row(NodeKind.out_healer)) == ["Resume", "Collect evidence"]
+    assert labels(row(NodeKind.out_healer)) == ["Resume", "Collect evidence", "Switch or link"]
 
 
 def test_what_slurm_took_out_may_be_taken_over() -> None:
-    assert labels(row(NodeKind.out_slurm)) == ["Adopt slurm drain", "Collect evidence"]
+    assert labels(row(NodeKind.out_slurm)) == ["Adopt slurm drain", "Collect evidence", "Switch or link"]
 
 
 def test_what_a_person_took_out_is_theirs_but_may_be_looked_at() -> None:
-    assert labels(row(NodeKind.out_person)) == ["Collect evidence"]
+    assert labels(row(NodeKind.out_person)) == ["Collect evidence", "Switch or link"]
 
 
 @pytest.mark.parametrize("role", [Role.viewer, Role.responder, Role.auditor])

@@ -24,6 +24,7 @@ COMMANDS = (
     "node_package",
     "learn",
     "incidents",
+    "evidence",
     "runs",
     "messages",
     "reconcile",

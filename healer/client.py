@@ -51,6 +51,13 @@ class Client:
         headers = {"Content-Type": kind} | ({"Content-Encoding": packed} if packed else {})
         return self._ask("POST", path, content=content, params=_given(query), headers=headers)
 
+    def download(self, path: str) -> bytes:
+        """A file as it is."""
+        answer = self._answer("GET", path)
+        if answer.is_success:
+            return answer.content
+        return self._read(answer)
+
     def delete(self, path: str, body: Any) -> Any:
         return self._ask("DELETE", path, json=body)
 
@@ -67,10 +74,16 @@ class Client:
                 return
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
+        return self._read(self._answer(method, path, **more))
+
+    def _answer(self, method: str, path: str, **more: Any) -> httpx.Response:
         try:
-            answer = self._http.request(method, PREFIX + path, **more)
+            return self._http.request(method, PREFIX + path, **more)
         except httpx.HTTPError as error:
             raise ClientError(f"{self.url} does not answer: {error}") from error
+
+    def _read(self, answer: httpx.Response) -> Any:
+        """Its JSON; ClientError where it is a problem."""
         try:
             body = answer.json() if answer.content else None
         except json.JSONDecodeError:

@@ -40,15 +40,18 @@ from healer.playbooks.advance import BEGIN, UNDO, Ask, Do, Finish, Know, Skip, S
 from healer.ports import (
     Checkpoints,
     Clock,
+    EvidenceBook,
     LeaseLost,
     Ledger,
     LedgerAway,
     NodeError,
     NodeExec,
     NotAvailable,
+    Readings,
     RunClaim,
     Scheduler,
     SchedulerError,
+    SiteCommands,
 )
 from healer.runlog import (
     audit_of,
@@ -90,6 +93,9 @@ class Driver:
         checkpoint: Callable[[str], None] = lambda _: None,
         nodes: NodeExec | None = None,
         checkpoints: Checkpoints | None = None,
+        evidence: EvidenceBook | None = None,
+        commands: SiteCommands | None = None,
+        readings: Readings | None = None,
         picture: Callable[[], SlurmSnapshot | None] = lambda: None,
         users: Callable[[], Sequence[str]] = lambda: ("root",),
     ) -> None:
@@ -99,6 +105,12 @@ class Driver:
         self.nodes = nodes
         #: What jobs can go back to; None: nobody tells, and only their end is waited for.
         self.checkpoints = checkpoints
+        #: Where collected files are kept.
+        self.evidence = evidence
+        #: What starts the site's own commands; None: nothing does.
+        self.commands = commands
+        #: What was measured of late.
+        self.readings = readings
         #: Slurm's newest stored picture, and as whom healer comes to Slurm: its reservations let those in.
         self.picture, self.users = picture, users
         #: Called with the name of each line where a crash would matter; tests kill the process there.
@@ -392,6 +404,10 @@ class Driver:
             release_slot=lambda why: claim.release_slot(run.node or "", why=why),
             nodes=self.nodes,
             checkpoints=self.checkpoints,
+            evidence=self.evidence,
+            commands=self.commands,
+            known_commands=rules.commands,
+            readings=self.readings,
             key=effect_key(run, entries, intent.key),
             asked=is_asked(entries, intent.key, intent.attempt),
             tested_at=tested_at(rules.playbooks[run.playbook], entries),
@@ -449,8 +465,8 @@ class Driver:
 
     def _news(self, run: Run, state: RunState, entries: Sequence[LogEntry] = ()) -> Command | None:
         """What the detector is told of a run's new state, and of its tests; nothing for shadow runs."""
-        if run.incident is None or run.shadow:
-            return None
+        if run.incident is None or run.shadow or (run.beside and run.by != "healer"):
+            return None  # a person who looks changes nothing of the incident
         return Command(
             kind=CommandKind.run_changed,
             cluster=run.cluster,

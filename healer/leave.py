@@ -180,6 +180,7 @@ class Leave:
             begun_at=run.created_at,
             mode=asked.mode if ride else _mode(rules, run),
             adopts=adopts(playbook),
+            empties=_empties(rules, intent),
             stuck_since=stuck_since(self.entries),
             urgency=urgency_of(incident, facts.snapshot) if incident is not None else None,
             granted=is_started(self.entries, intent.key, attempt),
@@ -305,6 +306,12 @@ def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:
         granted_at=now,
         unusable=proposal.unusable,
     )
+
+
+def _empties(rules: Ruleset, intent: Do) -> bool:
+    """A command of the site that the site itself says takes capacity."""
+    known = rules.commands.get(str(intent.step.input.get("command")))
+    return intent.step.do is Verb.site_command and known is not None and known.takes_capacity
 
 
 def _mode(rules: Ruleset, run: Run) -> Mode:

@@ -2,7 +2,7 @@
 
 Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
 `xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml`, `watches.yaml`, `signals.yaml`, `scrape.yaml`,
-`alerts.yaml`, `sharing.yaml`, `escalations.yaml`, `ladders.yaml`, `forecasts.yaml`,
+`alerts.yaml`, `commands.yaml`, `sharing.yaml`, `escalations.yaml`, `ladders.yaml`, `forecasts.yaml`,
 `notifications.yaml` may be left out.
 Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`.
 """
@@ -19,6 +19,7 @@ import msgspec
 
 from healer.alertrules import policy_of_alert, read_alerts
 from healer.catalogue import read_catalogue
+from healer.commandrules import check_uses, read_commands
 from healer.contextrules import read_context
 from healer.detection.silence import PLACES_SILENT
 from healer.detection.slurm_conditions import PLACES_OFFLINE
@@ -127,6 +128,8 @@ def load(
     paths = sorted((rules_dir / "playbooks").glob("*.yaml"))
     books = [source for path in paths if (source := folder.source(f"playbooks/{path.name}"))]
     playbooks = read_playbooks(books, scripts)
+    commands = read_commands(folder.source("commands.yaml", required=False))
+    check_uses(books, playbooks, commands)
     _always_there(folder)
     known = [*_known_faults(xids, sxids, asks), *(one.fault for one in lines.lines)]
     rules = _rules(folder, known, playbooks)
@@ -193,6 +196,7 @@ def load(
         context=context,
         watches=watches,
         scripts=scripts,
+        commands=commands,
         scrape=scrape,
         sharings=sharings,
         escalations=escalations,

@@ -33,6 +33,8 @@ _PAST = {
     Verb.reboot: "node.rebooted",
     Verb.reset_gpu: "gpu.reset",
     Verb.reserve: "node.reserved",
+    Verb.collect: "evidence.collected",
+    Verb.site_command: "command.done",
 }
 
 

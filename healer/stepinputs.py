@@ -15,17 +15,19 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "still_slow": {"senses": (int, False)},
     "jobs_left": {"run_on_s": (int, False)},
     "time": {"lasts_s": (int, True)},
+    "link_counters": {"still_s": (int, False)},
     Verb.drain: {"adopt": (bool, False)},
     Verb.release: {"hold": (bool, False)},
     Verb.diagnose: {"script": (str, False), "limit_s": (int, False)},
     Verb.reset_gpu: {"which": (str, False)},
     Verb.restart_service: {"service": (str, True)},
+    Verb.site_command: {"command": (str, True), "argument": (str, False), "by_hand": (str, False)},
 }
 _WANTED: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
 _TYPES: dict[InputType, type] = {InputType.bool: bool, InputType.int: int, InputType.duration: int}
 _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
-#: What goes to a node or names a file: out of a closed list alone.
-_CLOSED = ("service", "script", "which")
+#: What goes to a node or a command, or names a file: out of a closed list alone.
+_CLOSED = ("service", "script", "which", "command", "argument")
 
 
 def check_spec(source: Source, path: tuple[str, str], name: str, spec: Input) -> None:
@@ -72,8 +74,8 @@ def _check_value(source: Source, where: Sequence[str | int], name: str, value: A
         one_of(source, where, "which", value, ("gpu", "all"))
     elif name == "senses" and not 1 <= value <= most:
         source.problem(where, f"input: senses lies between 1 and {most}")
-    elif name == "lasts_s" and value <= 0:
-        source.problem(where, "input: lasts_s has to be more than 0")
+    elif name in ("lasts_s", "still_s") and value <= 0:
+        source.problem(where, f"input: {name} has to be more than 0")
 
 
 def _check_places(

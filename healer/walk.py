@@ -26,6 +26,7 @@ from healer.decisions import (
     new_run,
     run_state_of,
     severity_of,
+    stands_beside,
     takes_canary,
 )
 from healer.decisions.places import planned_window
@@ -447,8 +448,12 @@ class _Pass:
         incident = self.work.by_id.get(run.incident or "")
         proposal = beginning(run, playbook, incident)
         verdict = judge(proposal, facts, self.rules, self.now)
-        other = runs.get(facts.running.get(run.node or "", ""))
-        taken = run.node in facts.running and (other is None or not self._is_untouched(other, facts))
+        other = None if run.beside else runs.get(facts.running.get(run.node or "", ""))
+        taken = (
+            not run.beside
+            and run.node in facts.running
+            and (other is None or not self._is_untouched(other, facts))
+        )
         if verdict.outcome is Outcome.held or taken:
             why = f"another run works on {run.node}" if taken else verdict.why
             if _words(why) != _words(run.question or ""):  # another guard: its figures alone are no news
@@ -462,7 +467,8 @@ class _Pass:
             why = f"taken over by {run.by} with {run.playbook} ({run.id})"
             facts = self._leave(other, runs, facts, RunState.done, why)
         for other in runs.values():
-            if other.node == run.node and other.id != run.id and other.state is RunState.waiting:
+            waits = other.state is RunState.waiting and other.id != run.id and not run.beside
+            if waits and other.node == run.node:
                 why = f"taken over by {run.by} with {run.playbook} ({run.id})"
                 self.tx.set_run_state(other.id, RunState.done, why=why, at=self.now)
         decision = decision_of(proposal, verdict, self.now)
@@ -552,7 +558,8 @@ class _Pass:
             return None
         if active is not None:
             return msgspec.structs.replace(active, state=state)
-        return new_run(incident, rule.playbook, decision, state, mode, shadow=shadow)
+        beside = stands_beside(self.rules.playbooks.get(rule.playbook))
+        return new_run(incident, rule.playbook, decision, state, mode, shadow=shadow, beside=beside)
 
     def _set_going(
         self, run: Run | None, active: Run | None, decision: Decision, facts: GateFacts
@@ -567,7 +574,7 @@ class _Pass:
         if run.state is not RunState.running or was_running:
             return facts
         self.started.append(run.id)
-        if run.shadow or decision.proposal is None or run.node is None:
+        if run.shadow or run.beside or decision.proposal is None or run.node is None:
             return facts
         facts = msgspec.structs.replace(facts, running={**facts.running, run.node: run.id})
         if decision.proposal.verb not in SLOT_VERBS or decision.proposal.begins:

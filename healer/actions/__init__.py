@@ -5,9 +5,11 @@ from types import MappingProxyType
 
 from healer.actions import (
     checks,
+    collect,
     diagnose,
     down,
     drain,
+    links,
     nodes,
     reboot,
     release,
@@ -15,6 +17,7 @@ from healer.actions import (
     reset_gpu,
     resume,
     revive,
+    site_command,
     tell,
     under_test,
     waits,
@@ -37,6 +40,8 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.reset_gpu: reset_gpu.RESET_GPU,
         Verb.restart_service: nodes.RESTART_SERVICE,
         Verb.diagnose: diagnose.DIAGNOSE,
+        Verb.collect: collect.COLLECT,
+        Verb.site_command: site_command.SITE_COMMAND,
         Verb.ticket: tell.TICKET,
         Verb.notify: tell.NOTIFY,
     }
@@ -50,6 +55,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "node_answers": checks.NODE_ANSWERS,
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
+        "link_counters": links.LINK_COUNTERS,
     }
 )
 

@@ -15,12 +15,13 @@ from healer.model import (
     Message,
     Permit,
     Run,
+    SiteCommand,
     SlurmSnapshot,
     Step,
     StepEvent,
     Ticket,
 )
-from healer.ports import Checkpoints, NodeExec, Scheduler
+from healer.ports import Checkpoints, EvidenceBook, NodeExec, Readings, Scheduler, SiteCommands
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +92,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     release_slot: Callable[[str], None]
     nodes: NodeExec | None = None
     checkpoints: Checkpoints | None = None
+    evidence: EvidenceBook | None = None
+    #: What starts commands of the site here, and the list of those that there are.
+    commands: SiteCommands | None = None
+    known_commands: Mapping[str, SiteCommand] = {}
+    #: What was measured of late.
+    readings: Readings | None = None
     key: str = ""
     asked: bool = False
     tested_at: datetime | None = None

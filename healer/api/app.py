@@ -17,6 +17,7 @@ from healer.api import (
     chat,
     documents,
     enroll,
+    evidence,
     messages,
     problems,
     reading,
@@ -181,7 +182,7 @@ def create_app(services: Services) -> FastAPI:
     }
     for name, part in shared.items():
         setattr(app.state, name, part)
-    for part in (reading, series, scraping, acting, reconcile, references, messages, chat, enroll):
+    for part in (reading, evidence, series, scraping, acting, reconcile, references, messages, chat, enroll):
         app.include_router(part.router, prefix=PREFIX)
     app.include_router(system.router)
     problems.install(app)

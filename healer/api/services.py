@@ -50,7 +50,7 @@ from healer.model import (
     Verdict,
 )
 from healer.model.drift import Drift, Reconciled
-from healer.ports import Clock, ColumnBook, LossBook, Samples, SenderBook, SignalReads, Spool
+from healer.ports import Clock, ColumnBook, EvidenceBook, LossBook, Samples, SenderBook, SignalReads, Spool
 from healer.ports.pull import ScrapeBook
 
 # --- what a command may answer instead of doing ----------------------------------------------------------
@@ -569,6 +569,8 @@ class Services:
     idempotency: Idempotency
     audit: AuditTrail
     events: EventFeed
+    #: What was collected on nodes.
+    evidence: EvidenceBook
     ready: Callable[[], Readiness]
     #: How nodes of a cluster prove who they are when they enrol: each cluster has a key of its own.
     credentials: Callable[[str], Credentials]

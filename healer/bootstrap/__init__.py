@@ -13,6 +13,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.clock import SystemClock
+from healer.adapters.commands.runs import Commands
 from healer.adapters.nodes.verbs import NodeVerbs
 from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres import snapshots as postgres_snapshots
@@ -20,7 +21,10 @@ from healer.adapters.postgres.audit_read import PostgresAuditTrail
 from healer.adapters.postgres.beats import Beat
 from healer.adapters.postgres.checkpoints import PostgresCheckpoints
 from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.counters import PostgresReadings
 from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.evidence import PostgresEvidence
+from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.leader import returned_nodes, try_lead
 from healer.adapters.postgres.ledger import PostgresLedger
@@ -55,6 +59,8 @@ log = structlog.get_logger()
 
 #: One call to Slurm that changes something may take this long: shorter than the lease's margin for effects.
 SLURM_TIMEOUT_S = 4.0
+#: Records of the site's commands, below the data directory.
+COMMANDS_FOLDER = "commands"
 SIGN_IN_LASTS = timedelta(minutes=10)
 #: The machine's own list of host keys.
 KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
@@ -430,6 +436,9 @@ def run_worker(settings: Settings) -> None:
         clock=SystemClock(),
         nodes=node_exec(settings),
         checkpoints=PostgresCheckpoints(db, cluster),
+        evidence=PostgresEvidence(db),
+        commands=Commands(settings.data_dir / COMMANDS_FOLDER),
+        readings=PostgresReadings(PostgresSignalReads(db, PostgresColumns(db)), cluster),
         picture=lambda: snapshots.latest(cluster),
         users=lambda: slurm_users(settings),
     )

@@ -18,6 +18,7 @@ from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
 from healer.adapters.postgres.events import PostgresEvents
+from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.figures import readiness
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.hooks import PostgresHooks
@@ -109,6 +110,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         idempotency=PostgresIdempotency(db),
         audit=PostgresAuditTrail(db, settings.data_dir),
         events=PostgresEvents(db),
+        evidence=PostgresEvidence(db),
         ready=lambda: watched.with_troubles(
             readiness(db, list(clusters), clock.now(), stale_s=rules().guards.stale_s)
         ),

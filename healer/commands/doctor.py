@@ -31,7 +31,19 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document
     settings = load()
     # What the checks log stands beside their answers, not in them.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    looks = (_rules, _database, _broker, _slurm, _nodes, _node_actions, _guards, _tickets, _channels, _api)
+    looks = (
+        _rules,
+        _database,
+        _broker,
+        _slurm,
+        _nodes,
+        _node_actions,
+        _site_commands,
+        _guards,
+        _tickets,
+        _channels,
+        _api,
+    )
     checks = [check for look in looks for check in look(settings)]
     if as_json:
         typer.echo(json.dumps({"ok": all(c.ok for c in checks), "checks": [c._asdict() for c in checks]}))
@@ -141,6 +153,12 @@ def _nodes(settings: Settings) -> list[Check]:
 
 def _node_actions(settings: Settings) -> list[Check]:
     from healer.bootstrap.ssh_check import look
+
+    return [Check(*found) for found in look(settings)]
+
+
+def _site_commands(settings: Settings) -> list[Check]:
+    from healer.bootstrap.command_check import look
 
     return [Check(*found) for found in look(settings)]
 

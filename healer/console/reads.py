@@ -21,6 +21,7 @@ from healer.model import (
     Component,
     Controller,
     Decision,
+    EvidenceFile,
     Finding,
     ForecastScore,
     GuardSettings,
@@ -183,6 +184,8 @@ class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[AuditRecord, ...] = ()
     messages: tuple[SentMessage, ...] = ()
     similar: tuple[Similar, ...] = ()
+    #: What was collected on its nodes.
+    collected: tuple[EvidenceFile, ...] = ()
 
 
 class IncidentQuery(msgspec.Struct, frozen=True, kw_only=True):

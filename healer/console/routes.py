@@ -25,7 +25,7 @@ from healer.console.sign_in import session_routes
 from healer.console.views import audit, charts, fleet, incident, runs, timeline
 from healer.console.views.buttons import from_here_buttons, run_buttons
 from healer.console.views.report import report
-from healer.model import RunState, Severity
+from healer.model import Role, RunState, Severity
 
 
 def router(
@@ -151,6 +151,7 @@ def _incident_routes(routes: APIRouter, pages: Pages) -> None:
                 "timeline": timeline.timeline(detail),
                 "charts": _charts(pages, detail, now),
                 "similar": detail.similar,
+                "collected": detail.collected if session.role in (Role.operator, Role.admin) else (),
                 "same_words": incident.SAME_WORDS,
             }
             return pages.show("incident.html", context)

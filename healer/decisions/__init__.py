@@ -32,7 +32,7 @@ from healer.decisions.permit import (
 )
 from healer.decisions.places import settings_of
 from healer.decisions.remarks import kept_off, take_backs
-from healer.decisions.slots import holds_slot, is_untouched, rides_on_slot, slot_later
+from healer.decisions.slots import holds_slot, is_untouched, rides_on_slot, slot_later, stands_beside
 
 __all__ = [
     "ASKED",
@@ -72,6 +72,7 @@ __all__ = [
     "settings_of",
     "severity_of",
     "slot_later",
+    "stands_beside",
     "storm_roots",
     "take_backs",
     "takes_canary",

@@ -71,7 +71,14 @@ def beginning(run: Run, playbook: Playbook, incident: Incident | None) -> Propos
 
 
 def new_run(
-    incident: Incident, playbook: str, decision: Decision, state: RunState, mode: Mode, *, shadow: bool
+    incident: Incident,
+    playbook: str,
+    decision: Decision,
+    state: RunState,
+    mode: Mode,
+    *,
+    shadow: bool,
+    beside: bool = False,
 ) -> Run:
     """Healer's own run for an incident. Its id follows from the incident's, so a second one is the same."""
     # In shadow an incident is gone through once.
@@ -92,6 +99,7 @@ def new_run(
         rule=incident.rule,
         mode=mode,
         shadow=shadow,
+        beside=beside,
         approve_until=decision.at + APPROVAL_LASTS if waits else None,
         # The remedy that this run tries is counted by `repeat`, so that the next one goes up the ladder.
         input={"reason_text": incident.title, "remedy": str(remedy)},

@@ -33,7 +33,7 @@ def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
     """Law 8, for jobs. Slurm's own word binds a person too: it would refuse the request anyway."""
     if proposal.verb in RESTARTING_VERBS:
         return _restart(proposal, facts, rules)
-    if proposal.verb in _NEEDS_EMPTY:
+    if proposal.verb in _NEEDS_EMPTY or proposal.empties:
         return _empty(proposal, facts)
     return allow(Guard.consent, "No job's consent is needed.")
 

@@ -7,7 +7,7 @@ from healer.decisions.capacity import out_of_service
 from healer.decisions.gate import SLOT_VERBS, judge
 from healer.decisions.guards import recent
 from healer.decisions.places import settings_of_node
-from healer.decisions.slots import slot_later
+from healer.decisions.slots import slot_later, stands_beside
 from healer.incidents.senses import ended_work, not_looked, senses_of, too_few
 from healer.incidents.severity import urgency_of
 from healer.model import (
@@ -66,7 +66,8 @@ def decide(
     if (job if verb in {Verb.requeue, Verb.revive, Verb.cancel} else node) is None:
         return _nothing(incident, rule.playbook, f"{incident.title}: it names no node or job to act on.", now)
     other = facts.running.get(node or "")
-    if other is not None and (active is None or other != active.id):
+    beside = stands_beside(rules.playbooks.get(rule.playbook))
+    if other is not None and not beside and (active is None or other != active.id):
         return _nothing(incident, rule.playbook, f"Run {other} is at work on {node}: it goes first.", now)
     out = out_by_us(node, facts) if verb is Verb.drain and node else None
     if out and not _is_left_to(incident, facts) and not _leaves_jobs_behind(incident, facts):

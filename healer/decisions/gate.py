@@ -79,6 +79,8 @@ _TOUCH = frozenset(
 )  # fmt: skip
 #: What would end or slow the work of jobs on the node: it must be drained and empty.
 _TOUCH_EMPTY = _TOUCH | {Guard.consent}
+#: Something is read on a node.
+_LOOK = frozenset({Guard.pause, Guard.protected, Guard.mode, Guard.approval})
 _TOUCH_JOB = frozenset({Guard.pause, Guard.stale, Guard.mode, Guard.approval})
 #: People are told: never paused, never broken.
 _TELL = frozenset({Guard.mode, Guard.approval})
@@ -100,7 +102,8 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.restart_service: _TOUCH_EMPTY,
     Verb.diagnose: _TOUCH_EMPTY,
     Verb.reroute: _TOUCH,
-    Verb.collect: _TOUCH,
+    Verb.site_command: _TOUCH_EMPTY,
+    Verb.collect: _LOOK,
     Verb.release: _TOUCH_JOB,
     Verb.exclude: _TOUCH_JOB,
     Verb.ticket: _TELL,

@@ -6,7 +6,11 @@ when it is due, and takes the slot then.
 """
 
 from healer.decisions.gate import SLOT_VERBS
-from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run
+from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run, Verb
+
+#: They take nothing from a node: nobody else's work on it is in their way, nor they in its. A command of the
+#: site that takes capacity stands behind a drain.
+_TAKES_NOTHING = frozenset({None, Verb.collect, Verb.site_command, Verb.ticket, Verb.notify})
 
 
 def slot_later(playbook: Playbook | None) -> bool:
@@ -14,6 +18,13 @@ def slot_later(playbook: Playbook | None) -> bool:
     if playbook is None or not playbook.steps:
         return False
     return playbook.steps[0].do not in SLOT_VERBS and any(step.do in SLOT_VERBS for step in playbook.steps)
+
+
+def stands_beside(playbook: Playbook | None) -> bool:
+    """The playbook takes nothing: its run goes on beside the one that works on the node, and ends none."""
+    if playbook is None or playbook.target != "node":
+        return False
+    return all(step.do in _TAKES_NOTHING for step in playbook.steps)
 
 
 def holds_slot(facts: GateFacts, run: Run) -> bool:

@@ -3,6 +3,7 @@
 from healer.model.audit import AuditRecord, Broken, Checkpoint
 from healer.model.checkpoint import JobCheckpoint
 from healer.model.command import Command, CommandKind
+from healer.model.commands import CommandSeen, SiteCommand
 from healer.model.component import DEVICE_MARK, Component, device_named
 from healer.model.context import CONTEXT_LONGEST, ContextKind, ContextRule, NodeContext
 from healer.model.decision import Answer, AnswerKind, Decision, Outcome, Proposal
@@ -17,6 +18,7 @@ from healer.model.detection import (
     FiringAlert,
     GpuModel,
 )
+from healer.model.evidence import Bundle, EvidenceFile
 from healer.model.finding import Evidence, Finding
 from healer.model.forecast import FORECAST_FAULT, Forecast, ForecastRule, ForecastScore, Foreseen
 from healer.model.forecast import Outcome as ForecastOutcome
@@ -203,6 +205,7 @@ __all__ = [
     "Breaker",
     "BreakerState",
     "Broken",
+    "Bundle",
     "Cancel",
     "Catalogue",
     "CatalogueEntry",
@@ -218,6 +221,7 @@ __all__ = [
     "Combine",
     "Command",
     "CommandKind",
+    "CommandSeen",
     "Component",
     "ContextKind",
     "ContextRule",
@@ -234,6 +238,7 @@ __all__ = [
     "Earn",
     "Escalations",
     "Evidence",
+    "EvidenceFile",
     "FabricState",
     "FaultBurst",
     "FaultClass",
@@ -317,6 +322,7 @@ __all__ = [
     "Sharing",
     "Signal",
     "SignalKind",
+    "SiteCommand",
     "Slot",
     "SlurmCall",
     "SlurmJob",

@@ -43,6 +43,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     stuck_since: datetime | None = None
     #: The run that asks began then; None: it has not begun.
     begun_at: datetime | None = None
+    #: It is a command of the site that takes capacity: the node has to be drained and empty.
+    empties: bool = False
     #: It was let go before, and only what is left of it is asked for.
     granted: bool = False
     #: Whom it goes before, and whom after; None where no incident asks.

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import msgspec
 
+from healer.model.commands import SiteCommand
 from healer.model.component import Component
 from healer.model.context import ContextRule
 from healer.model.detection import AlertRule, DetectionRule, GpuModel
@@ -413,6 +414,8 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     watches: WatchSettings = WatchSettings()
     #: Tests that a batch job runs on a node, by the name of their file in `rules/validation`.
     scripts: dict[str, str] = {}
+    #: Commands of the site that playbooks may start, by name.
+    commands: dict[str, SiteCommand] = {}
     #: What is no fault while something else goes on at its node.
     context: tuple[ContextRule, ...] = ()
     #: What healer fetches itself.

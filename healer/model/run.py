@@ -14,7 +14,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """`by` is who asked (`healer` for its own). `epoch` grows with each claim; `wake_at` ends a wait.
 
     `input` holds what the steps need and the incident does not: the job of a requeue, the drain's reason
-    text. `shadow` runs go the same way and touch nothing.
+    text. `shadow` runs go the same way and touch nothing. `beside`: it takes
+    nothing from its node, and keeps no other run off it.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""
     mode: Mode = Mode.auto
     shadow: bool = False
+    beside: bool = False
     epoch: int = 0
     wake_at: datetime | None = None
     lease_until: datetime | None = None

@@ -134,6 +134,7 @@ class Verb(StrEnum):
     diagnose = "diagnose"
     reroute = "reroute"
     collect = "collect"
+    site_command = "site_command"
     ticket = "ticket"
     notify = "notify"
 

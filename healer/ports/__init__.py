@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from healer.model import (
     AuditRecord,
     Breaker,
+    Bundle,
     Column,
     Command,
+    CommandSeen,
     Controller,
     Decision,
     Diagnosis,
+    EvidenceFile,
     FabricState,
     FaultBurst,
     Finding,
@@ -63,8 +66,11 @@ __all__ = [
     "Checkpoints",
     "Clock",
     "ColumnBook",
+    "CommandFailed",
     "DeliveryFailed",
     "Devices",
+    "EvidenceBook",
+    "EvidenceBroken",
     "GateTx",
     "Inbox",
     "Json",
@@ -78,6 +84,7 @@ __all__ = [
     "NotAvailable",
     "Notifier",
     "Poke",
+    "Readings",
     "RunClaim",
     "Samples",
     "Scheduler",
@@ -85,6 +92,7 @@ __all__ = [
     "SchedulerRefused",
     "SchedulerUnavailable",
     "SignalReads",
+    "SiteCommands",
     "Snapshots",
     "Spool",
     "SpoolState",
@@ -571,6 +579,15 @@ class SignalReads(Protocol):
         ...
 
 
+class Readings(Protocol):
+    """What was measured of late (the last hour), for checks. One value per cluster."""
+
+    def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]:
+        """Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: when
+        each value arrived, oldest first. Raises LedgerAway."""
+        ...
+
+
 class Checkpoints(Protocol):
     """What jobs can go back to. One value per cluster."""
 
@@ -625,6 +642,72 @@ class NodeExec(Protocol):
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
         """What came of it, as `diagnosis` tells of tests; NodeError also where it was cut short."""
+        ...
+
+    def start_collection(self, node: str, key: str) -> None:
+        """Begins to put logs and NVIDIA's bug report into one file; the same key again is nothing."""
+        ...
+
+    def collection(self, node: str, key: str) -> Bundle | None:
+        """The file; None while it is made. NodeError for a key that was never started or was cut short."""
+        ...
+
+    def read_collection(self, node: str, key: str, start: int) -> bytes:
+        """Its bytes from there on, as many as one call brings; none at its end."""
+        ...
+
+
+# --- commands of the site --------------------------------------------------------------------------------
+
+
+class CommandFailed(Exception):
+    """The command surely did not begin. One sentence."""
+
+
+class SiteCommands(Protocol):
+    """Programs of the site on this machine. Each is started once under a key, and outlives who asked."""
+
+    def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
+        """Starts it without a shell and does not wait; the same key is nothing new. Raises CommandFailed."""
+        ...
+
+    def look(self, key: str) -> CommandSeen:
+        """What became of it."""
+        ...
+
+
+# --- what was collected ----------------------------------------------------------------------------------
+
+
+class EvidenceBroken(Exception):
+    """What was stored is not the file that the node told of. It is dropped."""
+
+
+class EvidenceBook(Protocol):
+    """Where collected files are kept, piece by piece. Raises LedgerAway. Readers see whole files alone."""
+
+    def stored(self, file: str) -> int:
+        """How many of its bytes are here; 0 for one that nobody began."""
+        ...
+
+    def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
+        """Stores one piece; the same piece again is nothing. Pieces come in their order."""
+        ...
+
+    def finish(self, file: EvidenceFile) -> None:
+        """All pieces are here: from now on it is shown. Again is nothing. Raises EvidenceBroken."""
+        ...
+
+    def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
+        """The finished ones of an incident or a run, oldest first."""
+        ...
+
+    def file(self, file: str) -> EvidenceFile | None:
+        """A finished one."""
+        ...
+
+    def content(self, file: str) -> bytes:
+        """The bytes of a finished one."""
         ...
 
 

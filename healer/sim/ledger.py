@@ -223,7 +223,7 @@ class MemoryLedger:
             running={
                 run.node: run.id
                 for run in tables.runs.values()
-                if run.state is RunState.running and not run.shadow and run.node
+                if run.state is RunState.running and not run.shadow and not run.beside and run.node
             },
             permits=tuple(one for one in tables.permits if now - one.at < timedelta(hours=24)),
             waiting=tuple(self._waiting()),
@@ -343,9 +343,10 @@ class MemoryTx:
             self._put(run)
 
     def _put(self, run: Run) -> None:
-        """One run per node at a time; shadow runs never count."""
+        """One run per node at a time; shadow runs and those that only look never count."""
         for other in self._tables.runs.values():
             both = other.state is run.state is RunState.running and not (other.shadow or run.shadow)
+            both = both and not (other.beside or run.beside)
             if both and other.id != run.id and run.node is not None and other.node == run.node:
                 raise ValueError(f"another run is working on {run.node}: {other.id}")
         self._tables.runs[run.id] = run

@@ -11,6 +11,8 @@ reset), `reset-fails` (no reset works). Any other is a fault of the hardware tha
 """
 
 import argparse
+import gzip
+import hashlib
 import signal
 import threading
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
-from healer.model import Diagnosis, FabricState
+from healer.model import Bundle, Diagnosis, FabricState
 from healer.ports import Clock, NodeError, NodeUnavailable
 from healer.sim.calls import CallClient, CallFailed, CallServer, Gone
 from healer.sim.clock import WallClock
@@ -33,6 +35,8 @@ DIAGNOSIS_S = 10.0
 #: Tests remembered per node, so that a long simulation stays small.
 DIAGNOSES_KEPT = 50
 _NO_HARDWARE = frozenset({"fabric-manager", "fabric", "unreachable", "service-stuck", "reset-fails"})
+#: Bytes of a collected file that one call brings: small, so that each file takes several.
+CHUNK_BYTES = 64
 #: The fault that a reset of the GPU ends.
 HUNG = "gpu-hung"
 
@@ -45,6 +49,8 @@ class _Node:
     diagnoses: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
     #: The same of resets.
     resets: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
+    #: key -> when its logs began to be collected, and the file.
+    collections: dict[str, tuple[datetime, bytes]] = field(default_factory=dict)
 
 
 class SimNodes:
@@ -134,6 +140,34 @@ class SimNodes:
             begun, outcome = known.resets[key]
             return outcome if self._clock.now() - begun >= self._takes else None
 
+    def start_collection(self, node: str, key: str) -> None:
+        with self._lock:
+            known = self._reached(node)
+            if key in known.collections:
+                return
+            if len(known.collections) >= DIAGNOSES_KEPT:
+                del known.collections[next(iter(known.collections))]
+            told = f"===== dmesg of {node}\n{chr(10).join(sorted(known.faults))}\n"
+            known.collections[key] = (self._clock.now(), gzip.compress(told.encode(), mtime=0))
+
+    def collection(self, node: str, key: str) -> Bundle | None:
+        with self._lock:
+            begun, data = self._collected(node, key)
+            if self._clock.now() - begun < self._takes:
+                return None
+            digest = hashlib.sha256(data).hexdigest()
+            return Bundle(size_bytes=len(data), sha256=digest, parts=("dmesg: 1 lines",))
+
+    def read_collection(self, node: str, key: str, start: int) -> bytes:
+        with self._lock:
+            return self._collected(node, key)[1][start : start + CHUNK_BYTES]
+
+    def _collected(self, node: str, key: str) -> tuple[datetime, bytes]:
+        known = self._reached(node)
+        if key not in known.collections:
+            raise NodeError(f"{node} was never asked for {key}.")
+        return known.collections[key]
+
     # --- what drives them ---
 
     def plant(self, node: str, fault: str) -> None:
@@ -167,6 +201,11 @@ class SimNodes:
         with self._lock:
             return list(self._node(node).resets)
 
+    def collections(self, node: str) -> list[str]:
+        """The keys under which logs were collected on it."""
+        with self._lock:
+            return list(self._node(node).collections)
+
     def _node(self, name: str) -> _Node:
         return self._nodes.setdefault(name, _Node())
 
@@ -194,11 +233,14 @@ _READS: dict[str, Any] = {
     "diagnosis": Diagnosis | None,
     "reset": Diagnosis | None,
     "resets": list[str],
+    "collection": Bundle | None,
+    "read_collection": bytes,
+    "collections": list[str],
     "faults": list[str],
     "restarts": int,
     "diagnoses": list[str],
 }
-_WRITES = ("restart_service", "start_diagnosis", "start_reset", "plant", "mend")
+_WRITES = ("restart_service", "start_diagnosis", "start_reset", "start_collection", "plant", "mend")
 
 
 class NodesServer(CallServer):
@@ -242,6 +284,18 @@ class NodesClient:
 
     def resets(self, node: str) -> list[str]:
         return self._call("resets", node)
+
+    def start_collection(self, node: str, key: str) -> None:
+        self._call("start_collection", node, key)
+
+    def collection(self, node: str, key: str) -> Bundle | None:
+        return self._call("collection", node, key)
+
+    def read_collection(self, node: str, key: str, start: int) -> bytes:
+        return self._call("read_collection", node, key, start)
+
+    def collections(self, node: str) -> list[str]:
+        return self._call("collections", node)
 
     def plant(self, node: str, fault: str) -> None:
         self._call("plant", node, fault)

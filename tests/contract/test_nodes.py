@@ -1,6 +1,8 @@
 """What every `ports.NodeExec` must do: simulated nodes in this process and over their socket, and healer-node
 behind a real sshd."""
 
+import gzip
+import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +28,7 @@ class World(Protocol):
     def restarts(self, node: str, /) -> int: ...
     def diagnoses(self, node: str, /) -> list[str]: ...
     def resets(self, node: str, /) -> list[str]: ...
+    def collections(self, node: str, /) -> list[str]: ...
 
 
 class Advancing(Protocol):
@@ -62,6 +65,9 @@ class RealWorld:
     def resets(self, node: str) -> list[str]:
         return self._of.resets(node)
 
+    def collections(self, node: str) -> list[str]:
+        return self._of.collections(node)
+
 
 class RealClock:
     """The tests end when so much time has been let pass, however long it took."""
@@ -77,6 +83,8 @@ class RealClock:
                 self._of.ended("diagnose-show", key)
             for key in self._of.resets(NODE):
                 self._of.ended("gpu-reset-show", key)
+            for key in self._of.collections(NODE):
+                self._of.ended("collect-show", key)
 
 
 @pytest.fixture(params=["in process", "socket", "ssh"])
@@ -220,3 +228,29 @@ def test_a_reset_that_nobody_asked_for_is_an_error_and_so_is_a_node_that_is_away
     bench.world.plant(NODE, "unreachable")
     with pytest.raises(NodeUnavailable):
         bench.nodes.start_reset(NODE, "r1", "all")
+
+
+# --- what is collected on it -------------------------------------------------------------------------------
+
+
+def test_logs_are_collected_once_and_read_piece_by_piece(bench: Bench) -> None:
+    bench.nodes.start_collection(NODE, "r1:collect:0")
+    bench.nodes.start_collection(NODE, "r1:collect:0")
+    bench.clock.advance(TAKES_S)
+    bundle = bench.nodes.collection(NODE, "r1:collect:0")
+    assert bundle is not None and any(part.startswith("dmesg: ") for part in bundle.parts)
+    data = b""
+    while piece := bench.nodes.read_collection(NODE, "r1:collect:0", len(data)):
+        data += piece
+    assert (len(data), hashlib.sha256(data).hexdigest()) == (bundle.size_bytes, bundle.sha256)
+    text = gzip.decompress(data).decode()
+    assert text.startswith("===== dmesg") and "s3cr3t" not in text
+    assert bench.world.collections(NODE) == ["r1:collect:0"]
+
+
+def test_logs_that_nobody_asked_for_are_an_error_and_so_is_a_node_that_is_away(bench: Bench) -> None:
+    with pytest.raises(NodeError, match="never asked for r9"):
+        bench.nodes.collection(NODE, "r9")
+    bench.world.plant(NODE, "unreachable")
+    with pytest.raises(NodeUnavailable):
+        bench.nodes.start_collection(NODE, "r1")

@@ -227,6 +227,20 @@ def test_a_persons_drain_takes_over_a_run_that_has_only_waited(desk: Desk) -> No
     assert desk.state(waiting.id) is RunState.done
 
 
+def test_a_run_that_only_looks_stands_beside_the_one_that_works(desk: Desk) -> None:
+    """Nor does it keep one off: a drain that is asked for meanwhile begins at once."""
+    beside = desk.people.start(desk.ask("collect-evidence"))
+    assert (beside.state, beside.beside, facts(desk).running) == (RunState.running, True, {})
+    drain = desk.people.start(desk.ask())
+    assert (drain.state, desk.state(beside.id)) == (RunState.running, RunState.running)
+    with pytest.raises(Conflict, match="does the same"):
+        desk.people.start(desk.ask("collect-evidence", id="r-twice"))
+    assert desk.work(drain.id) is RunState.waiting
+    assert desk.work(beside.id) is RunState.stuck  # this worker comes to no node
+    again = desk.people.start(desk.ask("collect-evidence", id="r-again"))
+    assert (again.state, desk.state(drain.id)) == (RunState.running, RunState.waiting)
+
+
 def test_a_persons_drain_does_not_take_over_a_run_that_has_taken_the_node(desk: Desk) -> None:
     waiting = desk.people.start(desk.ask("slow-node"))
     desk.driver.drive(waiting.id)

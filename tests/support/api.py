@@ -19,6 +19,7 @@ from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.events import PostgresEvents
+from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.figures import readiness
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.hooks import PostgresHooks
@@ -297,6 +298,7 @@ class Api:
         self.tokens = PostgresTokens(self.engine, CLUSTER)
         self.run_commands = TableRuns(self.engine)
         self.events = PostgresEvents(self.engine)
+        self.evidence = PostgresEvidence(self.engine)
         self.signals = PostgresSignals(self.engine)
         clock = SystemClock()
         columns = PostgresColumns(self.engine)
@@ -331,6 +333,7 @@ class Api:
             idempotency=PostgresIdempotency(self.engine),
             audit=NoAudit(),
             events=self.events,
+            evidence=self.evidence,
             ready=lambda: readiness(self.engine, [CLUSTER], clock.now(), stale_s=30),
         )
         self.app: FastAPI = create_app(self.services)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from healer.decisions import stands_beside
 from healer.drive import Driver
 from healer.model import (
     Command,
@@ -35,8 +36,11 @@ from healer.signals.identity import digest_of
 from healer.signals.wire import kernel_log_observations
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
+from healer.sim.commands import SimCommands
+from healer.sim.evidence import MemoryEvidence
 from healer.sim.ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
+from healer.sim.readings import SimReadings
 from healer.sim.slurm_core import SimScheduler, sim_nodes
 from healer.walk import walk
 
@@ -137,6 +141,9 @@ class Site:
         self.checkpoints: list[str] = []
         self.on_checkpoint: Callable[[str], None] = self.checkpoints.append
         self.nodes = SimNodes(self.clock)
+        self.evidence = MemoryEvidence()
+        self.commands = SimCommands(self.clock)
+        self.readings = SimReadings()
         self.saved = self.ledger.checkpoints = MemoryCheckpoints()
         self.driver = Driver(
             ledger=self.ledger,
@@ -146,6 +153,9 @@ class Site:
             checkpoint=self._at_checkpoint,
             nodes=self.nodes,
             checkpoints=self.saved,
+            evidence=self.evidence,
+            commands=self.commands,
+            readings=self.readings,
             picture=lambda: self.ledger.snapshot,
         )
 
@@ -234,6 +244,7 @@ class Site:
             created_at=self.now,
             node=name(node),
             rule=playbook,
+            beside=stands_beside(self.rules.playbooks[playbook]),
             input={"reason_text": f"{by}: because"},
         )
         with self.ledger.transaction() as tx:

@@ -218,5 +218,8 @@ class StandIns:
     def diagnoses(self, _node: str) -> list[str]:
         return sorted(path.stem for path in (self.state / "diagnose").glob("*.json"))
 
+    def collections(self, _node: str) -> list[str]:
+        return sorted(path.stem for path in (self.state / "collect").glob("*.json"))
+
     def resets(self, _node: str) -> list[str]:
         return sorted(path.stem for path in (self.state / "reset").glob("*.json"))

@@ -1,9 +1,10 @@
 """What healer-node's documents mean. Pure: a document in, one of `healer.model` out, or NodeError."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from healer.model import Diagnosis, FabricState
+from healer.model import Bundle, Diagnosis, FabricState
 from healer.ports import NodeError
 
 #: What a GPU says of a fabric that it has no part in: cards on PCIe, and models before Hopper.
@@ -12,6 +13,9 @@ _NO_FABRIC = frozenset({"", "N/A", "Not Supported"})
 #: nodes with NVSwitches of their own both are always zero.
 _RACK_SCALE = ("GB200", "GB300")
 _TEXT_MAX = 300
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+#: healer-node ends a bundle at 16 MB; what it had still to write comes on top.
+BUNDLE_MOST_BYTES = 24 * 1024 * 1024
 
 
 def fabric(node: str, told: Mapping[str, Any]) -> FabricState:
@@ -76,6 +80,25 @@ def reset(node: str, key: str, told: Mapping[str, Any]) -> Diagnosis | None:
         said = f"nvidia-smi --gpu-reset ended with {told.get('exit')}: {text}"
         return Diagnosis(passed=False, text=said, failed=("gpu-reset",))
     return Diagnosis(passed=True, text=f"the GPU reset is done ({_what(told)})")
+
+
+def bundle(node: str, key: str, told: Mapping[str, Any]) -> Bundle | None:
+    """None while it is made. A part that could not be had is told among the parts, and no error."""
+    state, size = told.get("state"), told.get("bytes")
+    if state == "running":
+        return None
+    if state != "finished":
+        raise NodeError(f"The logs {key} of {node} were not collected: {told.get('text') or state}.")
+    digest = str(told.get("sha256", ""))
+    if not isinstance(size, int) or not 0 < size <= BUNDLE_MOST_BYTES or not _SHA256.fullmatch(digest):
+        raise NodeError(f"{node} tells of a file {key} that healer does not take: {size} bytes.")
+    parts = [one for one in told.get("parts") or () if isinstance(one, dict)]
+    return Bundle(size_bytes=size, sha256=digest, parts=tuple(_part(one) for one in parts))
+
+
+def _part(one: Mapping[str, Any]) -> str:
+    lines = f"{one.get('name', '?')}: {one.get('lines', 0)} lines"
+    return f"{lines}, {str(one['text'])[:_TEXT_MAX]}" if one.get("text") else lines
 
 
 def _what(told: Mapping[str, Any]) -> str:

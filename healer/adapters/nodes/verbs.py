@@ -1,11 +1,13 @@
 """`ports.NodeExec` by healer-node's verbs, over any channel that carries one request and its answer."""
 
+import base64
+import binascii
 import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from healer.adapters.nodes import answers
-from healer.model import Diagnosis, FabricState
+from healer.model import Bundle, Diagnosis, FabricState
 from healer.ports import NodeError, NodeUnavailable
 
 #: What a program on the node may take to answer, beside the way there: healer-node's own limits are lower.
@@ -66,6 +68,19 @@ class NodeVerbs:
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
         return answers.reset(node, key, self._ask(node, self._read_s, "gpu-reset-show", _checked(key)))
+
+    def start_collection(self, node: str, key: str) -> None:
+        self._ask(node, self._effect_s, "collect", _checked(key))
+
+    def collection(self, node: str, key: str) -> Bundle | None:
+        return answers.bundle(node, key, self._ask(node, self._read_s, "collect-show", _checked(key)))
+
+    def read_collection(self, node: str, key: str, start: int) -> bytes:
+        told = self._ask(node, self._read_s, "collect-read", _checked(key), str(start))
+        try:
+            return base64.b64decode(str(told.get("data", "")), validate=True)
+        except binascii.Error as error:
+            raise NodeError(f"{node} sent something else than the bytes of {key}.") from error
 
     def identify(self, node: str) -> Mapping[str, Any]:
         """Boot id, driver, GPUs with UUID and serial number."""

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import rows, rule_texts, verdicts
 from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.evidence import collected_for
 from healer.adapters.postgres.figures import lock_held, part_lock
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
@@ -203,6 +204,7 @@ class PostgresConsoleReads:
                 records=tuple(reversed(records)),
                 messages=_messages(conn, found.id),
                 similar=tuple(rows.similar_of(conn, found, self._snapshots.read(conn, found.cluster))),
+                collected=tuple(collected_for(conn, incident=found.id)),
             )
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:

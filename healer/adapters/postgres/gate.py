@@ -53,7 +53,8 @@ SELECT
   (SELECT json_agg(doc ORDER BY id) FROM permits
      WHERE cluster = :cluster AND at > :now - CAST(:permits_kept AS interval)) AS permits,
   (SELECT json_object_agg(node, id) FROM runs
-     WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL) AS running,
+     WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL
+       AND (doc->>'beside') IS DISTINCT FROM 'true') AS running,
   (SELECT json_agg(one) FROM (
      SELECT * FROM (
        SELECT runs.id AS run, runs.node, incidents.severity, incidents.opened AS since,

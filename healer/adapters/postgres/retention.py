@@ -7,7 +7,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres import features, samples
+from healer.adapters.postgres import evidence, features, samples
 from healer.adapters.postgres.tables import (
     delivery_log,
     fault_bursts,
@@ -79,6 +79,7 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
     _all(engine, forecasts, forecasts.c.ended_at < now - FORECASTS)
     for seen in (unknown_series, losses, senders):
         _all(engine, seen, seen.c.last_seen < now - UNKNOWN_SERIES)
+    evidence.forget(engine, now, low=low)
     with engine.begin() as conn:
         features.forget(conn, now)
     samples.forget(engine, now)

@@ -34,6 +34,7 @@ from healer.decisions import (
     limits,
     reset,
     slot_later,
+    stands_beside,
     takes_canary,
 )
 from healer.incidents.jobs import hit_among
@@ -182,6 +183,7 @@ class PostgresRunCommands:
             job=job.id if job else request.job,
             incident=incident.id if incident else None,
             rule=incident.rule if incident else playbook.name,
+            beside=stands_beside(playbook),
             input={
                 "reason_text": f"{request.by}: {request.reason}",
                 "restarts": job.restarts if job else None,
@@ -197,14 +199,29 @@ class PostgresRunCommands:
         playbook: Playbook,
         facts: GateFacts,
     ) -> None:
-        self._take_over(conn, run)
-        self._free(conn, run, facts)
+        if run.beside:
+            self._once(conn, run)
+        else:
+            self._take_over(conn, run)
+            self._free(conn, run, facts)
         self._grant(conn, run, playbook, incident)
         try:
             with conn.begin_nested():
                 create_run(conn, run)
         except IntegrityError as error:
             raise Conflict(f"another run is working on {run.node}: wait for it or cancel it") from error
+
+    def _once(self, conn: sa.Connection, run: Run) -> None:
+        """Runs that stand beside others: of one playbook one at a time on a node. The gate's lock is held."""
+        query = sa.select(runs.c.id).where(
+            runs.c.cluster == run.cluster,
+            runs.c.node == run.node,
+            runs.c.playbook == run.playbook,
+            runs.c.state == "running",
+            ~runs.c.shadow,
+        )
+        if (other := conn.scalar(query)) is not None:
+            raise Conflict(f"run {other} does the same on {run.node}: wait for it or cancel it")
 
     def _take_over(self, conn: sa.Connection, run: Run) -> None:
         """A person's run takes over one that only waits on the same node."""
@@ -319,10 +336,10 @@ class PostgresRunCommands:
             else:
                 acts = verdict.outcome is Outcome.act
                 if acts:
-                    self._free(conn, approved, facts)
+                    if not known.beside:
+                        self._free(conn, approved, facts)
                     facts = gate.read_facts(conn, known.cluster, self._snapshots, now, breaker=facts.breaker)
-                    others = {node for node in facts.running if node == known.node}
-                    if others:
+                    if known.node in facts.running and not known.beside:
                         raise Conflict(f"another run is working on {known.node}")
                     self._grant(conn, known, playbook, incident)
                     if takes_canary(facts, proposal):

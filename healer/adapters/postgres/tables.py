@@ -306,13 +306,16 @@ runs = sa.Table(
     _moment("lease_until", nullable=True),
     _moment("ended_at", nullable=True),
     sa.Column("doc", JSONB, nullable=False),
-    # One run per node at a time; shadow runs never count.
+    # One run per node at a time; shadow runs and those that only look never count.
     sa.Index(
         "runs_one_per_node",
         "cluster",
         "node",
         unique=True,
-        postgresql_where=sa.text("state = 'running' AND NOT shadow AND node IS NOT NULL"),
+        postgresql_where=sa.text(
+            "state = 'running' AND NOT shadow AND node IS NOT NULL"
+            " AND (doc ->> 'beside') IS DISTINCT FROM 'true'"
+        ),
     ),
     sa.Index("runs_due", "cluster", "wake_at", postgresql_where=sa.text("state IN ('running', 'waiting')")),
     sa.Index("runs_created", "created_at"),
@@ -688,4 +691,28 @@ forest_models = sa.Table(
     sa.Column("doc", JSONB, nullable=False),
     sa.Column("data", BYTEA, nullable=False),
     sa.Index("forest_models_class", "cluster", "hardware", "load", "trained_at"),
+)
+
+# What was collected on nodes, for people: gzip in pieces. Shown once all of it is here.
+evidence = sa.Table(
+    "evidence",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("incident", sa.Text),
+    sa.Column("run", sa.Text, nullable=False, index=True),
+    _moment("at"),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("finished", sa.Boolean, nullable=False),
+    sa.Column("doc", JSONB, nullable=False),
+    sa.Index("evidence_incident", "incident", "at"),
+    sa.Index("evidence_at", "at"),
+)
+
+evidence_pieces = sa.Table(
+    "evidence_pieces",
+    metadata,
+    sa.Column("file", sa.Text, sa.ForeignKey("evidence.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("start", sa.BigInteger, primary_key=True),
+    sa.Column("data", BYTEA, nullable=False),
 )

@@ -6,6 +6,7 @@ import msgspec
 
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import target
+from healer.decisions import stands_beside
 from healer.model import ENDED_RUN_STATES, Incident, Input, InputType, LogEntry, Playbook, Role, Run, RunState
 from healer.playbooks import BEGIN, UNDO
 
@@ -249,11 +250,14 @@ def node_buttons(
 ) -> tuple[Button, ...]:
     """Drain and resume by hand, and on a node in service the site's other playbooks for nodes.
 
-    Our own drain can be resumed, Slurm's own taken over and tested; a person's is theirs (law 5).
+    Our own drain can be resumed, Slurm's own taken over and tested; a person's is theirs (law 5). What only
+    looks may be asked for at any time.
     """
     if not may_act(role):
         return ()
     body = {"cluster": cluster, "node": row.name}
+    playbooks = tuple(playbooks)
+    looks = tuple(_by_hand(one, body) for one in playbooks if stands_beside(one))
     if row.in_service:
         others = [one for one in playbooks if one.target == "node" and one.name not in _OWN_BUTTON]
         return (
@@ -280,7 +284,9 @@ def node_buttons(
                 preview_body={**body, "reason": "preview"},
                 primary=True,
             ),
+            *looks,
         )
     if row.kind is NodeKind.out_slurm:
-        return tuple(_by_hand(one, body) for one in playbooks if one.name == "adopt-slurm-drain")
-    return ()
+        adopt = (_by_hand(one, body) for one in playbooks if one.name == "adopt-slurm-drain")
+        return (*adopt, *looks)
+    return looks

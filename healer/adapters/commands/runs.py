@@ -1,0 +1,81 @@
+"""`ports.SiteCommands` on this machine: each command under a runner of its own, its record in a file."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from healer.adapters.commands import runner
+from healer.model import CommandSeen
+from healer.ports import CommandFailed
+
+#: To start the runner: less than an effect may take.
+START_S = 4.0
+#: Of what it printed, for the run's log.
+OUTPUT_CHARS = 4000
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
+
+
+class Commands:
+    """`folder` holds the records; it is made where it is missing. Safe for threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
+        if not os.access(argv[0], os.X_OK) or not Path(argv[0]).is_file():
+            raise CommandFailed(f"{argv[0]} is missing, or healer's user may not start it")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandFailed(f"{self._folder} cannot be written: {error.strerror}") from error
+        asked = {"folder": str(self._folder), "key": _checked(key), "argv": argv, "timeout_s": timeout_s}
+        words = [sys.executable, "-I", "-S", runner.__file__]
+        try:
+            done = subprocess.run(
+                words,
+                input=json.dumps(asked).encode(),
+                capture_output=True,
+                timeout=START_S,
+                check=False,
+                env={},
+            )
+        except subprocess.TimeoutExpired:
+            return  # it may have begun: who looks will know
+        except OSError as error:
+            raise CommandFailed(f"no process can be started: {error.strerror}") from error
+        if done.returncode and self.look(key).state == "never":
+            said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise CommandFailed(f"its runner failed: {said[:300]}")
+
+    def look(self, key: str) -> CommandSeen:
+        record = self._record(key)
+        if record is not None and record["state"] == "running" and not self._lives(key):
+            record = self._record(key)  # it may have ended in between
+            if record is not None and record["state"] == "running":
+                return CommandSeen(state="lost")
+        if record is None:
+            return CommandSeen(state="never")
+        output = str(record.get("output", ""))[-OUTPUT_CHARS:]
+        return CommandSeen(state=record["state"], code=record.get("code"), output=output)
+
+    def _record(self, key: str) -> dict | None:
+        try:
+            return json.loads((self._folder / f"{_checked(key)}.json").read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def _lives(self, key: str) -> bool:
+        fd = runner.locked(self._folder / f"{key}.lock")
+        if fd is None:
+            return True
+        os.close(fd)
+        return False
+
+
+def _checked(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"{key!r} cannot name a command's run")
+    return key

@@ -1,0 +1,116 @@
+"""Collected files in PostgreSQL: workers store them and the API reads them, on whatever machine each is.
+
+Pieces come in one after the other, and a file is shown once its checksum is right. What is over the bounds
+goes, the oldest first (`forget`, at each tidy).
+"""
+
+import hashlib
+from datetime import datetime, timedelta
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from healer.adapters.postgres.engine import ledger_errors
+from healer.adapters.postgres.tables import evidence, evidence_pieces
+from healer.model import EvidenceFile
+from healer.ports import EvidenceBroken
+
+#: A repair and its warranty claim are over by then.
+KEPT = timedelta(days=90)
+#: Of all files together; of one at most 24 MB are taken from a node.
+MOST_BYTES = 2 * 1024**3
+#: Where the database's disk is nearly full.
+LOW_BYTES = MOST_BYTES // 16
+
+
+class PostgresEvidence:
+    """`healer.ports.EvidenceBook`."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def stored(self, file: str) -> int:
+        last = (
+            sa.select(evidence_pieces.c.start + sa.func.octet_length(evidence_pieces.c.data))
+            .where(evidence_pieces.c.file == file)
+            .order_by(evidence_pieces.c.start.desc())
+            .limit(1)
+        )
+        with ledger_errors(), self._engine.connect() as conn:
+            return conn.scalar(last) or 0
+
+    def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
+        with ledger_errors(), self._engine.begin() as conn:
+            head = insert(evidence).values(
+                id=file.id,
+                cluster=file.cluster,
+                incident=file.incident,
+                run=file.run,
+                at=file.at,
+                size_bytes=file.bundle.size_bytes,
+                finished=False,
+                doc=msgspec.to_builtins(file),
+            )
+            conn.execute(head.on_conflict_do_nothing())
+            piece = insert(evidence_pieces).values(file=file.id, start=start, data=data)
+            conn.execute(piece.on_conflict_do_nothing())
+
+    def finish(self, file: EvidenceFile) -> None:
+        digest = hashlib.sha256()
+        with ledger_errors(), self._engine.begin() as conn:
+            for (piece,) in conn.execute(_pieces(file.id)):
+                digest.update(piece)
+            right = digest.hexdigest() == file.bundle.sha256
+            chosen = evidence.c.id == file.id
+            conn.execute(
+                sa.update(evidence).where(chosen).values(finished=True)
+                if right
+                else sa.delete(evidence).where(chosen)
+            )
+        if not right:
+            raise EvidenceBroken(f"The bytes of {file.id} are not those that {file.node} told of: dropped.")
+
+    def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
+        with ledger_errors(), self._engine.connect() as conn:
+            return collected_for(conn, incident=incident, run=run)
+
+    def file(self, file: str) -> EvidenceFile | None:
+        query = sa.select(evidence.c.doc).where(evidence.c.finished, evidence.c.id == file)
+        with ledger_errors(), self._engine.connect() as conn:
+            doc = conn.scalar(query)
+        return None if doc is None else msgspec.convert(doc, EvidenceFile)
+
+    def content(self, file: str) -> bytes:
+        whole = sa.select(evidence.c.id).where(evidence.c.id == file, evidence.c.finished)
+        with ledger_errors(), self._engine.connect() as conn:
+            pieces = conn.execute(_pieces(file).where(evidence_pieces.c.file.in_(whole)))
+            return b"".join(pieces.scalars())
+
+
+def collected_for(
+    conn: sa.Connection, *, incident: str | None = None, run: str | None = None
+) -> list[EvidenceFile]:
+    query = sa.select(evidence.c.doc).where(evidence.c.finished).order_by(evidence.c.at, evidence.c.id)
+    if incident is not None:
+        query = query.where(evidence.c.incident == incident)
+    if run is not None:
+        query = query.where(evidence.c.run == run)
+    return [msgspec.convert(doc, EvidenceFile) for doc in conn.execute(query).scalars()]
+
+
+def forget(engine: sa.Engine, now: datetime, *, low: bool = False) -> None:
+    """Drops what is too old, and the oldest of what is too much. `low`: the disk is nearly full."""
+    newer = sa.func.sum(evidence.c.size_bytes).over(order_by=(evidence.c.at.desc(), evidence.c.id.desc()))
+    summed = sa.select(evidence.c.id, newer.label("so_far")).subquery()
+    over = sa.select(summed.c.id).where(summed.c.so_far > (LOW_BYTES if low else MOST_BYTES))
+    with engine.begin() as conn:
+        conn.execute(sa.delete(evidence).where(sa.or_(evidence.c.at < now - KEPT, evidence.c.id.in_(over))))
+
+
+def _pieces(file: str) -> sa.Select:
+    return (
+        sa.select(evidence_pieces.c.data)
+        .where(evidence_pieces.c.file == file)
+        .order_by(evidence_pieces.c.start)
+    )

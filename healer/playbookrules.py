@@ -1,11 +1,11 @@
 """Reads and checks `rules/playbooks/*.yaml`: steps, conditions, inputs, and playbooks within playbooks."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.model import REMOVING_VERBS, Playbook, Step, Verb
+from healer.model import FIT, REMOVING_VERBS, Playbook, Step, Verb
 from healer.playbooks.advance import JOB_LISTS, RESERVED
 from healer.playbooks.condition_checks import wrong_with
 from healer.playbooks.conditions import ConditionError, Ended, Fixed, leaves, parse
@@ -33,7 +33,9 @@ _ENDLESS = {
 }
 
 
-def read_playbooks(sources: Sequence[Source], scripts: Mapping[str, str]) -> dict[str, Playbook]:
+def read_playbooks(
+    sources: Sequence[Source], scripts: Mapping[str, str], depths: Collection[str] = ()
+) -> dict[str, Playbook]:
     """All playbooks by name, with those that they use put in their place. Problems go to their sources."""
     found: dict[str, tuple[Source, Playbook]] = {}
     for source in sources:
@@ -51,6 +53,7 @@ def read_playbooks(sources: Sequence[Source], scripts: Mapping[str, str]) -> dic
         _check_head(source, playbook)
         for index, step in enumerate(playbook.steps):
             _check_step(source, ("steps", index), step, playbook, scripts)
+            _check_depth(source, ("steps", index), step, playbook, depths)
             if step.use is not None:
                 _check_use(source, ("steps", index), step, playbook, books)
         if len(source.problems) > before:
@@ -124,6 +127,23 @@ def _check_step(
     if isinstance(script, str) and not places_of(script) and script not in scripts:
         hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
         source.problem((*path, "input", "script"), f"there is no script {script}", hint)
+
+
+def _check_depth(
+    source: Source, path: tuple[str, int], step: Step, playbook: Playbook, depths: Collection[str]
+) -> None:
+    """Each depth that may be meant is there; a test of a depth is no script besides."""
+    given = step.input.get("depth")
+    if not isinstance(given, str):
+        return
+    place = only_place(given)
+    spec = playbook.inputs.get(place) if place is not None else None
+    for name in spec.choices if spec is not None else () if place is not None else (given,):
+        if name != FIT and name not in depths:
+            hint = did_you_mean(name, [*depths, FIT]) or "a depth of rules/validation/depths.yaml"
+            source.problem((*path, "input", "depth"), f"there is no depth {name}", hint)
+    if "script" in step.input:
+        source.problem((*path, "input", "depth"), f"the step {step.id} has a depth and a script", "take one")
 
 
 def _check_bounds(source: Source, path: tuple[str, int], step: Step) -> None:

@@ -51,6 +51,7 @@ from healer.rulefiles import Problem, Source, did_you_mean
 from healer.scraperules import read_scrape
 from healer.sharingrules import policy_of_sharing, read_sharings
 from healer.topology_found import FOUND, by_hand_first
+from healer.validationrules import read_validation
 
 __all__ = ["Problem", "RulesInvalid", "load"]
 
@@ -126,7 +127,8 @@ def load(
     scripts = _scripts(folder)
     paths = sorted((rules_dir / "playbooks").glob("*.yaml"))
     books = [source for path in paths if (source := folder.source(f"playbooks/{path.name}"))]
-    playbooks = read_playbooks(books, scripts)
+    validation = read_validation(folder.source("validation/depths.yaml", required=False), scripts)
+    playbooks = read_playbooks(books, scripts, validation.depths)
     _always_there(folder)
     known = [*_known_faults(xids, sxids, asks), *(one.fault for one in lines.lines)]
     rules = _rules(folder, known, playbooks)
@@ -193,6 +195,7 @@ def load(
         context=context,
         watches=watches,
         scripts=scripts,
+        validation=validation,
         scrape=scrape,
         sharings=sharings,
         escalations=escalations,

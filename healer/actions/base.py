@@ -14,11 +14,13 @@ from healer.model import (
     LogEntry,
     Message,
     Permit,
+    Reference,
     Run,
     SlurmSnapshot,
     Step,
     StepEvent,
     Ticket,
+    Validation,
 )
 from healer.ports import Checkpoints, NodeExec, Scheduler
 
@@ -103,6 +105,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     picture: Callable[[], SlurmSnapshot | None] = lambda: None
     users: Callable[[], Sequence[str]] = tuple
     scripts: Mapping[str, str] = {}
+    #: Which of them make a test of which depth.
+    validation: Validation = Validation()
+    #: Asks for what nodes of each kind should be.
+    references: Callable[[], Sequence[Reference]] = tuple
 
     @property
     def lines(self) -> list[LogEntry]:

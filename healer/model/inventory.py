@@ -32,12 +32,17 @@ FACTS = {
 NOT_COMPARED = frozenset({"nvlink_domain"})
 #: Of one value, in characters.
 FACT_MAX = 128
+#: What a test measures and a good node's figure bounds: by the end of its name.
+FIGURES = ("_per_s", "_count")
+#: A rate has to reach this share of the good node's.
+FIGURE_SHARE = 0.9
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """What nodes of one kind (a GPU model as Slurm names it) should be, taken from one that is good.
 
-    `by` is who took it. A fact that is not in it is not compared.
+    `by` is who took it. A fact that is not in it is not compared. `figures` are what the node's newest test
+    that passed measured, by the name of the result.
     """
 
     cluster: str
@@ -46,6 +51,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     by: str
     facts: dict[str, str]
+    figures: dict[str, float] = {}
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +66,10 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str]
     changed: dict[str, tuple[str, datetime]] = {}
     booted_at: datetime | None = None
+
+
+def is_figure(name: str) -> bool:
+    return name.endswith(FIGURES)
 
 
 def kind_of(gpu_model: str) -> str:

@@ -19,6 +19,7 @@ from healer.model.routes import Notifications
 from healer.model.scrape import ScrapeRules
 from healer.model.sharing import Sharing
 from healer.model.signals import Catalogue
+from healer.model.validation import Validation
 from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity, Verb
 
 
@@ -410,6 +411,8 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     watches: WatchSettings = WatchSettings()
     #: Tests that a batch job runs on a node, by the name of their file in `rules/validation`.
     scripts: dict[str, str] = {}
+    #: Which of them make a test of a node, by how much was done to it.
+    validation: Validation = Validation()
     #: What is no fault while something else goes on at its node.
     context: tuple[ContextRule, ...] = ()
     #: What healer fetches itself.

@@ -2,8 +2,8 @@
 
 A file that a job writes lies on its node, where healer cannot read it. What every Slurm hands back is the
 job's own record: the results go into its admin comment, which operators alone may set, after each test anew,
-so they stand there too when the time limit ends the job. The exit code is the verdict: 0 passed, 77 not tested,
-else failed.
+so they stand there too when the time limit ends the job. The exit code is the verdict: 0 passed, 77 not
+tested, else failed.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ FORM = "healer-test/1"
 
 _HEAD = """\
 # Made by healer of rules/validation: its tests, in their order.
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin:$PATH
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin
 LC_ALL=C
 HEALER_TEST_DEPTH={depth}
 export PATH LC_ALL HEALER_TEST_DEPTH
@@ -33,38 +33,45 @@ tell() {{
     timeout 30 scontrol update JobId="$SLURM_JOB_ID" AdminComment="$told" >/dev/null 2>&1
 }}
 
+# One line that a test printed.
+note() {{
+    line=$1
+    set -f
+    # shellcheck disable=SC2086
+    set -- $line
+    set +f
+    case $1 in
+    healer-says) said=$(printf '%s' "${{line#* }}" | tr -c ' -~' ' ' | tr ';|"\\\\' ' ' | cut -c 1-160) ;;
+    healer-result)
+        part="; $2=$3"
+        case "$2 $3" in
+        [!a-z]* | *[!a-z0-9_]*" "* | *" "*[!A-Za-z0-9_.,:+/-]*) more="$more; cut" ;;
+        *)
+            if [ $# -eq 3 ] && [ ${{#2}} -le 40 ] && [ ${{#3}} -le 128 ] &&
+                [ $((${{#told}} + ${{#more}} + ${{#part}})) -le {room} ]; then
+                more="$more$part"
+            else
+                more="$more; cut"
+            fi
+            ;;
+        esac
+        ;;
+    esac
+}}
+
 # One test: its results join the others, its exit code is ours. The last line counts as what it says.
 run() {{ # NAME INTERPRETER…
     name=$1
     shift
     began=$(date +%s)
-    lines=$(
-        {{
-            "$@" "$dir/$name" </dev/null 2>/dev/null
-            echo "{tag} $?"
-        }} | awk -v room="$(({room} - ${{#told}} - 300))" -v name="$name" '
-            $1 == "{tag}" {{ code = $2; exit }}
-            $1 == "healer-result" && NF == 3 && $2 ~ /^[a-z][a-z0-9_]*$/ && length($2) <= 40 \\
-                    && $3 ~ /^[A-Za-z0-9_.,:+\\/-]+$/ && length($3) <= 128 {{
-                part = "; " $2 "=" $3
-                if (length(out) + length(part) <= room) out = out part; else cut = "; cut"
-                next
-            }}
-            $1 == "healer-result" {{ cut = "; cut"; next }}
-            $1 == "healer-says" {{
-                said = substr($0, 13, 160)
-                gsub(/[^ -~]|[;|"\\\\]/, " ", said)
-            }}
-            END {{
-                print code
-                print out cut
-                print said
-            }}'
-    )
-    code=$(printf '%s\\n' "$lines" | sed -n 1p)
-    more=$(printf '%s\\n' "$lines" | sed -n 2p)
-    said=$(printf '%s\\n' "$lines" | sed -n 3p)
-    code=${{code:-{not_tested}}}
+    {{
+        "$@" "$dir/$name" </dev/null 2>/dev/null
+        echo $? >"$dir/code"
+    }} | grep '^healer-' | {{ head -n 100; cat >/dev/null; }} >"$dir/lines"
+    more= said=
+    while read -r line; do note "$line"; done <"$dir/lines"
+    code=$(cat "$dir/code") || code={not_tested}
+    rm -f "$dir/code"
     case $code in
     0) outcome=passed ;;
     {not_tested}) outcome=untested ;;
@@ -105,7 +112,7 @@ def batch(tests: Mapping[str, str], depth: str = "") -> str:
         raise ValueError("no tests to run")
     tag = "HEALER_" + sha256("\0".join(tests.values()).encode()).hexdigest()[:24]
     asks = [line for body in tests.values() for line in _asks(body)]
-    head = _HEAD.format(depth=depth or "none", form=FORM, tag=tag, room=ROOM, not_tested=NOT_TESTED)
+    head = _HEAD.format(depth=depth or "none", form=FORM, room=ROOM - 500, not_tested=NOT_TESTED)
     bodies = [
         f"cat >\"$dir/{name}\" <<'{tag}'\n{body.rstrip(chr(10))}\n{tag}\n" for name, body in tests.items()
     ]

@@ -127,12 +127,13 @@ def test_without_anything_to_look_at_links_are_not_tested(tmp_path: Path) -> Non
 # --- dcgm ---
 
 FOUR = (
-    '{"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": [{"name": "memory", "results":'
-    ' [{"entity_group": "GPU", "entity_id": 3, "status": "%s"}], "test_summary": {"status": "%s"}}]}]}}'
+    '{"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": [{"name": "memory",'
+    ' "results": [{"entity_group": "GPU", "entity_id": 3, "status": "%s"}],'
+    ' "test_summary": {"status": "%s"}}]}]}}'
 )
 THREE = (
-    '{"DCGM GPU Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [{"name": "NVML Library",'
-    ' "results": [{"gpu_id": "3", "status": "%s"}]}]}]}}'
+    '{"DCGM GPU Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [{"name":'
+    ' "NVML Library", "results": [{"gpu_id": "3", "status": "%s"}]}]}]}}'
 )
 
 
@@ -216,7 +217,8 @@ def test_the_slowest_pair_of_ports_is_told(bench: Bench) -> None:
     # The one with an address is the client; between the last two it is slower.
     bench.put(
         "ib_write_bw",
-        'case "$*" in *127.0.0.1) ;; *) exit 0 ;; esac\ncase "$2" in mlx5_1) rate=391.20 ;; *) rate=310.00 ;; esac\n'
+        'case "$*" in *127.0.0.1) ;; *) exit 0 ;; esac\n'
+        'case "$2" in mlx5_1) rate=391.20 ;; *) rate=310.00 ;; esac\n'
         'printf " #bytes #iterations BW peak BW average MsgRate\\n 65536 100 395.1 $rate 0.7\\n"',
     )
     said = bench.run("ib")

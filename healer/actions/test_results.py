@@ -12,12 +12,11 @@ from enum import StrEnum
 import msgspec
 
 from healer.actions.test_script import FORM
-from healer.model import FACTS, FIGURE_SHARE, NOT_COMPARED, Reference, is_figure
+from healer.model import FACTS, FIGURE_SHARE, NOT_COMPARED, Reference, figures_in
 
 _TEST = re.compile(r"([a-z0-9][A-Za-z0-9_-]{0,39}):(passed|failed|untested):(\d{1,6})")
 _RESULT = re.compile(r"([a-z][a-z0-9_]{0,39})=([A-Za-z0-9_.,:+/-]{1,128})")
 _SAYS = re.compile(r"says (\S+) (.{1,160})")
-_NUMBER = re.compile(r"\d{1,18}(\.\d{1,9})?")
 
 
 class Ended(StrEnum):
@@ -88,25 +87,19 @@ def _worse(name: str, value: str, reference: Reference) -> str | None:
             return None
         return "" if value == written(good) else f"{FACTS[name]} {value}, {reference.node} has {good}"
     wanted = reference.figures.get(name)
-    if wanted is None or not is_figure(name) or not _NUMBER.fullmatch(value):
+    told = figures_in({name: value}).get(name)
+    if wanted is None or told is None:
         return None
     share = FIGURE_SHARE if name.endswith("_per_s") else 1.0
-    if float(value) >= share * wanted:
+    if told >= share * wanted:
         return ""
-    of = f"{100 * float(value) / wanted:.0f} % of " if wanted else ""
+    of = f"{100 * told / wanted:.0f} % of " if wanted else ""
     return f"{name} {value} is {of}{wanted:g} on {reference.node}"
 
 
 def written(fact: str) -> str:
     """A fact as a test writes it: results hold no blanks."""
     return re.sub(r"[^A-Za-z0-9_.,:+/-]+", "_", fact.replace(", ", ","))[:128]
-
-
-def figures_in(results: Mapping[str, str]) -> dict[str, float]:
-    """What of a good node's results others are compared with."""
-    return {
-        name: float(value) for name, value in results.items() if is_figure(name) and _NUMBER.fullmatch(value)
-    }
 
 
 def sentence(told: Told, wanted: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ from healer.model.inventory import (
     Reference,
     differences,
     facts_with,
-    is_figure,
+    figures_in,
     kind_of,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
@@ -352,7 +352,7 @@ __all__ = [
     "device_named",
     "differences",
     "facts_with",
-    "is_figure",
+    "figures_in",
     "kind_of",
     "storm_size",
     "ways",

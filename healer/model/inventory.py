@@ -1,5 +1,6 @@
 """What a node is made of and set to, and what a good one is: drift is the difference."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -36,6 +37,7 @@ FACT_MAX = 128
 FIGURES = ("_per_s", "_count")
 #: A rate has to reach this share of the good node's.
 FIGURE_SHARE = 0.9
+_NUMBER = re.compile(r"\d{1,18}(\.\d{1,9})?")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +70,13 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     booted_at: datetime | None = None
 
 
-def is_figure(name: str) -> bool:
-    return name.endswith(FIGURES)
+def figures_in(results: Mapping[str, str]) -> dict[str, float]:
+    """What of a test's results bounds others, by name; what is no number is left out."""
+    return {
+        name: float(value)
+        for name, value in results.items()
+        if name.endswith(FIGURES) and _NUMBER.fullmatch(value)
+    }
 
 
 def kind_of(gpu_model: str) -> str:

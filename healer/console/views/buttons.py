@@ -10,7 +10,9 @@ from healer.model import ENDED_RUN_STATES, Incident, LogEntry, Playbook, Role, R
 from healer.playbooks import BEGIN, UNDO
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
-_OWN_BUTTON = frozenset({"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain"})
+_OWN_BUTTON = frozenset(
+    {"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain", "return-to-service"}
+)
 _ACT = frozenset({Role.operator, Role.admin})
 _AT_WORK = frozenset({RunState.running, RunState.waiting, RunState.stuck})
 _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
@@ -250,6 +252,7 @@ def node_buttons(
                 preview_body={**body, "reason": "preview"},
                 primary=True,
             ),
+            *(_by_hand(one, body) for one in playbooks if one.name == "return-to-service"),
         )
     if row.kind is NodeKind.out_slurm:
         return tuple(_by_hand(one, body) for one in playbooks if one.name == "adopt-slurm-drain")

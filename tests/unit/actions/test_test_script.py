@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from healer.actions.test_results import Ended, Told, compared, figures_in, sentence, told_in
+from healer.actions.test_results import Ended, Told, compared, sentence, told_in
 from healer.actions.test_script import ROOM, batch
-from healer.model import Reference
+from healer.model import Reference, figures_in
 from tests.support.node_tests import SMI, Bench, shipped
 
 PASSES = "#!/bin/sh\necho healer-result driver 580.65.06\necho noise\necho healer-says all well\n"

@@ -34,7 +34,7 @@ def test_each_asks_for_its_plan_first_and_names_the_node() -> None:
 
 
 def test_what_healer_took_out_is_only_returned() -> None:
-    assert labels(row(NodeKind.out_healer)) == ["Resume"]
+    assert labels(row(NodeKind.out_healer)) == ["Resume", "Return to service"]
 
 
 def test_what_slurm_took_out_may_be_taken_over() -> None:

@@ -128,7 +128,7 @@ def load(
     paths = sorted((rules_dir / "playbooks").glob("*.yaml"))
     books = [source for path in paths if (source := folder.source(f"playbooks/{path.name}"))]
     validation = read_validation(folder.source("validation/depths.yaml", required=False), scripts)
-    playbooks = read_playbooks(books, scripts, validation.depths)
+    playbooks = read_playbooks(books, scripts, validation)
     _always_there(folder)
     known = [*_known_faults(xids, sxids, asks), *(one.fault for one in lines.lines)]
     rules = _rules(folder, known, playbooks)

@@ -17,6 +17,7 @@ file=$(mktemp) || exit 77
 trap 'rm -f "$file"' EXIT
 cat >"$file" <<'PYTHON'
 import hashlib, multiprocessing, os, sys, time
+from concurrent.futures import ThreadPoolExecutor
 
 LONG = "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"  # of a million times "a"
 SIDE, LARGE = 60, 8192
@@ -69,20 +70,22 @@ def gpu(torch, number, until):
 
 def on_gpus(seconds):
     """(GPUs that came to an answer, what was wrong, what kept others from one, products a second of the slowest).
-    What the driver has against a GPU it tells the kernel's log: an error here is no answer."""
+    All at once, so that power and cooling are tested with them. What the driver has against a GPU it tells the
+    kernel's log: an error here is no answer."""
     try:
         import torch
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     except Exception as error:
         return 0, [], "no PyTorch: %s" % type(error).__name__, None
-    done, bad, kept, slowest = 0, [], "", None
     torch.backends.cuda.matmul.allow_tf32 = True
-    for number in range(count):
-        try:
-            wrong, products, took = gpu(torch, number, time.time() + max(1.0, seconds / count))
-        except Exception as error:
-            kept = "GPU %d: %s" % (number, str(error).split("\n")[0])
+    done, bad, kept, slowest = 0, [], "", None
+    with ThreadPoolExecutor(max(1, count)) as threads:
+        asked = [threads.submit(gpu, torch, number, time.time() + seconds) for number in range(count)]
+    for number, one in enumerate(asked):
+        if one.exception() is not None:
+            kept = "GPU %d: %s" % (number, str(one.exception()).split("\n")[0])
             continue
+        wrong, products, took = one.result()
         done += 1
         if wrong:
             bad.append("GPU %d: %d wrong elements in %d products" % (number, wrong, products))
@@ -108,7 +111,7 @@ left_out = ", not %d GPUs (%s)" % (expected - count, kept or "not seen") if coun
 print("healer-says %d cores and %d GPUs gave the known answers%s" % (len(cores), count, left_out))
 sys.exit(77 if left_out else 0)
 PYTHON
-timeout $((seconds * 2 + 300)) python3 "$file" "$seconds" "${SLURM_GPUS_ON_NODE:-0}"
+timeout $((seconds + 360)) python3 "$file" "$seconds" "${SLURM_GPUS_ON_NODE:-0}"
 status=$?
 case $status in
 0 | 77) exit $status ;;

@@ -419,6 +419,8 @@ class Driver:
             picture=self.picture,
             users=self.users,
             scripts=rules.scripts,
+            validation=rules.validation,
+            references=claim.references,
         )
 
     def _record(self, claim: RunClaim, intent: Do, result: Result, entries: list[LogEntry]) -> LogEntry:

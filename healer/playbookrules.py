@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.model import REMOVING_VERBS, Playbook, Step, Verb
+from healer.model import FIT, REMOVING_VERBS, Playbook, Step, Validation, Verb
 from healer.playbooks.advance import JOB_LISTS, RESERVED
 from healer.playbooks.condition_checks import wrong_with
 from healer.playbooks.conditions import ConditionError, Ended, Fixed, leaves, parse
@@ -35,7 +35,9 @@ _ENDLESS = {
 }
 
 
-def read_playbooks(sources: Sequence[Source], scripts: Mapping[str, str]) -> dict[str, Playbook]:
+def read_playbooks(
+    sources: Sequence[Source], scripts: Mapping[str, str], validation: Validation = Validation()
+) -> dict[str, Playbook]:
     """All playbooks by name, with those that they use put in their place. Problems go to their sources."""
     found: dict[str, tuple[Source, Playbook]] = {}
     for source in sources:
@@ -53,6 +55,7 @@ def read_playbooks(sources: Sequence[Source], scripts: Mapping[str, str]) -> dic
         _check_head(source, playbook)
         for index, step in enumerate(playbook.steps):
             _check_step(source, ("steps", index), step, playbook, scripts)
+            _check_depth(source, ("steps", index), step, playbook, validation)
             if step.use is not None:
                 _check_use(source, ("steps", index), step, playbook, books)
         if len(source.problems) > before:
@@ -126,6 +129,28 @@ def _check_step(
     if isinstance(script, str) and not places_of(script) and script not in scripts:
         hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
         source.problem((*path, "input", "script"), f"there is no script {script}", hint)
+
+
+def _check_depth(
+    source: Source, path: tuple[str, int], step: Step, playbook: Playbook, validation: Validation
+) -> None:
+    """Each depth that may be meant is there, and its job may come to its end. A step has one of the two."""
+    given = step.input.get("depth")
+    if step.do is not Verb.diagnose or not isinstance(given, str):
+        return
+    place = only_place(given)
+    spec = playbook.inputs.get(place) if place is not None else None
+    named = spec.choices if spec is not None else () if place is not None else (given,)
+    for name in named:
+        if name != FIT and name not in validation.depths:
+            hint = did_you_mean(name, [*validation.depths, FIT]) or "a depth of rules/validation/depths.yaml"
+            source.problem((*path, "input", "depth"), f"there is no depth {name}", hint)
+    meant = {*named, *(validation.fits.values() if FIT in named else ())}
+    longest_s = max((one.limit_s for name, one in validation.depths.items() if name in meant), default=0)
+    if step.timeout_s < longest_s and "limit_s" not in step.input:
+        source.problem((*path, "timeout_s"), f"timeout_s: its tests may take {longest_s} s", "at least that")
+    if "script" in step.input:
+        source.problem((*path, "input", "depth"), f"the step {step.id} has a depth and a script", "take one")
 
 
 def _check_bounds(source: Source, path: tuple[str, int], step: Step) -> None:

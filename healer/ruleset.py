@@ -52,6 +52,7 @@ from healer.rulefiles import Problem, Source, did_you_mean
 from healer.scraperules import read_scrape
 from healer.sharingrules import policy_of_sharing, read_sharings
 from healer.topology_found import FOUND, by_hand_first
+from healer.validationrules import read_validation
 
 __all__ = ["Problem", "RulesInvalid", "load"]
 
@@ -127,7 +128,8 @@ def load(
     scripts = _scripts(folder)
     paths = sorted((rules_dir / "playbooks").glob("*.yaml"))
     books = [source for path in paths if (source := folder.source(f"playbooks/{path.name}"))]
-    playbooks = read_playbooks(books, scripts)
+    validation = read_validation(folder.source("validation/depths.yaml", required=False), scripts)
+    playbooks = read_playbooks(books, scripts, validation)
     commands = read_commands(folder.source("commands.yaml", required=False))
     check_uses(books, playbooks, commands)
     _always_there(folder)
@@ -197,6 +199,7 @@ def load(
         watches=watches,
         scripts=scripts,
         commands=commands,
+        validation=validation,
         scrape=scrape,
         sharings=sharings,
         escalations=escalations,

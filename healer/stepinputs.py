@@ -18,7 +18,7 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "link_counters": {"still_s": (int, False)},
     Verb.drain: {"adopt": (bool, False)},
     Verb.release: {"hold": (bool, False)},
-    Verb.diagnose: {"script": (str, False), "limit_s": (int, False)},
+    Verb.diagnose: {"script": (str, False), "depth": (str, False), "limit_s": (int, False)},
     Verb.reset_gpu: {"which": (str, False)},
     Verb.restart_service: {"service": (str, True)},
     Verb.site_command: {"command": (str, True), "argument": (str, False), "by_hand": (str, False)},
@@ -27,7 +27,7 @@ _WANTED: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or
 _TYPES: dict[InputType, type] = {InputType.bool: bool, InputType.int: int, InputType.duration: int}
 _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 #: What goes to a node or a command, or names a file: out of a closed list alone.
-_CLOSED = ("service", "script", "which", "command", "argument")
+_CLOSED = ("service", "script", "depth", "which", "command", "argument")
 
 
 def check_spec(source: Source, path: tuple[str, str], name: str, spec: Input) -> None:

@@ -89,7 +89,7 @@ _CALLS: Mapping[Verb, tuple[SlurmCall, ...]] = MappingProxyType(
 
 def calls_of(step: Step) -> tuple[SlurmCall, ...]:
     """What an adapter must be able to do for this step. Where it cannot, the step asks a person."""
-    if step.do is Verb.diagnose and step.input.get("script"):
+    if step.do is Verb.diagnose and (step.input.get("script") or step.input.get("depth")):
         return (SlurmCall.submit,)
     return _CALLS.get(step.do, ()) if step.do is not None else ()
 

@@ -14,12 +14,14 @@ from healer.model import (
     LogEntry,
     Message,
     Permit,
+    Reference,
     Run,
     SiteCommand,
     SlurmSnapshot,
     Step,
     StepEvent,
     Ticket,
+    Validation,
 )
 from healer.ports import Checkpoints, EvidenceBook, NodeExec, Readings, Scheduler, SiteCommands
 
@@ -110,6 +112,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     picture: Callable[[], SlurmSnapshot | None] = lambda: None
     users: Callable[[], Sequence[str]] = tuple
     scripts: Mapping[str, str] = {}
+    #: Which of them make a test of which depth.
+    validation: Validation = Validation()
+    #: Asks for what nodes of each kind should be.
+    references: Callable[[], Sequence[Reference]] = tuple
 
     @property
     def lines(self) -> list[LogEntry]:

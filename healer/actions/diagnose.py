@@ -1,4 +1,4 @@
-"""Diagnose: the node's own tests, and with `input.script` a batch job on it. All there are must pass."""
+"""Diagnose: the node's own tests, and by `input.depth` or `input.script` a batch job on it. All must pass."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,8 @@ from healer.actions.base import Action, Again, Context, Done, Result
 
 
 def _on_node(ctx: Context) -> bool:
-    """The tests on the node itself: those a script stands for are left out where nothing reaches nodes."""
-    return ctx.nodes is not None or test_job.script(ctx) is None
+    """The tests on the node itself: those that a job stands for are left out where nothing reaches nodes."""
+    return ctx.nodes is not None or test_job.wanted(ctx) is None
 
 
 def _passed(result: Result | None) -> bool:
@@ -17,7 +17,7 @@ def _passed(result: Result | None) -> bool:
 
 def _look(ctx: Context, on_node: Callable[[Context], Result | None]) -> Result | None:
     told = on_node(ctx) if _on_node(ctx) else None
-    if test_job.script(ctx) is None or (_on_node(ctx) and not _passed(told)):
+    if test_job.wanted(ctx) is None or (_on_node(ctx) and not _passed(told)):
         return told
     return test_job.look(ctx)
 

@@ -16,9 +16,9 @@ from healer.ports import Scheduler, SchedulerRefused, SchedulerUnavailable
 
 #: Slurm refuses a return of a node that has not registered as configured, and one amid a reboot would lose it
 #: half way (d.8, 4 and 5).
-#: The playbook by which a person says that a node is repaired.
-REPAIRED = "resume"
 _NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
+#: The playbooks by which a person says that a node is repaired.
+REPAIRED = frozenset({"resume", "return-to-service"})
 _Lift = Callable[[Scheduler, str], None]
 
 
@@ -43,7 +43,7 @@ def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
             **tests_of(ctx.log),
             **tried_of(ctx.log),
             # Who gives a node back with this one says that it is repaired (wait: repair).
-            **({"repaired": True} if ctx.run.playbook == REPAIRED else {}),
+            **({"repaired": True} if ctx.run.playbook in REPAIRED else {}),
         )
     )
     ctx.release_slot("the node returned to service")

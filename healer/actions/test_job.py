@@ -1,14 +1,20 @@
-"""A test of a node by a batch job of ours inside its reservation: its exit code is the verdict.
+"""A test of a node by a batch job of ours inside its reservation: its exit code is the verdict, and no result
+may be worse than on the good node of its kind.
 
 The job is known by the id that Slurm gave for it, which is logged at once. A worker that died before that
 line leaves its name and comment in Slurm's own list, by which the next one finds it. A node whose test could
 not run has not passed: that asks a person.
 """
 
+import msgspec
+
 from healer.actions import under_test
 from healer.actions.base import Again, Context, Done, Failed, Result
-from healer.model import SlurmJob, SlurmSnapshot, Submission
+from healer.actions.test_results import Told, compared, sentence, told_in
+from healer.actions.test_script import NOT_TESTED, batch
+from healer.model import FIT, REMEDY_LADDER, Reference, Remedy, SlurmJob, SlurmSnapshot, Submission, kind_of
 from healer.model.reserved import our_reservation
+from healer.model.run import tried_of
 from healer.ports import SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
@@ -18,10 +24,37 @@ LIMIT_S = 600
 _FAILED = frozenset({"FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"})
 
 
-def script(ctx: Context) -> str | None:
-    """The name of the script that this step runs as a job; None where it runs none."""
-    named = ctx.step.input.get("script")
-    return str(named) if named is not None else None
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Tests of `rules/validation` in their order; `depth` is empty where a step names one script."""
+
+    tests: tuple[str, ...]
+    limit_s: int
+    depth: str = ""
+
+
+def wanted(ctx: Context) -> Wanted | None:
+    """What this step runs as a job; None where it runs none."""
+    limit_s = int(ctx.step.input.get("limit_s", 0))
+    script, depth = ctx.step.input.get("script"), ctx.step.input.get("depth")
+    if script is not None:
+        return Wanted(tests=(str(script),), limit_s=limit_s or LIMIT_S)
+    if depth is None:
+        return None
+    name = ctx.validation.depth_for(_done_to_it(ctx)) if depth == FIT else str(depth)
+    found = ctx.validation.depths.get(name)
+    if found is None:
+        return Wanted(tests=(), limit_s=LIMIT_S, depth=name)
+    return Wanted(tests=found.tests, limit_s=limit_s or found.limit_s, depth=name)
+
+
+def _done_to_it(ctx: Context) -> Remedy | None:
+    """The highest rung of what the incident asks for and what was carried out: its tests have to fit that."""
+    asked = ctx.run.input.get("remedy")
+    known = [Remedy(str(asked))] if asked else []
+    known += [Remedy(one) for one in tried_of(ctx.log).values()]
+    if ctx.incident is not None:
+        known += [*ctx.incident.remedy, ctx.incident.tried]
+    return max((one for one in known if one in REMEDY_LADDER), key=REMEDY_LADDER.index, default=None)
 
 
 def look(ctx: Context) -> Result | None:
@@ -62,21 +95,67 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
     if job.active or job.state == "PENDING":
         waits = f" waits: {job.reason}" if job.state == "PENDING" and job.reason else " runs"
         return Again(text=f"The test job {job.id} on {ctx.node}{waits}", after_s=LOOK_AGAIN_S)
-    data = {"passed": job.state == "COMPLETED", "job": job.id, "exit_code": job.exit_code}
-    told = f"{script(ctx)} on {ctx.node}, job {job.id}: {job.state}"
-    if job.state == "COMPLETED":
-        return Done(text=told, data=data)
-    if job.state in _FAILED:
-        return Done(text=f"{told}, exit code {job.exit_code or 'unknown'}", data=data)
-    return Failed(text=f"{told}: the node is not tested", final=True)
+    asked = _submitted(ctx)
+    told = told_in(job.admin_comment) or Told()
+    head = f"{asked.depth or asked.tests[0]} on {ctx.node}, job {job.id}: {job.state}"
+    said = sentence(told, asked.tests) if told.tests else ""
+    text = f"{head}; {said}" if said else head
+    if job.state == "FAILED" and _code(job) == NOT_TESTED:
+        return Failed(text=f"{text}: the node is not tested", final=True)
+    if job.state != "COMPLETED" and job.state not in _FAILED:
+        return Failed(text=f"{text}: the node is not tested", final=True)
+    reference = _reference(ctx)
+    held = compared(told.results, reference)
+    if job.state != "COMPLETED":
+        text = f"{text}, exit code {job.exit_code or 'unknown'}"
+    text = "; ".join([text, *held.worse])
+    data = {
+        "passed": job.state == "COMPLETED" and not held.worse,
+        "job": job.id,
+        "exit_code": job.exit_code,
+        "tests": {name: str(one) for name, one in told.tests.items()},
+        "took_s": told.took_s,
+        "says": told.says,
+        "results": told.results,
+        "whole": told.whole,
+        "worse": list(held.worse),
+        "compared": list(held.alike),
+        "depth": asked.depth,
+        "reference": reference.node if reference is not None else None,
+    }
+    return Done(text=text, data=data)
+
+
+def _code(job: SlurmJob) -> int | None:
+    status = (job.exit_code or "").partition(":")[0]
+    return int(status) if status.isdecimal() else None
+
+
+def _submitted(ctx: Context) -> Wanted:
+    """What the job was asked for; where a worker died before it could note that, what would be asked now."""
+    noted = next((one.data["wanted"] for one in ctx.lines if one.data.get("wanted")), None)
+    found = msgspec.convert(noted, Wanted) if noted else wanted(ctx)
+    return found or Wanted(tests=("test",), limit_s=LIMIT_S)
+
+
+def _reference(ctx: Context) -> Reference | None:
+    """The good node of its kind; none of a node that Slurm does not show."""
+    picture = ctx.picture()
+    node = picture.nodes.get(ctx.node) if picture is not None else None
+    if node is None:
+        return None
+    kind = kind_of(node.gpu_model)
+    return next((one for one in ctx.references() if one.kind == kind), None)
 
 
 def submit(ctx: Context) -> Result | None:
     """Whole nodes, with all the GPUs that Slurm believes in: the script compares them with those it sees."""
-    name = script(ctx) or ""
-    body = ctx.scripts.get(name)
-    if body is None:
-        return Failed(text=f"There is no script {name} in rules/validation", final=True)
+    asked = wanted(ctx)
+    if asked is None or not asked.tests:
+        return Failed(text=f"There is no depth {asked.depth if asked else ''} of tests in rules", final=True)
+    missing = next((one for one in asked.tests if one not in ctx.scripts), None)
+    if missing is not None:
+        return Failed(text=f"There is no script {missing} in rules/validation", final=True)
     try:
         node = ctx.scheduler.node(ctx.node)
         kept = under_test.reservation(ctx)
@@ -89,9 +168,9 @@ def submit(ctx: Context) -> Result | None:
         job = ctx.scheduler.submit(
             Submission(
                 name=_name(ctx),
-                script=body,
+                script=batch({one: ctx.scripts[one] for one in asked.tests}, asked.depth),
                 nodes=(ctx.node,),
-                time_limit_s=int(ctx.step.input.get("limit_s", LIMIT_S)),
+                time_limit_s=asked.limit_s,
                 reservation=kept.name,
                 comment=ctx.key,
                 gpus_per_node=0 if node.gpus_shared else node.gpus,
@@ -103,4 +182,6 @@ def submit(ctx: Context) -> Result | None:
         # Unknown whether it was taken: the next attempt looks for its name first, and attempts are few.
         return Failed(text=f"Slurm did not say whether it took the test job of {ctx.node}: {error}")
     text = f"The test job {job} on {ctx.node} was submitted"
-    return Again(text=text, after_s=LOOK_AGAIN_S, data={"submitted": job})
+    return Again(
+        text=text, after_s=LOOK_AGAIN_S, data={"submitted": job, "wanted": msgspec.to_builtins(asked)}
+    )

@@ -93,7 +93,13 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
         raise Conflict(f"{body.node} told nothing of itself yet: no driver, no firmware, no settings")
     kind = (body.kind or kind_of(shown.gpu_model)).lower()
     reference = Reference(
-        cluster=cluster, kind=kind, node=body.node, at=services.clock.now(), by=by, facts=facts
+        cluster=cluster,
+        kind=kind,
+        node=body.node,
+        at=services.clock.now(),
+        by=by,
+        facts=facts,
+        figures=services.reads.measured(cluster, body.node),
     )
     others = {
         name: facts_with(node, told.get(name))

@@ -494,6 +494,10 @@ class Reads(Protocol):
         """What nodes told of themselves; of one node, or of all."""
         ...
 
+    def measured(self, cluster: str, node: str) -> dict[str, float]:
+        """What the node's newest test that passed has measured, by the name of the result."""
+        ...
+
     def rule_records(self) -> dict[str, RuleRecord]:
         """Mode set while running and reviews so far, by rule."""
         ...

@@ -152,7 +152,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     single node only; `measured_at` is when it last reported, None when nothing came in the last 15 minutes.
     `context` is what goes on there now, by which its faults are judged (docs/rules.md, `context.yaml`).
     `inventory` is what the node told of itself (driver, firmware, settings), `reference` the good node of its
-    kind, `differs` what of the inventory is otherwise there.
+    kind, `differs` what of the inventory is otherwise there. `probation_until`: it came back of late,
+    and a fault of the same part is one severity more urgent until then.
     """
 
     cluster: str
@@ -165,6 +166,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     switches: tuple[str, ...] = ()
     out_by: str | None = None
     owner: str | None = None
+    probation_until: datetime | None = None
     context: tuple[NodeContext, ...] = ()
     reason_age_s: float | None = None
     known_bad_in_service: bool = False

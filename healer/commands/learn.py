@@ -65,6 +65,8 @@ def _forget(api: Any, found: Any, kind: str | None, *, reason: str, yes: bool) -
 def _print_learnt(told: Any) -> None:
     reference, before = told["reference"], (told["before"] or {}).get("facts", {})
     rows = [(name, value, before.get(name, "")) for name, value in reference["facts"].items()]
+    measured = (told["before"] or {}).get("figures", {})
+    rows += [(name, f"{value:g}", _short(measured, name)) for name, value in reference["figures"].items()]
     print_table(("FACT", reference["node"], "BEFORE"), rows)
     differ = [
         (name, ", ".join(f"{fact} {value}" for fact, value in facts.items()))
@@ -83,6 +85,13 @@ def _print_references(items: Any) -> None:
     rows = [
         (one["kind"], one["node"], one["at"][:19], one["by"], fact, value)
         for one in items
-        for fact, value in one["facts"].items()
+        for fact, value in [
+            *one["facts"].items(),
+            *((name, f"{told:g}") for name, told in one["figures"].items()),
+        ]
     ]
     print_table(("KIND", "FROM", "AT (UTC)", "BY", "FACT", "VALUE"), rows)
+
+
+def _short(figures: Any, name: str) -> str:
+    return f"{figures[name]:g}" if name in figures else ""

@@ -78,6 +78,10 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                     context["session"].role,
                     pages.reads.rule_book(cluster).rules.playbooks.values(),
                 ),
+                "probation": max(
+                    (one.probation_until for one in past.items if one.probation_until and not one.is_open),
+                    default=None,
+                ),
                 "veto": next((veto for veto in stands.vetoes if veto.node == name), None),
                 "heard": pages.reads.heard(cluster, name, now - node.WINDOW),
                 "slot": next((slot for slot in stands.slots if slot.node == name), None),

@@ -22,6 +22,7 @@ from healer.model import (
     Remedy,
     Review,
     Ruleset,
+    Severity,
 )
 from healer.observations import Picture
 
@@ -30,6 +31,8 @@ LEMON = "lemon"
 _HARDWARE = frozenset({FaultClass.fatal, FaultClass.degraded})
 #: So many faults of any kind on one part make it a lemon too.
 LEMON_OF_ANY = 3
+#: A fault of a part that its node is on probation for.
+_ONE_UP = {Severity.P3: Severity.P2, Severity.P2: Severity.P1}
 #: What an incident is merged into may be merged itself.
 _MERGED_MOST = 4
 #: What a rule takes a cause for at first; a test decides.
@@ -70,13 +73,32 @@ def _climb(rules: Ruleset, picture: Picture, work: Correlator, incident: Inciden
         return
     before = _before(rules, picture, work, incident, ladder)
     alike = [one for one in before if ladder in _ladders(rules, picture, one)]
+    on_probation = [one for one in before if _on_probation(one, incident)]
+    if on_probation:
+        work.put(_judged_strictly(incident, on_probation))
     again = [one for one in alike if one.closed and incident.opened - one.closed <= ladder.repeat]
     if again:
-        work.put(_next_rung(rules, incident, again, ladder))
+        work.put(_next_rung(rules, work.by_id[incident.id], again, ladder))
     before, alike = _failures(before), _failures(alike)
     if ladder.lemon and (len(alike) + 1 >= ladder.lemon or len(before) + 1 >= LEMON_OF_ANY):
         work.take(_lemon(rules, incident, before, ladder, now))
         work.put(msgspec.structs.replace(work.by_id[incident.id], cause=Cause.permanent))
+
+
+def _on_probation(before: Incident, incident: Incident) -> bool:
+    return before.probation_until is not None and incident.opened < before.probation_until
+
+
+def _judged_strictly(incident: Incident, before: Sequence[Incident]) -> Incident:
+    """A relapse is one step more urgent: what was done did not last. P0 stays what healer cannot do, and what
+    goes on at the node bounds it."""
+    severity = _ONE_UP.get(incident.severity)
+    if severity is None or incident.plan:
+        return incident
+    last = max(before, key=lambda one: (one.opened, one.id))
+    text = f"A relapse, the node is on probation since {last.short_id}: {severity}, not {incident.severity}"
+    changed = msgspec.structs.replace(incident, severity=severity)
+    return _with(changed, _evidence(incident, "probation", text))
 
 
 def _before(

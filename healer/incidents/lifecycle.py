@@ -54,7 +54,8 @@ SAMPLED_FAULTS = frozenset(
 CLEAR_FOR = timedelta(minutes=5)
 #: Nobody has told of it for so long, and nobody knows it to be gone: whoever measured it does not any more.
 UNTOLD_FOR = timedelta(hours=24)
-PROBATION = timedelta(hours=24)
+#: After a return the node is watched for so long, and its faults are judged more strictly (`ladder`).
+PROBATION = timedelta(days=7)
 #: A picture younger than this is believed about what is not in it.
 FRESH = timedelta(seconds=10)
 #: Moments that two machines noted are told apart only beyond this.

@@ -51,11 +51,13 @@ from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Heard, Incident
 from healer.model.inventory import (
     FACT_MAX,
     FACTS,
+    FIGURE_SHARE,
     NOT_COMPARED,
     Inventory,
     Reference,
     differences,
     facts_with,
+    figures_in,
     kind_of,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
@@ -135,6 +137,7 @@ from healer.model.slurm import (
 from healer.model.slurm_node import NodeStatus, SlurmNode
 from healer.model.ticket import Message, Ticket, TicketStage
 from healer.model.trials import Trial
+from healer.model.validation import FIT, Depth, Validation
 from healer.model.verdict import IncidentVerdict, Retest, SetAside, VerdictAt
 from healer.model.words import (
     ENDED_RUN_STATES,
@@ -175,6 +178,8 @@ __all__ = [
     "EVIDENCE_KEPT",
     "FACTS",
     "FACT_MAX",
+    "FIGURE_SHARE",
+    "FIT",
     "FORECAST_FAULT",
     "HARDWARE",
     "IRREVERSIBLE_VERBS",
@@ -231,6 +236,7 @@ __all__ = [
     "Decision",
     "Delivery",
     "DeliveryState",
+    "Depth",
     "DetectionRule",
     "DeviceKind",
     "Diagnosis",
@@ -343,6 +349,7 @@ __all__ = [
     "Try",
     "UnknownSeries",
     "Urgency",
+    "Validation",
     "Verb",
     "Verdict",
     "VerdictAt",
@@ -354,6 +361,7 @@ __all__ = [
     "device_named",
     "differences",
     "facts_with",
+    "figures_in",
     "kind_of",
     "storm_size",
     "ways",

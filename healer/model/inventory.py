@@ -1,5 +1,6 @@
 """What a node is made of and set to, and what a good one is: drift is the difference."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -32,12 +33,18 @@ FACTS = {
 NOT_COMPARED = frozenset({"nvlink_domain"})
 #: Of one value, in characters.
 FACT_MAX = 128
+#: What a test measures and a good node's figure bounds: by the end of its name.
+FIGURES = ("_per_s", "_count")
+#: A rate has to reach this share of the good node's.
+FIGURE_SHARE = 0.9
+_NUMBER = re.compile(r"\d{1,18}(\.\d{1,9})?")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """What nodes of one kind (a GPU model as Slurm names it) should be, taken from one that is good.
 
-    `by` is who took it. A fact that is not in it is not compared.
+    `by` is who took it. A fact that is not in it is not compared. `figures` are what the node's newest test
+    that passed measured, by the name of the result.
     """
 
     cluster: str
@@ -46,6 +53,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     by: str
     facts: dict[str, str]
+    figures: dict[str, float] = {}
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +68,15 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str]
     changed: dict[str, tuple[str, datetime]] = {}
     booted_at: datetime | None = None
+
+
+def figures_in(results: Mapping[str, str]) -> dict[str, float]:
+    """What of a test's results bounds others, by name; what is no number is left out."""
+    return {
+        name: float(value)
+        for name, value in results.items()
+        if name.endswith(FIGURES) and _NUMBER.fullmatch(value)
+    }
 
 
 def kind_of(gpu_model: str) -> str:

@@ -1,6 +1,7 @@
 """What `rules/` says, as values. `healer.ruleset` loads and cross-checks them."""
 
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -21,6 +22,7 @@ from healer.model.scrape import ScrapeRules
 from healer.model.sharing import Sharing
 from healer.model.signals import Catalogue
 from healer.model.trials import digest
+from healer.model.validation import Validation
 from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity, Verb
 
 
@@ -416,6 +418,8 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     scripts: dict[str, str] = {}
     #: Commands of the site that playbooks may start, by name.
     commands: dict[str, SiteCommand] = {}
+    #: Which of them make a test of a node, by how much was done to it.
+    validation: Validation = Validation()
     #: What is no fault while something else goes on at its node.
     context: tuple[ContextRule, ...] = ()
     #: What healer fetches itself.
@@ -445,9 +449,19 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for one in (*self.escalations.repeats, *self.escalations.combinations):
             said.setdefault(f"rule/{one.name}", []).append(one)
         for name, playbook in self.playbooks.items():
-            scripts = {str(step.input.get("script")) for step in playbook.steps} & self.scripts.keys()
-            said[f"playbook/{name}"] = [playbook, *(self.scripts[script] for script in sorted(scripts))]
+            said[f"playbook/{name}"] = [playbook, *self._runs_in(playbook)]
         return {name: digest(parts) for name, parts in said.items()}
+
+    def _runs_in(self, playbook: Playbook) -> Iterator[msgspec.Struct | str]:
+        """The tests and the site's commands that it may start."""
+        scripts = {str(step.input.get("script")) for step in playbook.steps} & self.scripts.keys()
+        if any("depth" in step.input for step in playbook.steps):
+            yield self.validation
+            scripts |= {test for depth in self.validation.depths.values() for test in depth.tests}
+        for script in sorted(scripts & self.scripts.keys()):
+            yield self.scripts[script]
+        if any(step.do is Verb.site_command for step in playbook.steps):
+            yield from (self.commands[name] for name in sorted(self.commands))
 
     @cached_property
     def _proven(self) -> dict[str, tuple[ForecastRule, ...]]:

@@ -79,7 +79,7 @@ def tests_of(log: Sequence[LogEntry]) -> dict[str, str]:
         if one.data.get("verb") != Verb.diagnose:
             continue
         if one.event is StepEvent.done:
-            return {"tests": "passed"}
+            return {"tests": "failed" if one.data.get("passed") is False else "passed"}
         if one.event is StepEvent.failed and one.data.get("final"):
             return {"tests": "failed"}
     return {}

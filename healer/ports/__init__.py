@@ -263,6 +263,10 @@ class RunClaim(Protocol):
         """Hooks that were permitted to fail in the last 24 h."""
         ...
 
+    def references(self) -> Sequence[Reference]:
+        """What nodes of each kind of the run's cluster should be."""
+        ...
+
     def fence(self) -> None:
         """Raises LeaseLost if the lease is another's, or ends within the margin an effect needs.
 

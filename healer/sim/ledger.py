@@ -473,6 +473,9 @@ class MemoryClaim:
         known = self._ledger.tables.incidents.values()
         return {name for one in known if one.is_open for name in one.bad_nodes}
 
+    def references(self) -> list[Reference]:
+        return list(self._ledger.tables.references.values())
+
     def fence(self) -> None:
         return None
 

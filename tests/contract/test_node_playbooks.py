@@ -7,7 +7,7 @@ import pytest
 
 from healer.adapters.clock import SystemClock
 from healer.drive import Driver
-from healer.model import Mode, Ruleset, Run, RunState, StepEvent
+from healer.model import Depth, Mode, Ruleset, Run, RunState, StepEvent, Validation
 from healer.observations import Picture
 from healer.sim.ledger import MemoryLedger
 from healer.walk import walk
@@ -22,12 +22,23 @@ EACH = pytest.mark.parametrize("bench", ["cli", "rest-24.11"], indirect=True)
 FIRST = pytest.mark.parametrize("bench", ["cli"], indirect=True)
 
 
+#: The simulated nodes of these tests have GPUs and no nvidia-smi: what stands for the shipped look at them.
+LOOK = "#!/bin/sh\necho healer-result gpu_count $SLURM_GPUS_ON_NODE\necho healer-says all there\n"
+
+
 class Workplace:
     """The shipped playbooks on a real Slurm, with the ledger in memory and real time."""
 
-    def __init__(self, bench: RealBench, scheduler: Any = None, **rules: Any) -> None:
+    def __init__(self, bench: RealBench, scheduler: Any = None, *, look: str = LOOK, **rules: Any) -> None:
         self.bench = bench
-        self.rules: Ruleset = rules_in(Mode.auto, **rules)
+        shipped = rules_in()
+        depth = Depth(tests=("gpus", "versions"), limit_s=60)
+        self.rules: Ruleset = rules_in(
+            Mode.auto,
+            scripts={"gpus": look, "versions": shipped.scripts["versions"]},
+            validation=Validation(depths={"soft": depth}, otherwise="soft"),
+            **rules,
+        )
         self.clock = SystemClock()
         self.ledger = MemoryLedger(CLUSTER, self.clock)
         self.picture = Picture(CLUSTER, watching_since=self.clock.now())
@@ -107,11 +118,18 @@ def test_a_node_that_passes_its_tests_is_back_and_nobody_met_it_before(site: Wor
     began = job_of(site.bench, theirs).start_at
     assert began is not None and began >= returned.replace(microsecond=0)
     assert site.ledger.tables.vetoes == []
+    (test,) = (one for one in site.ledger.tables.log[run] if one.data.get("results"))
+    gpus = str(site.bench.scheduler.node(node).gpus)
+    assert (test.data["tests"], test.data["results"]["gpu_count"]) == (
+        {"gpus": "passed", "versions": "untested"},
+        gpus,
+    )
+    assert test.data["says"]["gpus"] == "all there"
 
 
 @EACH
 def test_a_node_that_fails_is_drained_when_its_reservation_ends(bench: RealBench) -> None:
-    site = Workplace(bench, scripts={"sanity": "#!/bin/sh\nexit 3\n"})
+    site = Workplace(bench, look="#!/bin/sh\necho healer-says one is gone\nexit 3\n")
     node = bench.free()[0]
     run = site.ask("validate", node)
     site.ends(run, RunState.waiting)
@@ -122,6 +140,7 @@ def test_a_node_that_fails_is_drained_when_its_reservation_ends(bench: RealBench
         one for one in site.ledger.tables.log[run] if one.step == "test" and one.event is StepEvent.done
     )
     assert test.data["passed"] is False and str(test.data["exit_code"]).startswith("3")
+    assert (test.data["tests"], test.data["says"]) == ({"gpus": "failed"}, {"gpus": "one is gone"})
 
 
 @FIRST

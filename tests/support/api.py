@@ -250,6 +250,7 @@ def save_incident(conn: sa.Connection, incident: Incident) -> None:
             node=incident.root.node,
             opened=incident.opened,
             updated=incident.updated,
+            closed=incident.closed,
             doc=msgspec.to_builtins(incident),
         )
     )

@@ -72,6 +72,10 @@ def test_a_playbook_with_all_of_it_is_taken(folder: Path) -> None:
         ("back_off_s: 5", "back_off_s: 500", 11, "back_off_max_s: has to be at least back_off_s"),
         ("wait: time", "wait: time, undo: keep", 12, "undo: the step burn does nothing that has one"),
         ("id: burn", "id: undo", 12, "undo is a word of the run's log"),
+        ("do: diagnose", "do: diagnose, input: {depth: softer}", 13, "there is no depth softer"),
+        ("do: diagnose", "do: diagnose, input: {depth: soft}", 13, "timeout_s: its tests may take 600 s"),
+        ("do: diagnose", "do: diagnose, input: {depth: '{input.service}'}", 13, "there is no depth slurmd"),
+        ("do: diagnose", "do: diagnose, input: {depth: quick, script: gpus}", 13, "a depth and a script"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line(folder: Path, old: str, new: str, line: int, says: str) -> None:

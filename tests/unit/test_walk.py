@@ -533,7 +533,7 @@ def test_merge_ends_the_one_and_names_the_other() -> None:
     assert site.ledger.tables.incidents[second.id].merged_into == first.id
 
 
-def test_a_returned_node_ends_its_incident_and_is_watched_for_a_day() -> None:
+def test_a_returned_node_ends_its_incident_and_is_watched_for_a_week() -> None:
     site = after_a_fault(Mode.auto)
     known = site.incident.id
     site.clock.advance(60)
@@ -545,7 +545,7 @@ def test_a_returned_node_ends_its_incident_and_is_watched_for_a_day() -> None:
     assert one.state is IncidentState.resolved
     assert one.closed_why == "returned to service by ann: new GPU"
     assert one.probation_until is not None
-    assert (one.probation_until - site.now).total_seconds() == 24 * 3600
+    assert (one.probation_until - site.now).total_seconds() == 7 * 24 * 3600
     site.walk(*site.say(1, FATAL, event_at=START))
     assert site.open_incidents == []
     site.clock.advance(1)

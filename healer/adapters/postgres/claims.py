@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit, gate, inbox, messages
 from healer.adapters.postgres.engine import ledger_errors
+from healer.adapters.postgres.references import read_references
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits, remedies, requeues, run_log, runs
 from healer.model import (
@@ -27,6 +28,7 @@ from healer.model import (
     LogEntry,
     Message,
     Permit,
+    Reference,
     RemedyUse,
     RequeueUse,
     Run,
@@ -143,6 +145,10 @@ class PostgresClaim:
         with ledger_errors(), self._conn.begin():
             docs = self._conn.execute(query).scalars()
             return {name for doc in docs for name in msgspec.convert(doc, Incident).bad_nodes}
+
+    def references(self) -> list[Reference]:
+        with ledger_errors(), self._conn.begin():
+            return read_references(self._conn, self.run.cluster)
 
     def permits(self) -> list[Permit]:
         query = sa.select(permits.c.doc).where(

@@ -43,6 +43,9 @@ def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Inci
         reason_age_s=(snapshot.taken_at - node.reason_at).total_seconds() if node.reason_at else None,
         known_bad_in_service=node.in_service and any(node.name in one.bad_nodes for one in incidents),
         slurm=node,
+        probation_until=max(
+            (one.probation_until for one in incidents if one.probation_until is not None), default=None
+        ),
         incidents=[one.id for one in incidents if one.is_open],
         taken_at=snapshot.taken_at,
     )

@@ -15,7 +15,12 @@ from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.message_book import channels_told
 from healer.adapters.postgres.node_views import by_node, gpu_views, node_view
-from healer.adapters.postgres.references import changed_since, read_inventories, read_references
+from healer.adapters.postgres.references import (
+    changed_since,
+    measured_figures,
+    read_inventories,
+    read_references,
+)
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
     audit_records,
@@ -242,6 +247,10 @@ class PostgresReads:
     def inventories(self, cluster: str, node: str | None = None) -> list[Inventory]:
         with self._reading() as conn:
             return read_inventories(conn, cluster, node)
+
+    def measured(self, cluster: str, node: str) -> dict[str, float]:
+        with self._reading() as conn:
+            return measured_figures(conn, cluster, node)
 
     def job(self, cluster: str, job: str) -> JobView | None:
         with self._reading() as conn:

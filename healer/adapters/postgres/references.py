@@ -7,8 +7,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-from healer.adapters.postgres.tables import inventories, references
-from healer.model import Inventory, Reference
+from healer.adapters.postgres.tables import inventories, references, run_log, runs
+from healer.model import Inventory, Reference, StepEvent, Verb, figures_in
 
 #: The rows come as one document: one statement for however many.
 _SAVE = sa.text(
@@ -69,3 +69,23 @@ def forget_reference(conn: sa.Connection, cluster: str, kind: str) -> bool:
     table = references
     gone = conn.execute(sa.delete(table).where(table.c.cluster == cluster, table.c.kind == kind))
     return gone.rowcount > 0
+
+
+def measured_figures(conn: sa.Connection, cluster: str, node: str) -> dict[str, float]:
+    """What the node's newest test that passed and told results has measured; empty where there is none."""
+    data = run_log.c.doc["data"]
+    newest = (
+        sa.select(data["results"])
+        .select_from(run_log.join(runs, run_log.c.run == runs.c.id))
+        .where(
+            runs.c.cluster == cluster,
+            runs.c.node == node,
+            run_log.c.event == StepEvent.done.value,
+            data["verb"].astext == Verb.diagnose.value,
+            data["passed"].astext == "true",
+            data["results"].astext.is_not(None),
+        )
+        .order_by(run_log.c.seq.desc())
+        .limit(1)
+    )
+    return figures_in(conn.execute(newest).scalar() or {})

@@ -1,7 +1,7 @@
 """The queries that both the API and the pages read by: rows in, nouns out."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from healer.adapters.postgres.tables import (
     runs,
     snapshots,
 )
+from healer.incidents.lifecycle import PROBATION
 from healer.incidents.similar import MAY_BE_ALIKE, Similar, similar_to
 from healer.model import (
     AuditRecord,
@@ -247,7 +248,7 @@ def watched(conn: sa.Connection, clusters: Sequence[str] | None, now: datetime) 
         sa.or_(
             incidents.c.state != "resolved",
             sa.and_(
-                incidents.c.closed > now - timedelta(days=7),
+                incidents.c.closed > now - PROBATION,
                 incidents.c.doc["probation_until"].astext > now.isoformat(),
             ),
         )

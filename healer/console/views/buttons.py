@@ -11,9 +11,9 @@ from healer.model import ENDED_RUN_STATES, Incident, Input, InputType, LogEntry,
 from healer.playbooks import BEGIN, UNDO
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
-_OWN_BUTTON = frozenset({"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain"})
 #: On a node in service: the ones that are wanted often. All others stand under "More playbooks".
 _FIRST = frozenset({"drain-at-job-end", "validate", "reboot-node"})
+_OWN_BUTTON = frozenset({"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain", "return-to-service"})
 _ACT = frozenset({Role.operator, Role.admin})
 _AT_WORK = frozenset({RunState.running, RunState.waiting, RunState.stuck})
 _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
@@ -284,6 +284,7 @@ def node_buttons(
                 preview_body={**body, "reason": "preview"},
                 primary=True,
             ),
+            *(_by_hand(one, body) for one in playbooks if one.name == "return-to-service"),
             *looks,
         )
     if row.kind is NodeKind.out_slurm:

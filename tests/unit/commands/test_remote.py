@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -11,10 +11,11 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from healer.adapters.postgres import references
+from healer.adapters.postgres import references, tables
 from healer.cli import build
 from healer.commands import Failed
-from healer.model import Inventory
+from healer.incidents.lifecycle import PROBATION
+from healer.model import IncidentState, Inventory, Verdict
 from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, serving, snapshot
 
 Healer = Callable[..., Result]
@@ -123,6 +124,32 @@ def test_pauses(healer: Healer) -> None:
     assert healer("pause", "--reason", "x", "--for", "soon").exit_code == 2
 
 
+def test_a_good_node_brings_what_its_newest_test_that_passed_has_measured(
+    healer: Healer, served: tuple[Api, httpx.Client]
+) -> None:
+    api, _ = served
+    at = datetime.now(UTC)
+    run = {"id": "r1", "cluster": CLUSTER, "playbook": "validate", "node": "gpu0001", "state": "done"}
+    told = [
+        (True, {"nccl_busbw_gb_per_s": "350", "driver": "580.65.06"}),
+        (True, {"nccl_busbw_gb_per_s": "360.5", "gpu_count": "8", "driver": "580.65.06", "x": "1"}),
+        (False, {"nccl_busbw_gb_per_s": "12"}),
+    ]
+    with api.engine.begin() as conn:
+        inventory = Inventory(node="gpu0001", at=at, facts={"driver": "580.65.06"})
+        references.save_inventories(conn, CLUSTER, [inventory])
+        conn.execute(tables.runs.insert().values(**run, shadow=False, created_at=at, doc={}))
+        for passed, results in told:
+            doc = {"data": {"verb": "diagnose", "passed": passed, "results": results}}
+            line = {"run": "r1", "at": at, "step": "test", "event": "done", "doc": doc}
+            conn.execute(tables.run_log.insert().values(**line))
+    shown = healer("learn", "--node", "gpu0001", "--yes").stdout
+    assert "nccl_busbw_gb_per_s  360.5" in shown and "gpu_count            8" in shown
+    stored = json.loads(healer("learn", "--show", "--json").stdout)["items"]
+    assert stored[0]["figures"] == {"nccl_busbw_gb_per_s": 360.5, "gpu_count": 8.0}
+    assert "360.5" in healer("learn", "--show").stdout
+
+
 def test_a_good_node_is_learnt_shown_and_forgotten(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
     api, http = served
     told = {"gpu0001": "580.65.06", "gpu0002": "580.65.06", "gpu0003": "570.86.15"}
@@ -172,3 +199,16 @@ def test_without_a_token_one_sentence(healer: Healer) -> None:
     env = {"HEALER_TOKEN": "", "HEALER_TOKEN_FILE": None}
     done = CliRunner().invoke(build(), ["nodes"], env=env)
     assert "HEALER_TOKEN" in str(done.exception)
+
+
+def test_a_node_shows_until_when_it_is_on_probation(served: tuple[Api, httpx.Client]) -> None:
+    api, http = served
+    closed = datetime.now(UTC) - timedelta(days=2)
+    until = closed + PROBATION
+    back = {"state": IncidentState.resolved, "closed": closed, "nodes": {"gpu0001": Verdict.watch}}
+    with api.engine.begin() as conn:
+        save_incident(conn, msgspec.structs.replace(incident(1), probation_until=until, **back))
+    shown = http.get(f"/api/v1/nodes/{CLUSTER}/gpu0001", headers=api.headers("viewer")).json()
+    assert (shown["verdict"], datetime.fromisoformat(shown["probation_until"])) == ("watch", until)
+    other = http.get(f"/api/v1/nodes/{CLUSTER}/gpu0002", headers=api.headers("viewer")).json()
+    assert (other["verdict"], other.get("probation_until")) == ("healthy", None)

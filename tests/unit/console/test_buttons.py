@@ -34,7 +34,12 @@ def test_each_asks_for_its_plan_first_and_names_the_node() -> None:
 
 
 def test_what_healer_took_out_is_only_returned() -> None:
-    assert labels(row(NodeKind.out_healer)) == ["Resume", "Collect evidence", "Switch or link"]
+    assert labels(row(NodeKind.out_healer)) == [
+        "Resume",
+        "Return to service",
+        "Collect evidence",
+        "Switch or link",
+    ]
 
 
 def test_what_slurm_took_out_may_be_taken_over() -> None:

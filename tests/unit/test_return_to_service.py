@@ -1,0 +1,77 @@
+"""A node that a person calls repaired has to prove it, and is on probation for a week."""
+
+from datetime import timedelta
+
+import pytest
+
+from healer.model import Mode, Remedy, RunState, StepEvent, Verdict
+from tests.support.loop import FATAL, name
+from tests.support.under_test import TestSite
+
+NODE = name(1)
+DONE = "healer-test/1; gpus:passed:1; gpu_count=8"
+
+
+def broken() -> tuple[TestSite, str]:
+    """A fatal fault: its node is out and waits for a repair."""
+    site = TestSite(mode=Mode.auto)
+    site.run_for(60, *site.say(1, FATAL))
+    (run,) = (one for one in site.ledger.tables.runs.values() if one.state is RunState.waiting)
+    return site, run.id
+
+
+def proven(site: TestSite, *, passes: bool) -> str:
+    run = site.ask("return-to-service", 1)
+    site.run_for(30)
+    job = site.running_test()
+    site.slurm.remark(job, DONE if passes else "healer-test/1; gpus:failed:1")
+    site.slurm.complete(job) if passes else site.slurm.fail_job(job, "1:0")
+    site.run_for(30)
+    return run
+
+
+def test_what_passes_is_back_repaired_and_on_probation_for_a_week() -> None:
+    site, waiting = broken()
+    (incident,) = site.open_incidents
+    run = proven(site, passes=True)
+    assert site.run_named(run).state is RunState.done
+    assert site.run_named(waiting).state is RunState.done
+    assert site.node(1).in_service and site.reservations() == {}
+    known = site.ledger.tables.incidents[incident.id]
+    assert not known.is_open and known.nodes[NODE] is Verdict.watch
+    assert known.closed is not None and known.probation_until == known.closed + timedelta(days=7)
+    assert known.tried is not Remedy.none, "a person's word that it is repaired"
+    assert site.ledger.tables.slots == {}
+
+
+def test_what_fails_stays_out_and_nobody_called_it_repaired() -> None:
+    site, _ = broken()
+    (incident,) = site.open_incidents
+    run = proven(site, passes=False)
+    assert site.run_named(run).state is RunState.waiting
+    assert site.node(1).drain and site.reservations() == {}
+    known = site.ledger.tables.incidents[incident.id]
+    assert known.is_open and known.tried is Remedy.none and known.probation_until is None
+
+
+def test_in_shadow_it_goes_the_same_way_and_touches_nothing() -> None:
+    site = TestSite(mode=Mode.shadow)
+    run = site.ask("return-to-service", 1)
+    known = site.run_named(run)
+    site.ledger.tables.runs[run] = type(known)(
+        **{name: getattr(known, name) for name in known.__struct_fields__} | {"shadow": True}
+    )
+    site.run_for(30)
+    assert site.scheduler.writes == [] and site.node(1).in_service
+    assert [one.text for one in site.log(run, "proof-drain") if one.event is StepEvent.done] == [
+        f"shadow: would drain {NODE}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "where", ["performed:proof-reserve", "performed:proof-test", "performed:proof-resume"]
+)
+def test_its_steps_are_those_of_validate(where: str) -> None:
+    site, _ = broken()
+    proven(site, passes=True)
+    assert where in site.checkpoints

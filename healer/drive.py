@@ -397,6 +397,7 @@ class Driver:
             picture=self.picture,
             users=self.users,
             scripts=rules.scripts,
+            history=lambda since: claim.history(run.node or "", since),
         )
 
     def _record(self, claim: RunClaim, intent: Do, result: Result, entries: list[LogEntry]) -> LogEntry:

@@ -23,13 +23,16 @@ _LEVELS = (1, 2)
 #: They answer yes or no; every other step either works or asks a person.
 _VERDICTS = frozenset({"fabric_state", "jobs_left", Verb.diagnose, Verb.reset_gpu})
 #: They may end the run where nothing needs to be done: a node that is out already would stay so.
-_BEFORE_REMOVING = frozenset({"still_slow", "job_end_or_checkpoint", "job_end", "reached"})
+_BEFORE_REMOVING = frozenset(
+    {"still_slow", "job_end_or_checkpoint", "job_end", "reached", "checkpoint", "lifted", "spare_ready"}
+)
 #: Checks that change nothing of the run: only these stand beside a verb's own.
 BESIDE = ("fabric_state", "node_answers")
 _ENDLESS = {
     "repair": "a repair ends only by a person",
     "approval": "an approval comes only from a person",
     "time": "it is over by itself",
+    "lifted": "a drain is lifted only by whose it is",
 }
 
 

@@ -8,13 +8,17 @@ from healer.actions import (
     diagnose,
     down,
     drain,
+    foreign,
+    job_waits,
     nodes,
+    past,
     reboot,
     release,
     requeue,
     reset_gpu,
     resume,
     revive,
+    spares,
     tell,
     under_test,
     waits,
@@ -50,6 +54,8 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "node_answers": checks.NODE_ANSWERS,
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
+        "history": past.HISTORY,
+        "spare_ready": spares.SPARE_READY,
     }
 )
 
@@ -58,6 +64,9 @@ WAITS: Mapping[str, Action] = MappingProxyType(
     {
         "job_end_or_checkpoint": waits.MOMENT,
         "job_end": waits.JOB_END,
+        "checkpoint": job_waits.CHECKPOINT,
+        "job_runs": job_waits.JOB_RUNS,
+        "lifted": foreign.LIFTED,
         "time": waits.TIME,
         "approval": waits.APPROVAL,
         "empty": waits.EMPTY,

@@ -13,6 +13,7 @@ from healer.model import (
     Incident,
     LogEntry,
     Message,
+    NodeHistory,
     Permit,
     Run,
     SlurmSnapshot,
@@ -103,6 +104,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     picture: Callable[[], SlurmSnapshot | None] = lambda: None
     users: Callable[[], Sequence[str]] = tuple
     scripts: Mapping[str, str] = {}
+    #: Asks what healer keeps of the run's node since a moment.
+    history: Callable[[datetime], NodeHistory] = lambda _: NodeHistory()
 
     @property
     def lines(self) -> list[LogEntry]:

@@ -6,7 +6,9 @@ when it is due, and takes the slot then.
 """
 
 from healer.decisions.gate import SLOT_VERBS
-from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run
+from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run, Verb
+
+_TELLING = frozenset({Verb.ticket, Verb.notify})
 
 
 def slot_later(playbook: Playbook | None) -> bool:
@@ -14,6 +16,10 @@ def slot_later(playbook: Playbook | None) -> bool:
     if playbook is None or not playbook.steps:
         return False
     return playbook.steps[0].do not in SLOT_VERBS and any(step.do in SLOT_VERBS for step in playbook.steps)
+
+
+def _only_tells(playbook: Playbook) -> bool:
+    return {step.do for step in playbook.steps if step.do is not None} <= _TELLING
 
 
 def holds_slot(facts: GateFacts, run: Run) -> bool:
@@ -31,8 +37,11 @@ def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
     """The run waits, and has taken nothing yet: it may end at any moment, and nobody would notice.
 
-    Certain under the gate's lock only: the slot is granted under it, before the first effect.
+    Certain under the gate's lock only: the slot is granted under it, before the first effect. One that only
+    ever tells people takes nothing at all.
     """
+    if playbook is not None and not run.shadow and _only_tells(playbook):
+        return True
     if run.shadow or playbook is None or not slot_later(playbook) or holds_slot(facts, run):
         return False
     removing = next(step for step in playbook.steps if step.do in REMOVING_VERBS)

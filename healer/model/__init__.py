@@ -45,7 +45,7 @@ from healer.model.history import (
     Same,
 )
 from healer.model.hit import JobHit
-from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Heard, Incident
+from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Heard, Incident, NodeHistory
 from healer.model.inventory import (
     FACT_MAX,
     FACTS,
@@ -269,6 +269,7 @@ __all__ = [
     "Message",
     "Mode",
     "NodeContext",
+    "NodeHistory",
     "NodeStatus",
     "Notifications",
     "NvlinkRow",

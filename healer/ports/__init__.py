@@ -30,6 +30,7 @@ from healer.model import (
     LogEntry,
     Loss,
     Message,
+    NodeHistory,
     Observation,
     Permit,
     Reference,
@@ -248,6 +249,10 @@ class RunClaim(Protocol):
 
     def known_bad(self) -> set[str]:
         """Nodes that are surely unusable and that a guard keeps in service (law 2), now."""
+        ...
+
+    def history(self, node: str, since: datetime) -> NodeHistory:
+        """What healer keeps of a node: its incidents that were open at `since` or later."""
         ...
 
     def permits(self) -> Sequence[Permit]:

@@ -9,6 +9,7 @@ from healer.actions import (
     down,
     drain,
     foreign,
+    hang,
     job_waits,
     nodes,
     past,
@@ -55,6 +56,8 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
         "history": past.HISTORY,
+        "hung": hang.HUNG,
+        "stacks": hang.STACKS,
         "spare_ready": spares.SPARE_READY,
     }
 )

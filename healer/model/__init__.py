@@ -58,7 +58,16 @@ from healer.model.inventory import (
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.losses import Loss, LossReason, Sender
-from healer.model.node import Diagnosis, FabricState, LastHeard
+from healer.model.node import (
+    Diagnosis,
+    FabricState,
+    GpuActivity,
+    JobOnNode,
+    JobStacks,
+    LastHeard,
+    RecorderFile,
+    Stack,
+)
 from healer.model.observation import Observation, ObservationKind
 from healer.model.reasons import OwnerKind, ReasonOwner
 from healer.model.routes import (
@@ -244,6 +253,7 @@ __all__ = [
     "Foreseen",
     "GateFacts",
     "GoneAfter",
+    "GpuActivity",
     "GpuModel",
     "Guard",
     "GuardSettings",
@@ -257,6 +267,8 @@ __all__ = [
     "Inventory",
     "JobCheckpoint",
     "JobHit",
+    "JobOnNode",
+    "JobStacks",
     "KernelLine",
     "Ladder",
     "LastHeard",
@@ -287,6 +299,7 @@ __all__ = [
     "Playbook",
     "Proposal",
     "ReasonOwner",
+    "RecorderFile",
     "Reference",
     "Remedy",
     "RemedyUse",
@@ -322,6 +335,7 @@ __all__ = [
     "SlurmNode",
     "SlurmSnapshot",
     "Spares",
+    "Stack",
     "Stage",
     "Step",
     "StepEvent",

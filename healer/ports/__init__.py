@@ -26,6 +26,8 @@ from healer.model import (
     IncidentVerdict,
     Inventory,
     JobCheckpoint,
+    JobOnNode,
+    JobStacks,
     LastHeard,
     LogEntry,
     Loss,
@@ -621,6 +623,14 @@ class NodeExec(Protocol):
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
         """What came of it, as `diagnosis` tells of tests; NodeError also where it was cut short."""
+        ...
+
+    def job_stacks(self, node: str, job: str) -> JobStacks:
+        """Where some Python processes of the job stand. None of them is stopped for it."""
+        ...
+
+    def job_on_node(self, node: str, job: str) -> JobOnNode:
+        """What the node's GPUs do now, and what NCCL's flight recorder has left of the job's ranks."""
         ...
 
 

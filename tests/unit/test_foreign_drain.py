@@ -64,7 +64,7 @@ def test_it_ends_when_the_drain_is_lifted_and_the_incident_with_it() -> None:
 
 
 def test_an_owner_who_writes_a_new_reason_has_answered() -> None:
-    site, run = drained()
+    site, _ = drained()
     wait_days(site, 0.9)
     site.slurm.resume(name(1))
     site.slurm.person_drain(name(1), "PSU arrives on Friday", "ann")

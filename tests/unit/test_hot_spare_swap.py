@@ -1,4 +1,4 @@
-"""`hot-spare-swap`: a job goes on with a spare in the place of one of its nodes; without a spare nothing is taken."""
+"""`hot-spare-swap`: a spare takes the place of a job's node; without one nothing is taken."""
 
 from typing import Any
 

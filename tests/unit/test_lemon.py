@@ -122,7 +122,7 @@ def test_a_worker_that_dies_asks_once() -> None:
     assert died and [one.step for one in site.log(run)] == ["history", "approve"]
 
 
-# --- its past in words ---------------------------------------------------------------------------------------
+# --- its past in words --------------------------------------------------------------------------------
 
 
 def test_times_out_of_service_that_overlap_count_once_and_only_within_the_span() -> None:
@@ -138,8 +138,8 @@ def test_times_out_of_service_that_overlap_count_once_and_only_within_the_span()
     )
     assert out_of_service(history, since, now) == timedelta(days=5)
     assert summed_up(history, NODE, since, now, but=past(1).id) == (
-        f"{NODE} in 10 days: 2 incidents (xid-79 1x, xid-63 1x), 1 repair tickets, taken out 1 times by others, "
-        "120.0 h out of service"
+        f"{NODE} in 10 days: 2 incidents (xid-79 1x, xid-63 1x), 1 repair tickets, "
+        "taken out 1 times by others, 120.0 h out of service"
     )
 
 

@@ -217,7 +217,7 @@ _READS: dict[str, Any] = {
     "restarts": int,
     "diagnoses": list[str],
 }
-_WRITES = ("restart_service", "start_diagnosis", "start_reset", "plant", "mend")
+_WRITES = ("restart_service", "start_diagnosis", "start_reset", "plant", "mend", "put_job")
 
 
 class NodesServer(CallServer):
@@ -270,6 +270,9 @@ class NodesClient:
 
     def plant(self, node: str, fault: str) -> None:
         self._call("plant", node, fault)
+
+    def put_job(self, node: str, job: str, shown: JobOnNode, stacks: JobStacks) -> None:
+        self._call("put_job", node, job, shown, stacks)
 
     def mend(self, node: str, fault: str | None = None) -> None:
         self._call("mend", node, fault)

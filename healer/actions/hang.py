@@ -23,6 +23,8 @@ STACKS_OF = 4
 APART = timedelta(seconds=60)
 #: A dump proves nothing of a collective that had only just begun, and an old one nothing of now.
 STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(hours=1)
+#: What one node's dumps may come to in the run's log.
+KEPT_BYTES = 512 * 1024
 #: A GPU that does nothing, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full
 #: use, at a fraction of the power that training draws. Our own figures.
 IDLE_PERCENT, WAITING_OF_LIMIT = 5.0, 0.5
@@ -129,6 +131,8 @@ def _dumps(ctx: Context, seen: JobOnNode) -> tuple[dict[str, Any], list[str]]:
             else:
                 kept = {name: _kept(group) for name, group in groups.items()}
                 found[str(one.rank)] = {"at": one.at.isoformat(), "groups": kept}
+    if len(msgspec.json.encode(found)) > KEPT_BYTES:
+        return {}, ["the recorder's dumps hold too much to be kept"]
     return found, unread[:5]
 
 
@@ -142,9 +146,11 @@ def _kept(group: Group) -> dict[str, Any]:
 def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done:
     nodes: dict[int, str] = {}
     ranks: dict[int, dict[str, Group]] = {}
-    dumped = {}
+    dumped: dict[int, str] = {}
+    twice = False
     for line in first:
         for rank, told in line.data.get("ranks", {}).items():
+            twice = twice or int(rank) in nodes
             nodes[int(rank)] = line.data["node"]
             dumped[int(rank)] = told["at"]
             groups = told["groups"].items()
@@ -152,6 +158,8 @@ def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done
     stand = stand_of(ranks)
     quiet = [line.data["quiet"] for line in (*first, *again)]
     why = _unproven(stand, quiet, dumped)
+    if why is None and twice:
+        why = "Two nodes tell of the same rank: dumps of another job may be among them"
     text = (
         said(stand, nodes) if stand is not None else "No dump of the recorder shows a collective that stands"
     )

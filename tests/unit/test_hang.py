@@ -147,6 +147,28 @@ def test_a_dump_that_is_none_is_told_and_counts_for_nothing() -> None:
     assert job_of(site, job).restarts == 0
 
 
+def test_a_rank_that_two_nodes_tell_of_proves_nothing() -> None:
+    """Another job of the same user has left dumps under the same names."""
+    site, job, run = hanging()
+    at = site.now - timedelta(seconds=30)
+    dumps = {rank: up_to(7, members=MEMBERS, waits=rank != 3, at=at) for rank in (1, 2, 3)}
+    site.nodes.put_job(name(2), job, on_node(dumps, at), STACKS)
+    site.run_for(120)
+    assert proof(site, run).endswith("dumps of another job may be among them")
+    assert state_of(site, run)[0] is RunState.waiting and job_of(site, job).restarts == 0
+
+
+def test_dumps_that_hold_too_much_are_not_kept() -> None:
+    site, job, run = hanging()
+    groups = [entry(1, group=str(number)) for number in range(60)]
+    large = dump(groups, {str(number): range(1000, 5000) for number in range(60)})
+    site.nodes.put_job(name(2), job, on_node({2: large}, site.now), STACKS)
+    site.run_for(120)
+    line = next(one for one in site.log(run, "proof") if one.data.get("node") == name(2))
+    assert line.data["ranks"] == {} and "too much to be kept" in line.text
+    assert job_of(site, job).restarts == 0
+
+
 def test_a_job_that_ended_meanwhile_ends_the_run() -> None:
     site, job, run = hanging()
     site.run_for(5)

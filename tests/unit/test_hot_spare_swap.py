@@ -3,12 +3,13 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from healer.model import Reservation, RunState, Spares
 from healer.sim.slurm_core import sim_nodes
 from tests.support.asked import over, saves, state_of
 from tests.support.jobs import NODE, OPT_IN, guards, job_of
-from tests.support.loop import name, rules_in
+from tests.support.loop import Crash, name, rules_in
 from tests.support.under_test import TestSite
 
 PLAYBOOK = "hot-spare-swap"
@@ -100,3 +101,47 @@ def test_a_spare_itself_is_never_swapped() -> None:
     run = site.ask(PLAYBOOK, 10)
     site.run_for(5)
     assert "is a spare of spares itself" in state_of(site, run)[1] and not site.node(10).drain
+
+
+def test_a_shadow_run_looks_waits_and_touches_nothing() -> None:
+    site, job = with_spare()
+    site.scheduler.writes.clear()
+    run = site.ask(PLAYBOOK, 1)
+    known = site.ledger.tables.runs[run]
+    site.ledger.tables.runs[run] = msgspec.structs.replace(known, shadow=True)
+    site.run_for(5)
+    saves(site, job, step=7)
+    site.run_for(300, step_s=5)
+    assert "shadow: would drain" in site.log(run, "drain")[-1].text
+    assert "shadow: would requeue" in site.log(run, f"requeue:{job}")[-1].text
+    assert state_of(site, run)[0] is RunState.done
+    assert site.scheduler.writes == [] and site.ledger.tables.slots == {}
+
+
+@pytest.mark.parametrize(
+    "where", ["performed:still", "started:drain", "done:drain", "done:requeue:1", "performed:runs:1"]
+)
+def test_a_worker_that_dies_swaps_once(where: str) -> None:
+    site, job = with_spare()
+    run = site.ask(PLAYBOOK, 1)
+    died: list[str] = []
+
+    def die(at: str) -> None:
+        if at == where and not died:
+            died.append(at)
+            raise Crash(at)
+
+    site.on_checkpoint = die
+    for second in range(90):
+        if second == 5:
+            saves(site, job, step=7)
+        try:
+            site.drive()
+        except Crash:
+            site.clock.advance(11)
+        site.walk()
+        site.clock.advance(1)
+    assert died == [where]
+    assert site.slurm.snapshot().reservations["spares"].nodes == (NODE,)
+    assert (job_of(site, job).restarts, site.scheduler.writes.count("drain")) == (1, 1)
+    assert "node-reserve" in over(site, run)

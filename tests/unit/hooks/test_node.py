@@ -502,6 +502,15 @@ def test_the_stacks_of_a_job_are_those_of_its_own_processes(node: StandIns) -> N
     assert node.asked("py-spy") == [f"dump --nonblocking --json --pid {pid}" for pid in (13, 11)]
 
 
+def test_who_holds_a_gpu_may_be_unknown_for_stacks(node: StandIns) -> None:
+    node.process(11, "python3", cgroup=SLURM_V2)
+    node.process(30, "secret", cgroup="/")
+    (node.proc / "30" / "fd").rmdir()
+    (node.proc / "30" / "fd").write_text("cannot be listed")
+    node.refused("gpu-processes", code="failed")
+    assert [one["pid"] for one in node.ask("job-stacks", "4711")["stacks"]] == [11]
+
+
 def test_without_cgroups_slurm_lists_the_processes(node: StandIns) -> None:
     node.process(11, "python3")
     (node.world / "listed").write_text("11\n99\n-1\n")

@@ -38,6 +38,8 @@ _BEFORE_REMOVING = frozenset(
 )
 #: Checks that change nothing of the run: only these stand beside a verb's own.
 BESIDE = ("fabric_state", "node_answers")
+#: One that only a verb's look has: it says that there is nothing to do.
+PROBES = (*BESIDE, "job_works")
 _ENDLESS = {
     "repair": "a repair ends only by a person",
     "approval": "an approval comes only from a person",
@@ -120,7 +122,7 @@ def _check_step(
         ("do", step.do, VERBS),
         ("check", step.check, CHECKS),
         ("wait", step.wait, WAITS),
-        ("probe", step.probe, BESIDE),
+        ("probe", step.probe, PROBES),
         ("verify", step.verify, BESIDE),
         ("undo", step.undo, ("keep",)),
         ("for_each", step.for_each, JOB_LISTS),

@@ -191,6 +191,29 @@ def _ns(at: str) -> float:
     return datetime.fromisoformat(at).timestamp() * 1e9
 
 
+# --- the check `job_works` ---
+
+
+def job_works(ctx: Context) -> Result:
+    """Right before a requeue, which a pause or an approval may have held up for hours: a job whose GPUs work
+    again is left alone. Asked once, before anything is done to the job; what is not known says nothing."""
+    job = at_job(ctx)
+    if ctx.asked or ctx.nodes is None or not isinstance(job, SlurmJob):
+        return Failed(text="Nobody has looked")
+    if job.restarts != ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
+        return Failed(text=f"Job {job.title} is {job.state}")
+    for node in dict.fromkeys((min(job.nodes), max(job.nodes))):
+        ctx.fence()
+        try:
+            seen = ctx.nodes.job_on_node(node, job.id)
+        except NodeError:
+            continue
+        if is_quiet(_of_job(job, node, seen.gpus)) is False:
+            by_hand = f"`healer run requeue --job {job.id}` does it all the same"
+            return Skipped(text=f"The GPUs of job {job.title} work on {node}: not requeued; {by_hand}")
+    return Failed(text=f"No GPU of job {job.title} is seen to work")
+
+
 # --- the check `stacks` ---
 
 
@@ -250,4 +273,5 @@ def _job(ctx: Context) -> SlurmJob | Result:
 
 
 HUNG = Action(probe=_nothing, do=_nothing, verify=hung, effect=False)
+JOB_WORKS = Action(probe=_nothing, do=_nothing, verify=job_works, effect=False)
 STACKS = Action(probe=_nothing, do=_nothing, verify=stacks, effect=False)

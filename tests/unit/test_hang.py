@@ -71,6 +71,47 @@ def test_people_read_what_was_found() -> None:
     assert stacks == [name(2), name(1)], "the node of the rank that never came is first"
 
 
+def test_a_job_whose_gpus_work_is_not_requeued_by_an_approval_either() -> None:
+    site, job, run = hanging(gpu=BUSY)
+    site.run_for(120)
+    assert proof(site, run).endswith("Its GPUs work, so it may go on")
+    approve_step(site, run, "approve")
+    site.run_for(20)
+    assert state_of(site, run)[0] is RunState.done and job_of(site, job).restarts == 0
+    assert (
+        f"work on gpu0001: not requeued; `healer run requeue --job {job}`"
+        in site.log(run, "requeue")[-1].text
+    )
+    assert site.log(run)[-1].text == f"Job {job} was not put back"
+    assert site.ledger.tables.requeued_by == {} and site.audited("job.requeued") == 0
+
+
+def test_a_job_that_went_on_while_a_pause_held_its_requeue_is_left_alone() -> None:
+    site, job, run = hanging()
+    site.run_for(30)
+    site.pause()
+    site.run_for(600, step_s=10)
+    assert site.log(run)[-1].step == "requeue" and job_of(site, job).restarts == 0
+    show(site, job, gpu=BUSY)
+    site.end_pause()
+    site.run_for(20)
+    assert state_of(site, run)[0] is RunState.done and job_of(site, job).restarts == 0
+
+
+def test_a_job_that_saves_on_a_signal_is_looked_at_before_it_and_not_after() -> None:
+    """To save its work it computes, and it is requeued all the same."""
+    site = site_of(4)
+    job = site.slurm.add_job(nodes=NODES, comment="healer:signal=USR1@30")
+    site.run_for(1200, step_s=60)
+    show(site, job)
+    run = ask_job(site, "hang", job)
+    site.run_for(65)
+    assert site.slurm.heard(job) == ["signal USR1"]
+    show(site, job, gpu=BUSY)
+    site.run_for(60)
+    assert job_of(site, job).restarts == 1 and state_of(site, run)[0] is RunState.done
+
+
 def other_call(site: Site, job: str) -> None:
     at = site.now - timedelta(seconds=30)
     wrong = dump([entry(8, "nccl:all_gather", created_ns=1)], {"0": range(MEMBERS)})
@@ -81,7 +122,6 @@ def other_call(site: Site, job: str) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"gpu": BUSY}, "Its GPUs work, so it may go on"),
         ({"gpu": GpuActivity(pci="x")}, "What its GPUs do is not known of all nodes"),
         ({"gpu": GpuActivity(pci="x", util_percent=100)}, "What its GPUs do is not known of all nodes"),
         ({"left_out": (2,)}, "Not every rank has left a dump, so it is not proven"),

@@ -40,6 +40,9 @@ _BEFORE_REMOVING = frozenset(
 BESIDE = ("fabric_state", "node_answers")
 #: One that only a verb's look has: it says that there is nothing to do.
 PROBES = (*BESIDE, "job_works")
+#: They work on a job: the run's own, or each of a list. What stands in neither set works on the run's node.
+_OF_JOB = frozenset({Verb.requeue, Verb.revive, Verb.release, "hung", "stacks", "checkpoint", "job_runs"})
+_OF_EITHER = frozenset({Verb.ticket, Verb.notify, "time", "approval"})
 _ENDLESS = {
     "repair": "a repair ends only by a person",
     "approval": "an approval comes only from a person",
@@ -133,12 +136,24 @@ def _check_step(
         if getattr(step, name) is not None and step.do is None:
             source.problem((*path, name), f"{name}: the step {step.id} does nothing that has one")
     _check_bounds(source, path, step)
+    _check_target(source, path, step, playbook)
     if step.use is None:
         check_input(source, path, step, playbook)
     script = step.input.get("script")
     if isinstance(script, str) and not places_of(script) and script not in scripts:
         hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
         source.problem((*path, "input", "script"), f"there is no script {script}", hint)
+
+
+def _check_target(source: Source, path: tuple[str, int], step: Step, playbook: Playbook) -> None:
+    word = step.do or step.check or step.wait
+    if word is None or word in _OF_EITHER:
+        return
+    if playbook.target == "job" and word not in _OF_JOB:
+        source.problem(path, f"the step {step.id}: {word} is for a node, and this playbook for a job")
+    elif playbook.target == "node" and word in _OF_JOB and step.for_each is None:
+        text = f"the step {step.id}: {word} is for a job, and this playbook for a node"
+        source.problem(path, text, "for_each: jobs_hit does it for each job of the list")
 
 
 def _check_bounds(source: Source, path: tuple[str, int], step: Step) -> None:

@@ -421,6 +421,7 @@ class Driver:
             scripts=rules.scripts,
             validation=rules.validation,
             references=claim.references,
+            history=lambda since: claim.history(run.node or "", since),
         )
 
     def _record(self, claim: RunClaim, intent: Do, result: Result, entries: list[LogEntry]) -> LogEntry:

@@ -22,16 +22,34 @@ _TARGETS = ("node", "job")
 _LEVELS = (1, 2)
 #: They answer yes or no; every other step either works or asks a person.
 _VERDICTS = frozenset(
-    {"fabric_state", "jobs_left", "link_counters", Verb.diagnose, Verb.reset_gpu, Verb.site_command}
+    {"fabric_state", "hung", "jobs_left", "link_counters", Verb.diagnose, Verb.reset_gpu, Verb.site_command}
 )
 #: They may end the run where nothing needs to be done: a node that is out already would stay so.
-_BEFORE_REMOVING = frozenset({"still_slow", "job_end_or_checkpoint", "job_end", "reached"})
+_BEFORE_REMOVING = frozenset(
+    {
+        "still_slow",
+        "job_end_or_checkpoint",
+        "job_end",
+        "reached",
+        "checkpoint",
+        "lifted",
+        "spare_ready",
+        "hung",
+        "stacks",
+    }
+)
 #: Checks that change nothing of the run: only these stand beside a verb's own.
 BESIDE = ("fabric_state", "node_answers")
+#: One that only a verb's look has: it says that there is nothing to do.
+PROBES = (*BESIDE, "job_works")
+#: They work on a job: the run's own, or each of a list. What stands in neither set works on the run's node.
+_OF_JOB = frozenset({Verb.requeue, Verb.revive, Verb.release, "hung", "stacks", "checkpoint", "job_runs"})
+_OF_EITHER = frozenset({Verb.ticket, Verb.notify, "time", "approval"})
 _ENDLESS = {
     "repair": "a repair ends only by a person",
     "approval": "an approval comes only from a person",
     "time": "it is over by itself",
+    "lifted": "a drain is lifted only by whose it is",
 }
 
 
@@ -112,7 +130,7 @@ def _check_step(
         ("do", step.do, VERBS),
         ("check", step.check, CHECKS),
         ("wait", step.wait, WAITS),
-        ("probe", step.probe, BESIDE),
+        ("probe", step.probe, PROBES),
         ("verify", step.verify, BESIDE),
         ("undo", step.undo, ("keep",)),
         ("for_each", step.for_each, JOB_LISTS),
@@ -123,6 +141,7 @@ def _check_step(
         if getattr(step, name) is not None and step.do is None:
             source.problem((*path, name), f"{name}: the step {step.id} does nothing that has one")
     _check_bounds(source, path, step)
+    _check_target(source, path, step, playbook)
     if step.use is None:
         check_input(source, path, step, playbook)
     script = step.input.get("script")
@@ -151,6 +170,17 @@ def _check_depth(
         source.problem((*path, "timeout_s"), f"timeout_s: its tests may take {longest_s} s", "at least that")
     if "script" in step.input:
         source.problem((*path, "input", "depth"), f"the step {step.id} has a depth and a script", "take one")
+
+
+def _check_target(source: Source, path: tuple[str, int], step: Step, playbook: Playbook) -> None:
+    word = step.do or step.check or step.wait
+    if word is None or word in _OF_EITHER:
+        return
+    if playbook.target == "job" and word not in _OF_JOB:
+        source.problem(path, f"the step {step.id}: {word} is for a node, and this playbook for a job")
+    elif playbook.target == "node" and word in _OF_JOB and step.for_each is None:
+        text = f"the step {step.id}: {word} is for a job, and this playbook for a node"
+        source.problem(path, text, "for_each: jobs_hit does it for each job of the list")
 
 
 def _check_bounds(source: Source, path: tuple[str, int], step: Step) -> None:

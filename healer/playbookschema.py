@@ -6,7 +6,7 @@ import msgspec
 
 from healer.actions import CHECKS, VERBS, WAITS
 from healer.model import Playbook
-from healer.playbookrules import BESIDE, KINDS
+from healer.playbookrules import BESIDE, KINDS, PROBES
 from healer.playbooks.advance import JOB_LISTS
 
 #: Fields of a step that are words out of a list which the model does not hold.
@@ -14,7 +14,7 @@ _WORDS = {
     "do": VERBS,
     "check": CHECKS,
     "wait": WAITS,
-    "probe": BESIDE,
+    "probe": PROBES,
     "verify": BESIDE,
     "undo": ("keep",),
     "for_each": JOB_LISTS,

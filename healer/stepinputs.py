@@ -16,6 +16,8 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "jobs_left": {"run_on_s": (int, False)},
     "time": {"lasts_s": (int, True)},
     "link_counters": {"still_s": (int, False)},
+    "lifted": {"lasts_s": (int, False)},
+    "history": {"days": (int, False)},
     Verb.drain: {"adopt": (bool, False)},
     Verb.release: {"hold": (bool, False)},
     Verb.diagnose: {"script": (str, False), "depth": (str, False), "limit_s": (int, False)},
@@ -74,7 +76,7 @@ def _check_value(source: Source, where: Sequence[str | int], name: str, value: A
         one_of(source, where, "which", value, ("gpu", "all"))
     elif name == "senses" and not 1 <= value <= most:
         source.problem(where, f"input: senses lies between 1 and {most}")
-    elif name in ("lasts_s", "still_s") and value <= 0:
+    elif name in ("lasts_s", "still_s", "days") and value <= 0:
         source.problem(where, f"input: {name} has to be more than 0")
 
 

@@ -9,8 +9,12 @@ from healer.actions import (
     diagnose,
     down,
     drain,
+    foreign,
+    hang,
+    job_waits,
     links,
     nodes,
+    past,
     reboot,
     release,
     requeue,
@@ -18,6 +22,7 @@ from healer.actions import (
     resume,
     revive,
     site_command,
+    spares,
     tell,
     under_test,
     waits,
@@ -56,6 +61,10 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
         "link_counters": links.LINK_COUNTERS,
+        "history": past.HISTORY,
+        "hung": hang.HUNG,
+        "stacks": hang.STACKS,
+        "spare_ready": spares.SPARE_READY,
     }
 )
 
@@ -64,6 +73,9 @@ WAITS: Mapping[str, Action] = MappingProxyType(
     {
         "job_end_or_checkpoint": waits.MOMENT,
         "job_end": waits.JOB_END,
+        "checkpoint": job_waits.CHECKPOINT,
+        "job_runs": job_waits.JOB_RUNS,
+        "lifted": foreign.LIFTED,
         "time": waits.TIME,
         "approval": waits.APPROVAL,
         "empty": waits.EMPTY,

@@ -13,6 +13,7 @@ from healer.model import (
     Incident,
     LogEntry,
     Message,
+    NodeHistory,
     Permit,
     Reference,
     Run,
@@ -116,6 +117,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     validation: Validation = Validation()
     #: Asks for what nodes of each kind should be.
     references: Callable[[], Sequence[Reference]] = tuple
+    #: Asks what healer keeps of the run's node since a moment.
+    history: Callable[[datetime], NodeHistory] = lambda _: NodeHistory()
 
     @property
     def lines(self) -> list[LogEntry]:

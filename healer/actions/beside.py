@@ -4,13 +4,14 @@ from functools import lru_cache
 
 import msgspec
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
 from healer.actions.checks import NODE_ANSWERS
+from healer.actions.hang import JOB_WORKS
 from healer.actions.nodes import FABRIC_STATE
 from healer.model import Step
 
 #: What `probe` and `verify` of a step may name: they look at the node, and change nothing of the run.
-BESIDE = {"fabric_state": FABRIC_STATE, "node_answers": NODE_ANSWERS}
+BESIDE = {"fabric_state": FABRIC_STATE, "node_answers": NODE_ANSWERS, "job_works": JOB_WORKS}
 LOOK_AGAIN_S = 2.0
 
 
@@ -24,7 +25,10 @@ def beside(action: Action, step: Step) -> Action:
 @lru_cache(maxsize=256)
 def _composed(action: Action, probe: str | None, verify: str | None) -> Action:
     def looks(ctx: Context) -> Result | None:
-        if probe is not None and _passes(BESIDE[probe].verify(ctx)):
+        seen = BESIDE[probe].verify(ctx) if probe is not None else None
+        if isinstance(seen, Skipped):  # it is not done at all, which is another thing than done
+            return seen
+        if seen is not None and _passes(seen):
             return Done(text=f"{probe} passes already: there is nothing to do", data={"probe": probe})
         found = action.probe(ctx)
         return _also(found, ctx) if isinstance(found, Done) else found

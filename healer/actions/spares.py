@@ -6,7 +6,8 @@ nothing has to be given back, and no record of ours can be lost: repaired and re
 
 import msgspec
 
-from healer.actions.base import Again, Context
+from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.look import look
 from healer.decisions.spares import choose, free_spares
 from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports import NotAvailable, SchedulerRefused
@@ -75,3 +76,42 @@ def _placed(node: SlurmNode, known: SlurmNode | None) -> SlurmNode:
     if known is None:
         return node
     return msgspec.structs.replace(node, switch=known.switch, switches=known.switches)
+
+
+# --- the check `spare_ready` ---
+
+
+def spare_ready(ctx: Context) -> Result:
+    """A spare is free that fits the node for the job on it. None is taken yet: others may be first."""
+    kept = ctx.guards.spares
+    if kept is None:
+        return Failed(text="No spares are named in rules/guards.yaml", final=True)
+    read = look(
+        lambda: (_with_places(ctx.scheduler.snapshot(), ctx.picture()), ctx.scheduler.jobs_on(ctx.node))
+    )
+    if not isinstance(read, tuple):
+        return read
+    seen, jobs = read
+    lost, held = seen.nodes.get(ctx.node), seen.reservations.get(kept.reservation)
+    if held is None or lost is None:
+        what = f"no reservation {kept.reservation}" if held is None else f"no node {ctx.node}"
+        return Failed(text=f"No spare: Slurm shows {what}", final=True)
+    if lost.name in held.nodes:
+        return Failed(text=f"{lost.name} is a spare of {held.name} itself", final=True)
+    alive = [job for job in jobs if job.active and "COMPLETING" not in job.flags]
+    if not alive:
+        text = f"No job runs on {lost.name}: there is nothing to move to a spare"
+        return Done(text=text, data={"ends_run": True})
+    bad = ctx.known_bad()
+    chosen = choose(lost, alive[0], (one for one in free_spares(seen, ctx.guards) if one.name not in bad))
+    if chosen is None:
+        return Failed(text=f"No spare is free in {held.name} that fits {lost.name}", final=True)
+    text = f"{chosen.name} of the reservation {held.name} is free for {lost.name} (job {alive[0].title})"
+    return Done(text=text, data={"free": chosen.name})
+
+
+def _nothing(_: Context) -> None:
+    return None
+
+
+SPARE_READY = Action(probe=_nothing, do=_nothing, verify=spare_ready, effect=False)

@@ -1,20 +1,41 @@
 """Tickets and messages. They stand in healer's own list with a stable id; delivery is never waited for."""
 
+from datetime import datetime, timedelta
+
 from healer.actions import owners
 from healer.actions.base import Action, Context, Done, Result
 from healer.incidents.news import about
 from healer.incidents.verdict import said
-from healer.model import About, Message, Severity, Ticket, TicketStage
+from healer.model import About, Incident, Message, Severity, StepEvent, Ticket, TicketStage
+
+
+def _found(ctx: Context) -> list[str]:
+    """What steps of this run have brought up for people, each once."""
+    over = (one for one in ctx.log if one.event is StepEvent.done and one.data.get("evidence"))
+    return [f"Found: {text}" for text in dict.fromkeys(one.text for one in over)]
+
+
+def _held(one: Incident, now: datetime) -> list[str]:
+    """Whose drain it is about, and how long it has stood."""
+    if one.owner is None:
+        return []
+    since = one.owner_since or one.opened
+    hours = (now - since) / timedelta(hours=1)
+    age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.0f} h"
+    return [f"Held by {one.owner} since {since:%Y-%m-%d %H:%M} UTC ({age})"]
 
 
 def _story(ctx: Context) -> tuple[str, str]:
     one = ctx.incident
     if one is None:
-        return f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}", ctx.run.reason
+        title = f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}"
+        return title, "\n".join([ctx.run.reason, *_found(ctx)])
     jobs = ", ".join(one.jobs_hit) or "none"
     lines = [
         said(one),
         f"Where: {one.root}",
+        *_held(one, ctx.now()),
+        *_found(ctx),
         f"Jobs hit: {jobs}",
         f"Remedy: {', '.join(one.remedy) or 'none'}",
         *(f"Evidence: {evidence.line or evidence.text}" for evidence in one.evidence[:5]),

@@ -65,13 +65,17 @@ def _not_yet(ctx: Context, job: SlurmJob) -> str | None:
         return f"job {job.id} has not agreed to be requeued: its end"
     if wish_of(job).signal:
         return None  # it saves its work when it is told to
+    return None if is_saved(ctx, job) else f"job {job.id}: its next durable checkpoint, or its end"
+
+
+def is_saved(ctx: Context, job: SlurmJob) -> bool:
+    """It has told of a durable checkpoint of its present life since this step began."""
     told = ctx.checkpoints.newest_durable(job.id) if ctx.checkpoints is not None else None
-    fresh = (
+    return (
         told is not None
         and min(told.at, told.arrived_at) > ctx.began_at
         and told.restart in {0, job.restarts}  # 0 is also what a job tells that counts no lives
     )
-    return None if fresh else f"job {job.id}: its next durable checkpoint, or its end"
 
 
 def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:

@@ -11,6 +11,7 @@ from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run, Verb
 #: They take nothing from a node: nobody else's work on it is in their way, nor they in its. A command of the
 #: site that takes capacity stands behind a drain.
 _TAKES_NOTHING = frozenset({None, Verb.collect, Verb.site_command, Verb.ticket, Verb.notify})
+_TELLING = frozenset({Verb.ticket, Verb.notify})
 
 
 def slot_later(playbook: Playbook | None) -> bool:
@@ -25,6 +26,10 @@ def stands_beside(playbook: Playbook | None) -> bool:
     if playbook is None or playbook.target != "node":
         return False
     return all(step.do in _TAKES_NOTHING for step in playbook.steps)
+
+
+def _only_tells(playbook: Playbook) -> bool:
+    return {step.do for step in playbook.steps if step.do is not None} <= _TELLING
 
 
 def holds_slot(facts: GateFacts, run: Run) -> bool:
@@ -42,8 +47,11 @@ def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
     """The run waits, and has taken nothing yet: it may end at any moment, and nobody would notice.
 
-    Certain under the gate's lock only: the slot is granted under it, before the first effect.
+    Certain under the gate's lock only: the slot is granted under it, before the first effect. One that only
+    ever tells people takes nothing at all.
     """
+    if playbook is not None and not run.shadow and _only_tells(playbook):
+        return True
     if run.shadow or playbook is None or not slot_later(playbook) or holds_slot(facts, run):
         return False
     removing = next(step for step in playbook.steps if step.do in REMOVING_VERBS)

@@ -47,7 +47,7 @@ from healer.model.history import (
     Same,
 )
 from healer.model.hit import JobHit
-from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Heard, Incident
+from healer.model.incident import EVIDENCE_FIRST, EVIDENCE_KEPT, Heard, Incident, NodeHistory
 from healer.model.inventory import (
     FACT_MAX,
     FACTS,
@@ -62,7 +62,16 @@ from healer.model.inventory import (
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.losses import Loss, LossReason, Sender
-from healer.model.node import Diagnosis, FabricState, LastHeard
+from healer.model.node import (
+    Diagnosis,
+    FabricState,
+    GpuActivity,
+    JobOnNode,
+    JobStacks,
+    LastHeard,
+    RecorderFile,
+    Stack,
+)
 from healer.model.observation import Observation, ObservationKind
 from healer.model.reasons import OwnerKind, ReasonOwner
 from healer.model.routes import (
@@ -257,6 +266,7 @@ __all__ = [
     "Foreseen",
     "GateFacts",
     "GoneAfter",
+    "GpuActivity",
     "GpuModel",
     "Guard",
     "GuardSettings",
@@ -270,6 +280,8 @@ __all__ = [
     "Inventory",
     "JobCheckpoint",
     "JobHit",
+    "JobOnNode",
+    "JobStacks",
     "KernelLine",
     "Ladder",
     "LastHeard",
@@ -282,6 +294,7 @@ __all__ = [
     "Message",
     "Mode",
     "NodeContext",
+    "NodeHistory",
     "NodeStatus",
     "Notifications",
     "NvlinkRow",
@@ -299,6 +312,7 @@ __all__ = [
     "Playbook",
     "Proposal",
     "ReasonOwner",
+    "RecorderFile",
     "Reference",
     "Remedy",
     "RemedyUse",
@@ -335,6 +349,7 @@ __all__ = [
     "SlurmNode",
     "SlurmSnapshot",
     "Spares",
+    "Stack",
     "Stage",
     "Step",
     "StepEvent",

@@ -130,3 +130,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.resolved
+
+
+class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What healer keeps of one node: its incidents, oldest first, and which of them have a repair ticket."""
+
+    incidents: tuple[Incident, ...] = ()
+    ticketed: frozenset[str] = frozenset()

@@ -34,3 +34,45 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
     text: str
     failed: tuple[str, ...] = ()
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one process stands: by thread, the innermost frame first, each `name (file:line)`."""
+
+    pid: int
+    threads: dict[str, tuple[str, ...]]
+
+
+class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of a job's processes on one node. `text` says what could not be read; empty: all was."""
+
+    processes: int
+    stacks: tuple[Stack, ...] = ()
+    text: str = ""
+
+
+class GpuActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU does now; None: nvidia-smi does not tell."""
+
+    pci: str
+    util_percent: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+
+
+class RecorderFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What NCCL's flight recorder wrote for one rank, `at` by the node's clock. `data` is as the job wrote
+    it, and not to be believed; None: larger than what is carried."""
+
+    rank: int
+    at: datetime
+    data: bytes | None = None
+
+
+class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A job on one node, as it may hang there. `text` says what could not be read."""
+
+    processes: int
+    gpus: tuple[GpuActivity, ...] = ()
+    dumps: tuple[RecorderFile, ...] = ()
+    text: str = ""

@@ -29,10 +29,13 @@ from healer.model import (
     IncidentVerdict,
     Inventory,
     JobCheckpoint,
+    JobOnNode,
+    JobStacks,
     LastHeard,
     LogEntry,
     Loss,
     Message,
+    NodeHistory,
     Observation,
     Permit,
     Reference,
@@ -257,6 +260,10 @@ class RunClaim(Protocol):
 
     def known_bad(self) -> set[str]:
         """Nodes that are surely unusable and that a guard keeps in service (law 2), now."""
+        ...
+
+    def history(self, node: str, since: datetime) -> NodeHistory:
+        """What healer keeps of a node: its incidents that were open at `since` or later."""
         ...
 
     def permits(self) -> Sequence[Permit]:
@@ -658,6 +665,14 @@ class NodeExec(Protocol):
 
     def read_collection(self, node: str, key: str, start: int) -> bytes:
         """Its bytes from there on, as many as one call brings; none at its end."""
+        ...
+
+    def job_stacks(self, node: str, job: str) -> JobStacks:
+        """Where some Python processes of the job stand. None of them is stopped for it."""
+        ...
+
+    def job_on_node(self, node: str, job: str) -> JobOnNode:
+        """What the node's GPUs do now, and what NCCL's flight recorder has left of the job's ranks."""
         ...
 
 

@@ -34,6 +34,7 @@ from healer.model import (
     LogEntry,
     Message,
     Mode,
+    NodeHistory,
     Observation,
     ObservationKind,
     Pause,
@@ -523,6 +524,18 @@ class MemoryClaim:
             if tell is not None:
                 self._ledger.tables.commands.append(tell)
         self.run = changed
+
+    def history(self, node: str, since: datetime) -> NodeHistory:
+        tables = self._ledger.tables
+        mine = (one for one in tables.incidents.values() if one.root.node == node)
+        kept = [
+            one for one in mine if one.merged_into is None and (one.closed is None or one.closed >= since)
+        ]
+        filed = {one.incident for one in tables.messages.values() if isinstance(one, Ticket)}
+        return NodeHistory(
+            incidents=tuple(sorted(kept, key=lambda one: (one.opened, one.id))),
+            ticketed=frozenset(one.id for one in kept if one.id in filed),
+        )
 
     def permits(self) -> tuple[Permit, ...]:
         return self._ledger.facts().permits

@@ -22,7 +22,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
-from healer.model import Bundle, Diagnosis, FabricState
+from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks
 from healer.ports import Clock, NodeError, NodeUnavailable
 from healer.sim.calls import CallClient, CallFailed, CallServer, Gone
 from healer.sim.clock import WallClock
@@ -47,6 +47,8 @@ class _Node:
     restarts: int = 0
     #: key -> when the tests began, and what they will say.
     diagnoses: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
+    #: Of jobs: what is seen of each.
+    jobs: dict[str, tuple[JobOnNode, JobStacks]] = field(default_factory=dict)
     #: The same of resets.
     resets: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
     #: key -> when its logs began to be collected, and the file.
@@ -168,7 +170,22 @@ class SimNodes:
             raise NodeError(f"{node} was never asked for {key}.")
         return known.collections[key]
 
+    def job_stacks(self, node: str, job: str) -> JobStacks:
+        with self._lock:
+            seen = self._reached(node).jobs.get(job)
+        return seen[1] if seen else JobStacks(processes=0, text=f"no Python process of job {job} is here")
+
+    def job_on_node(self, node: str, job: str) -> JobOnNode:
+        with self._lock:
+            seen = self._reached(node).jobs.get(job)
+        return seen[0] if seen else JobOnNode(processes=0, text=f"no process of job {job} is here")
+
     # --- what drives them ---
+
+    def put_job(self, node: str, job: str, shown: JobOnNode, stacks: JobStacks) -> None:
+        """What is seen of the job on the node from now on."""
+        with self._lock:
+            self._node(node).jobs[job] = (shown, stacks)
 
     def plant(self, node: str, fault: str) -> None:
         with self._lock:
@@ -236,11 +253,15 @@ _READS: dict[str, Any] = {
     "collection": Bundle | None,
     "read_collection": bytes,
     "collections": list[str],
+    "job_stacks": JobStacks,
+    "job_on_node": JobOnNode,
     "faults": list[str],
     "restarts": int,
     "diagnoses": list[str],
 }
-_WRITES = ("restart_service", "start_diagnosis", "start_reset", "start_collection", "plant", "mend")
+_WRITES = (
+    "restart_service", "start_diagnosis", "start_reset", "start_collection", "plant", "mend", "put_job",
+)  # fmt: skip
 
 
 class NodesServer(CallServer):
@@ -282,6 +303,12 @@ class NodesClient:
     def reset(self, node: str, key: str) -> Diagnosis | None:
         return self._call("reset", node, key)
 
+    def job_stacks(self, node: str, job: str) -> JobStacks:
+        return self._call("job_stacks", node, job)
+
+    def job_on_node(self, node: str, job: str) -> JobOnNode:
+        return self._call("job_on_node", node, job)
+
     def resets(self, node: str) -> list[str]:
         return self._call("resets", node)
 
@@ -299,6 +326,9 @@ class NodesClient:
 
     def plant(self, node: str, fault: str) -> None:
         self._call("plant", node, fault)
+
+    def put_job(self, node: str, job: str, shown: JobOnNode, stacks: JobStacks) -> None:
+        self._call("put_job", node, job, shown, stacks)
 
     def mend(self, node: str, fault: str | None = None) -> None:
         self._call("mend", node, fault)

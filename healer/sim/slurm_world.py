@@ -275,8 +275,13 @@ class World:
             and not (job.exclusive and node.jobs)
             and node.spec.name not in job.excluded
             and bool(held or not job.reservation)
-            and all(reservation.name == job.reservation for reservation in held)
+            and self._let_in(job, held)
         )
+
+    def _let_in(self, job: Job, held: list[Reservation]) -> bool:
+        """A job of a MAINT reservation is not kept out by others that hold the node too."""
+        own = next((one for one in held if one.name == job.reservation), None)
+        return own is not None and (own.maintenance or len(held) == 1) if held else True
 
     def _start(self, job: Job, names: list[str], now: datetime) -> None:
         job.nodes = tuple(sorted(names))

@@ -22,6 +22,7 @@ from healer.model import (
     RequeueUse,
     RunState,
     StepEvent,
+    Ticket,
 )
 from healer.ports import LeaseLost, LedgerAway, RunClaim
 from tests.support.ledgers import (
@@ -163,6 +164,25 @@ def test_a_claim_knows_the_bad_nodes_that_must_stay_in_service(bench: Bench) -> 
         tx.save_incident(incident(5, root=Component(cluster=CLUSTER, job="1"), **kept))
     with ExitStack() as stack:
         assert claimed(stack, bench).known_bad() == {node(2)}
+
+
+def test_a_claim_knows_what_its_node_has_had(bench: Bench) -> None:
+    begin(bench, run())
+    here = {"root": Component(cluster=CLUSTER, node=node(1), gpu=3)}
+    days = [START - timedelta(days=number) for number in range(30)]
+    ended = {"state": IncidentState.resolved, **here}
+    with bench.ledger.transaction() as tx:
+        tx.save_incident(incident(1, opened=days[3], **here))
+        tx.save_incident(incident(2, opened=days[20], closed=days[9], **ended))
+        tx.save_incident(incident(3, opened=days[25], closed=days[20], **ended))
+        tx.save_incident(incident(4, opened=days[2], closed=days[1], merged_into=incident(1).id, **ended))
+        tx.save_incident(incident(5, opened=days[2]))
+        ticket = Ticket(id="t", cluster=CLUSTER, node=node(1), incident=incident(2).id, title="RMA", text="")
+        tx.queue_message(ticket)
+    with ExitStack() as stack:
+        found = claimed(stack, bench).history(node(1), days[14])
+    assert [one.id for one in found.incidents] == [incident(2).id, incident(1).id]
+    assert found.ticketed == {incident(2).id}
 
 
 def test_what_a_claim_sets_is_what_others_read(bench: Bench) -> None:

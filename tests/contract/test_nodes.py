@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pytest
 
+from healer.model import GpuActivity, JobOnNode, JobStacks, RecorderFile, Stack
 from healer.ports import NodeError, NodeExec, NodeUnavailable
 from healer.sim.clock import SimClock
 from healer.sim.nodes import FABRIC_MANAGER, NodesClient, NodesServer, SimNodes
@@ -47,6 +48,7 @@ class RealWorld:
 
     def __init__(self, node: SshNode) -> None:
         self._node, self._of = node, node.programs
+        self.programs = node.programs
 
     def plant(self, node: str, fault: str) -> None:
         if fault == "unreachable":
@@ -176,6 +178,8 @@ def test_a_node_that_does_not_answer_is_told_apart_from_one_that_refuses(bench: 
         lambda: bench.nodes.fabric_state(NODE),
         lambda: bench.nodes.start_diagnosis(NODE, "k"),
         lambda: bench.nodes.diagnosis(NODE, "k"),
+        lambda: bench.nodes.job_stacks(NODE, "9"),
+        lambda: bench.nodes.job_on_node(NODE, "9"),
     ):
         with pytest.raises(NodeUnavailable, match=NODE):
             call()
@@ -196,6 +200,45 @@ def test_a_call_that_is_none_is_refused(tmp_path: Path) -> None:
         client.close()
     finally:
         server.stop()
+
+
+# --- a job that hangs --------------------------------------------------------------------------------------
+
+
+def hangs(bench: Bench) -> None:
+    """Job 4711 has a rank on the node that stands in `wait`, and the recorder has written of it."""
+    if isinstance(bench.world, SimNodes):
+        at = datetime(2026, 11, 20, 3, tzinfo=UTC)
+        gpu = GpuActivity(pci="00000000:10:00.0", util_percent=100, power_w=182.41, power_limit_w=700)
+        files = (RecorderFile(rank=12, at=at, data=b"as pickled"),)
+        stack = Stack(pid=11, threads={"MainThread": ("wait (work.py:12)", "step (train.py:9)")})
+        shown = JobOnNode(processes=1, gpus=(gpu, gpu), dumps=files)
+        bench.world.put_job(NODE, "4711", shown, JobStacks(processes=1, stacks=(stack,)))
+        return
+    assert isinstance(bench.world, RealWorld)
+    programs = bench.world.programs
+    programs.process(11, "python3", cgroup="/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0")
+    programs.configure(RECORDER=str(programs.world / "rank_"))
+    (programs.world / "rank_12").write_bytes(b"as pickled")
+
+
+def test_where_a_job_stands_and_what_its_recorder_has_left(bench: Bench) -> None:
+    hangs(bench)
+    told = bench.nodes.job_stacks(NODE, "4711")
+    assert (told.processes, told.text) == (1, "")
+    assert [(one.pid, one.threads["MainThread"][0]) for one in told.stacks] == [(11, "wait (work.py:12)")]
+    seen = bench.nodes.job_on_node(NODE, "4711")
+    assert [(one.rank, one.data) for one in seen.dumps] == [(12, b"as pickled")]
+    assert [(one.util_percent, one.power_w, one.power_limit_w) for one in seen.gpus] == [
+        (100, 182.41, 700)
+    ] * 2
+    assert seen.processes == 1
+
+
+def test_a_job_that_is_not_on_the_node(bench: Bench) -> None:
+    assert bench.nodes.job_stacks(NODE, "9").text == "no Python process of job 9 is here"
+    seen = bench.nodes.job_on_node(NODE, "9")
+    assert (seen.processes, seen.dumps, seen.text) == (0, (), "no process of job 9 is here")
 
 
 # --- the reset of a GPU ------------------------------------------------------------------------------------

@@ -138,3 +138,13 @@ def test_a_submission_that_slurm_cannot_take_is_refused(bench: Bench) -> None:
     with pytest.raises(ValueError):
         bench.scheduler.submit(submission(node, script="exit 0"))
     assert not [job for job in bench.scheduler.snapshot().jobs.values() if job.active and node in job.nodes]
+
+
+def test_a_test_runs_on_a_node_that_is_one_of_the_sites_spares_too(bench: Bench) -> None:
+    """As after a swap: the node has a place among the spares, and is tested there before it is one."""
+    node = bench.free()[0]
+    bench.scheduler.reserve(Reservation(name="spares", nodes=(node,), users=("nobody",)))
+    bench.scheduler.reserve(maintenance(node))
+    test = bench.scheduler.submit(submission(node, script="#!/bin/sh\nexit 0\n", reservation=NAME))
+    bench.ends(test, 0)
+    assert wait_for(bench, test, "COMPLETED").nodes == (node,)

@@ -73,6 +73,10 @@ for n in 0 1; do
     echo "<gpu id=\\"00000000:1$n:00.0\\"><product_name>NVIDIA H100 80GB HBM3</product_name>"
     echo "<uuid>GPU-0000000$n-aaaa-bbbb-cccc-0123456789ab</uuid><serial>165000000000$n</serial>"
     echo "<minor_number>$n</minor_number><vbios_version>96.00.89.00.01</vbios_version>"
+    echo "<utilization><gpu_util>100 %</gpu_util></utilization><gpu_power_readings>"
+    echo "<instant_power_draw>182.41 W</instant_power_draw>"
+    echo "<current_power_limit>700.00 W</current_power_limit>"
+    echo "</gpu_power_readings>"
     echo "<fabric><state>$state</state><status>$status</status><cliqueId>0</cliqueId>"
     echo "<clusterUuid>00000000-0000-0000-0000-000000000000</clusterUuid></fabric></gpu>"
 done
@@ -105,7 +109,22 @@ AAAA
 the end
 END
 """
+#: py-spy 0.4.3's document, as `dump --nonblocking --json` prints it for a program that sleeps.
+_PY_SPY = """
+echo '[{"pid": 7, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 7, "active": false,
+  "owns_gil": false, "frames": [
+  {"name": "wait", "filename": "/a/work.py", "module": null, "short_filename": "work.py", "line": 12,
+   "locals": null, "is_entry": false, "is_shim_entry": false},
+  {"name": "step", "filename": "/a/train.py", "module": null, "short_filename": "train.py", "line": 9,
+   "locals": null, "is_entry": true, "is_shim_entry": true}], "process_info": null}]'
+"""
+_SCONTROL = """
+echo "PID      JOBID    STEPID   LOCALID GLOBALID"
+while read -r pid; do echo "$pid     4711     0        0       0"; done <"$world/listed"
+"""
 _PROGRAMS = {
+    "py-spy": _PY_SPY,
+    "scontrol": _SCONTROL,
     "systemctl": _SYSTEMCTL,
     "nvidia-smi": _NVIDIA_SMI,
     "dcgmi": _DCGMI,
@@ -202,6 +221,17 @@ class StandIns:
 
     def log(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+
+    def process(self, pid: int, command: str, *, cgroup: str = "/", started_s: float = 0) -> None:
+        """A process in the node's /proc, of whoever runs the test; `started_s` after 1970."""
+        folder = self.proc / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "comm").write_text(f"{command}\n")
+        (folder / "cgroup").write_text(f"0::{cgroup}\n")
+        ticks = round(started_s * os.sysconf("SC_CLK_TCK"))
+        fields = ["S", *["0"] * 18, str(ticks), "0"]
+        (folder / "stat").write_text(f"{pid} ({command}) {' '.join(fields)}\n")
+        (self.proc / "stat").write_text("cpu 0\nbtime 0\n")
 
     # --- as `healer.sim.nodes.SimNodes` is driven
 

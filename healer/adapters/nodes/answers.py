@@ -1,10 +1,22 @@
 """What healer-node's documents mean. Pure: a document in, one of `healer.model` out, or NodeError."""
 
+import base64
 import re
+import zlib
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
-from healer.model import Bundle, Diagnosis, FabricState
+from healer.model import (
+    Bundle,
+    Diagnosis,
+    FabricState,
+    GpuActivity,
+    JobOnNode,
+    JobStacks,
+    RecorderFile,
+    Stack,
+)
 from healer.ports import NodeError
 
 #: What a GPU says of a fabric that it has no part in: cards on PCIe, and models before Hopper.
@@ -16,6 +28,8 @@ _TEXT_MAX = 300
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 #: healer-node ends a bundle at 16 MB; what it had still to write comes on top.
 BUNDLE_MOST_BYTES = 24 * 1024 * 1024
+#: The largest file of NCCL's recorder that healer-node carries.
+_DUMP_BYTES = 2 * 1024 * 1024
 
 
 def fabric(node: str, told: Mapping[str, Any]) -> FabricState:
@@ -99,6 +113,56 @@ def bundle(node: str, key: str, told: Mapping[str, Any]) -> Bundle | None:
 def _part(one: Mapping[str, Any]) -> str:
     lines = f"{one.get('name', '?')}: {one.get('lines', 0)} lines"
     return f"{lines}, {str(one['text'])[:_TEXT_MAX]}" if one.get("text") else lines
+
+
+def job_stacks(node: str, told: Mapping[str, Any]) -> JobStacks:
+    try:
+        stacks = tuple(
+            Stack(
+                pid=int(one["pid"]),
+                threads={str(thread["name"]): tuple(map(str, thread["frames"])) for thread in one["threads"]},
+            )
+            for one in told["stacks"]
+        )
+        return JobStacks(processes=len(told["processes"]), stacks=stacks, text=str(told["text"])[:_TEXT_MAX])
+    except (KeyError, TypeError, ValueError) as error:
+        raise NodeError(f"{node} told of stacks what healer does not read: {error}") from error
+
+
+def job_on_node(node: str, told: Mapping[str, Any]) -> JobOnNode:
+    try:
+        gpus = tuple(
+            GpuActivity(
+                pci=str(one["pci"]),
+                util_percent=_amount(one["util"], "%"),
+                power_w=_amount(one["power"], "W"),
+                power_limit_w=_amount(one["limit"], "W"),
+            )
+            for one in told["gpus"]
+        )
+        dumps = tuple(
+            RecorderFile(
+                rank=int(one["rank"]),
+                at=datetime.fromtimestamp(float(one["at"]), UTC),
+                data=_unpacked(one["data"]) if "data" in one else None,
+            )
+            for one in told["dumps"]
+        )
+        text = str(told["text"])[:_TEXT_MAX]
+        return JobOnNode(processes=int(told["processes"]), gpus=gpus, dumps=dumps, text=text)
+    except (KeyError, TypeError, ValueError, OverflowError, OSError, zlib.error) as error:
+        raise NodeError(f"{node} told of the job what healer does not read: {error}") from error
+
+
+def _amount(words: object, unit: str) -> float | None:
+    """`98 %`, `412.53 W`; None for `N/A` and its like."""
+    found = re.fullmatch(rf"(\d{{1,6}}(?:\.\d+)?) {unit}", str(words))
+    return float(found[1]) if found else None
+
+
+def _unpacked(packed: str) -> bytes:
+    """No more than healer-node carries of one file."""
+    return zlib.decompressobj(31).decompress(base64.b64decode(packed), _DUMP_BYTES)
 
 
 def _what(told: Mapping[str, Any]) -> str:

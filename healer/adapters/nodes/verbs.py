@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from healer.adapters.nodes import answers
-from healer.model import Bundle, Diagnosis, FabricState
+from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks
 from healer.ports import NodeError, NodeUnavailable
 
 #: What a program on the node may take to answer, beside the way there: healer-node's own limits are lower.
 READ_S, EFFECT_S = 7.5, 4.0
 _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_JOB = re.compile(r"[1-9][0-9]{0,9}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
 #: The way out of each code of healer-node, behind the node's own words.
@@ -82,6 +83,12 @@ class NodeVerbs:
         except binascii.Error as error:
             raise NodeError(f"{node} sent something else than the bytes of {key}.") from error
 
+    def job_stacks(self, node: str, job: str) -> JobStacks:
+        return answers.job_stacks(node, self._ask(node, self._read_s, "job-stacks", _number(job)))
+
+    def job_on_node(self, node: str, job: str) -> JobOnNode:
+        return answers.job_on_node(node, self._ask(node, self._read_s, "job-recorder", _number(job)))
+
     def identify(self, node: str) -> Mapping[str, Any]:
         """Boot id, driver, GPUs with UUID and serial number."""
         return self._ask(node, self._read_s, "identify")
@@ -99,6 +106,12 @@ class NodeVerbs:
             raise NodeUnavailable(f"{node}: {text}.")
         way_out = _WAYS_OUT.get(code, "")
         raise NodeError(f"{node}: {text.rstrip('.')}.{' ' if way_out else ''}{way_out}")
+
+
+def _number(job: str) -> str:
+    if not _JOB.fullmatch(job):
+        raise ValueError(f"{job!r} is no number of a job")
+    return job
 
 
 def _checked(key: str) -> str:

@@ -17,6 +17,7 @@ from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.references import read_references
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits, remedies, requeues, run_log, runs
+from healer.adapters.postgres.tables import messages as queued
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
@@ -27,6 +28,7 @@ from healer.model import (
     Incident,
     LogEntry,
     Message,
+    NodeHistory,
     Permit,
     Reference,
     RemedyUse,
@@ -149,6 +151,26 @@ class PostgresClaim:
     def references(self) -> list[Reference]:
         with ledger_errors(), self._conn.begin():
             return read_references(self._conn, self.run.cluster)
+
+    def history(self, node: str, since: datetime) -> NodeHistory:
+        mine = (
+            sa.select(incidents.c.id, incidents.c.doc)
+            .where(
+                incidents.c.cluster == self.run.cluster,
+                incidents.c.node == node,
+                sa.or_(incidents.c.closed.is_(None), incidents.c.closed >= since),
+                incidents.c.doc["merged_into"].astext.is_(None),
+            )
+            .order_by(incidents.c.opened, incidents.c.id)
+        )
+        with ledger_errors(), self._conn.begin():
+            rows = self._conn.execute(mine).all()
+            filed = sa.select(queued.c.incident).where(
+                queued.c.kind == "ticket", queued.c.incident.in_([row.id for row in rows])
+            )
+            ticketed = frozenset(self._conn.execute(filed).scalars())
+        found = tuple(msgspec.convert(row.doc, Incident) for row in rows)
+        return NodeHistory(incidents=found, ticketed=ticketed)
 
     def permits(self) -> list[Permit]:
         query = sa.select(permits.c.doc).where(

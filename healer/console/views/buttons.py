@@ -13,7 +13,9 @@ from healer.playbooks import BEGIN, UNDO
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
 #: On a node in service: the ones that are wanted often. All others stand under "More playbooks".
 _FIRST = frozenset({"drain-at-job-end", "validate", "reboot-node"})
-_OWN_BUTTON = frozenset({"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain", "return-to-service"})
+_OWN_BUTTON = frozenset(
+    {"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain", "return-to-service", "foreign-drain"}
+)
 _ACT = frozenset({Role.operator, Role.admin})
 _AT_WORK = frozenset({RunState.running, RunState.waiting, RunState.stuck})
 _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})

@@ -1,5 +1,7 @@
 """What DCGM's and nvidia-smi's words mean: a failed test, an answer that is none, a fabric that is up."""
 
+import base64
+import gzip
 from typing import Any
 
 import pytest
@@ -101,3 +103,49 @@ def test_cards_without_a_fabric_have_none_to_be_broken() -> None:
 def test_no_gpu_at_all_is_no_answer() -> None:
     with pytest.raises(NodeError, match="shows no GPU"):
         answers.fabric("n1", {"gpus": []})
+
+
+# --- a job that hangs
+
+
+def on_node(**changes: Any) -> dict[str, Any]:
+    dump = {"rank": 3, "at": 1000.5, "bytes": 4, "data": base64.b64encode(gzip.compress(b"dump")).decode()}
+    gpu = {"pci": "0", "util": "100 %", "power": "182.41 W", "limit": "700.00 W"}
+    return {"processes": 8, "gpus": [gpu], "dumps": [dump], "text": ""} | changes
+
+
+def test_what_a_node_tells_of_a_job() -> None:
+    found = answers.job_on_node("n1", on_node())
+    assert (found.dumps[0].rank, found.dumps[0].data, found.dumps[0].at.timestamp()) == (3, b"dump", 1000.5)
+    assert (found.gpus[0].util_percent, found.gpus[0].power_w, found.gpus[0].power_limit_w) == (
+        100,
+        182.41,
+        700,
+    )
+
+
+def test_words_that_are_no_figures_are_unknown_and_a_large_file_is_named_alone() -> None:
+    gpu = {"pci": "0", "util": "N/A", "power": "[N/A]", "limit": ""}
+    found = answers.job_on_node("n1", on_node(gpus=[gpu], dumps=[{"rank": 3, "at": 1, "bytes": 9}]))
+    assert (found.gpus[0].util_percent, found.gpus[0].power_w) == (None, None)
+    assert found.dumps[0].data is None
+
+
+def test_a_packed_file_is_unpacked_to_a_bound() -> None:
+    bomb = base64.b64encode(gzip.compress(bytes(50_000_000))).decode()
+    found = answers.job_on_node("n1", on_node(dumps=[{"rank": 3, "at": 1, "bytes": 9, "data": bomb}]))
+    assert len(found.dumps[0].data or b"") == 2 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpus": None}, {"processes": "x"}, {"dumps": [{"rank": 3}]}, {"dumps": [{"rank": 3, "at": 1e300}]},
+        {"dumps": [{"rank": 3, "at": 1, "data": "AAAA"}]}, {"gpus": [3]},
+    ],
+)  # fmt: skip
+def test_what_is_not_of_that_form_is_an_error(changes: dict[str, Any]) -> None:
+    with pytest.raises(NodeError, match="does not read"):
+        answers.job_on_node("n1", on_node(**changes))
+    with pytest.raises(NodeError, match="does not read"):
+        answers.job_stacks("n1", changes)

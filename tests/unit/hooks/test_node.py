@@ -52,7 +52,8 @@ def test_it_is_written_for_python_3_6_without_packages() -> None:
         "service-status nvidia-dcgm.service", "diagnose-start k 5", "diagnose-start k 3 -p",
         "diagnose-start ../../etc/x 3", "diagnose-start .hidden 1", "gpu-reset k 0", "gpu-reset k ALL",
         "gpu-reset k 00000000:10:00.9", "collect a/b", "collect-read k -1", "id=0123456789abcdef",
-        "identify id=0123456789abcdef id=0123456789abcdef", "IDENTIFY",
+        "identify id=0123456789abcdef id=0123456789abcdef", "IDENTIFY", "job-stacks 0", "job-stacks -1",
+        "job-stacks 4711;id", "job-stacks", "job-recorder 4711_3", "job-recorder 12345678901",
     ],
 )  # fmt: skip
 def test_what_is_not_on_the_list_is_refused_and_logged(node: StandIns, words: str) -> None:
@@ -477,6 +478,124 @@ def test_calls_at_once_are_bounded(node: StandIns) -> None:
             one.wait()
         for pid in living(node.pids("systemctl")):
             os.kill(pid, signal.SIGKILL)
+
+
+# --- a job that hangs
+
+SLURM_V2 = "/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0"
+
+
+def test_the_stacks_of_a_job_are_those_of_its_own_processes(node: StandIns) -> None:
+    node.process(10, "slurmstepd: [47", cgroup="/system.slice/slurmstepd.scope/job_4711/step_0/slurm")
+    node.process(11, "python3", cgroup=SLURM_V2)
+    node.process(12, "python3.11", cgroup=SLURM_V2)
+    node.process(13, "pt_main_thread", cgroup="/slurm/uid_7/job_4711/step_0/task_1")
+    node.process(14, "nvidia-smi", cgroup=SLURM_V2)
+    node.process(20, "python3", cgroup=SLURM_V2.replace("4711", "47110"))
+    node.process(21, "python3", cgroup="/user.slice")
+    (node.proc / "13" / "fd" / "5").symlink_to(node.dev / "nvidia1")
+    told = node.ask("job-stacks", "4711")
+    assert [one["pid"] for one in told["processes"]] == [11, 12, 13, 14]
+    assert [one["pid"] for one in told["stacks"]] == [13, 11], "who holds a GPU is first"
+    frames = ["wait (work.py:12)", "step (train.py:9)"]
+    assert told["stacks"][0]["threads"] == [{"name": "MainThread", "frames": frames}]
+    assert node.asked("py-spy") == [f"dump --nonblocking --json --pid {pid}" for pid in (13, 11)]
+
+
+def test_who_holds_a_gpu_may_be_unknown_for_stacks(node: StandIns) -> None:
+    node.process(11, "python3", cgroup=SLURM_V2)
+    node.process(30, "secret", cgroup="/")
+    (node.proc / "30" / "fd").rmdir()
+    (node.proc / "30" / "fd").write_text("cannot be listed")
+    node.refused("gpu-processes", code="failed")
+    assert [one["pid"] for one in node.ask("job-stacks", "4711")["stacks"]] == [11]
+
+
+def test_without_cgroups_slurm_lists_the_processes(node: StandIns) -> None:
+    node.process(11, "python3")
+    (node.world / "listed").write_text("11\n99\n-1\n")
+    assert [one["pid"] for one in node.ask("job-stacks", "4711")["processes"]] == [11]
+    assert node.asked("scontrol") == ["listpids 4711"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [("hang", "did not end within"), ("fail", "py-spy ended with 3"), ("flood", "printed more than")],
+)
+def test_a_py_spy_that_goes_wrong_is_told(node: StandIns, mode: str, says: str) -> None:
+    node.configure(PY_SPY_S="0.3" if mode == "hang" else "30")
+    node.process(11, "python3", cgroup=SLURM_V2)
+    node.mode("py-spy", mode)
+    told = node.ask("job-stacks", "4711")
+    assert told["stacks"] == [] and says in told["text"]
+
+
+def test_a_missing_py_spy_and_a_job_that_is_not_here_are_told(node: StandIns) -> None:
+    node.process(11, "python3", cgroup=SLURM_V2)
+    (node.bin / "py-spy").unlink()
+    assert "py-spy is not installed" in node.ask("job-stacks", "4711")["text"]
+    told = node.ask("job-stacks", "9")
+    assert (told["processes"], told["text"]) == ([], "no Python process of job 9 is here")
+
+
+def test_the_recorders_files_of_this_life_of_the_job_are_carried(node: StandIns) -> None:
+    place = node.world / "dumps"
+    place.mkdir()
+    node.configure(RECORDER=str(place / "nccl_trace_rank_"))
+    node.process(11, "python3", cgroup=SLURM_V2, started_s=1000)
+    for name, at in (("0", 2000), ("1", 500), ("12", 1500), ("x", 2000), ("3.tmp", 2000)):
+        (place / f"nccl_trace_rank_{name}").write_bytes(name.encode() * 9)
+        os.utime(place / f"nccl_trace_rank_{name}", (at, at))
+    (place / "secret").write_text("s3cret")
+    (place / "nccl_trace_rank_4").symlink_to(place / "secret")
+    os.mkfifo(place / "nccl_trace_rank_5")
+    (place / "nccl_trace_rank_6").mkdir()
+    with (place / "nccl_trace_rank_7").open("wb") as large:
+        large.truncate(3 * 1024 * 1024)
+    told = node.ask("job-recorder", "4711")
+    found = {one["rank"]: one for one in told["dumps"]}
+    assert sorted(found) == [0, 7, 12], "one is older than the job, the others are no files of the recorder"
+    assert gzip.decompress(base64.b64decode(found[12]["data"])) == b"12" * 9
+    assert (found[0]["at"], found[7]["bytes"], "data" in found[7]) == (2000, 3 * 1024 * 1024, False)
+    assert [(one["util"], one["power"], one["limit"]) for one in told["gpus"]] == [
+        ("100 %", "182.41 W", "700.00 W")
+    ] * 2
+    assert told["text"] == ""
+
+
+def test_another_users_files_are_no_dumps(program: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "rank_0").write_text("mine")
+    found = program.read_dumps(str(tmp_path / "rank_"), os.geteuid(), 0.0)
+    assert [one["rank"] for one in found] == [0]
+    assert program.read_dumps(str(tmp_path / "rank_"), os.geteuid() + 1, 0.0) == []
+
+
+def test_the_files_are_read_as_the_jobs_own_user(node: StandIns) -> None:
+    """Root alone can be another user; whoever else runs this is the job's user."""
+    user = 12345 if os.geteuid() == 0 else os.geteuid()
+    place = node.world / "dumps"
+    place.mkdir()
+    node.configure(RECORDER=str(place / "nccl_trace_rank_"))
+    node.process(11, "python3", cgroup=SLURM_V2)
+    os.chown(node.proc / "11", user, -1)
+    for rank, mode in ((0, 0o600), (1, 0o000)):
+        (place / f"nccl_trace_rank_{rank}").write_text("as pickled")
+        (place / f"nccl_trace_rank_{rank}").chmod(mode)
+        os.chown(place / f"nccl_trace_rank_{rank}", user, -1)
+    for folder in (place, *place.parents):
+        if folder.owner() == place.owner() and not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    found = node.ask("job-recorder", "4711")["dumps"]
+    assert [one["rank"] for one in found] == [0], "nobody but root could read the other"
+
+
+def test_a_job_that_is_not_here_has_no_dumps_and_a_broken_nvidia_smi_is_told(node: StandIns) -> None:
+    told = node.ask("job-recorder", "4711")
+    assert (told["dumps"], told["text"], len(told["gpus"])) == ([], "no process of job 4711 is here", 2)
+    node.process(11, "python3", cgroup=SLURM_V2)
+    node.mode("nvidia-smi", "fail")
+    told = node.ask("job-recorder", "4711")
+    assert told["gpus"] == [] and "nvidia-smi -q ended with 3" in told["text"]
 
 
 def test_its_page_names_all_verbs_services_and_settings(program: ModuleType) -> None:

@@ -1,0 +1,277 @@
+"""A job that may hang: what its ranks and GPUs show, as evidence, and whether both say that it stands.
+
+Many nodes are asked, one after the other; each answer is a line of the run's log, so a death costs one look.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
+from healer.actions.look import at_job
+from healer.detection.flight_recorder import Group, RecorderError, read
+from healer.detection.stands import Stand, said, stand_of
+from healer.model import GpuActivity, JobOnNode, LogEntry, SlurmJob, StepEvent
+from healer.ports import NodeError
+
+#: All nodes of a job are asked for a proof; a larger job's hang is for a person.
+MOST_NODES = 32
+#: So many nodes show their stacks, those of missing ranks first.
+STACKS_OF = 4
+#: Twice quiet, so far apart: one look may meet a pause of a job that works.
+APART = timedelta(seconds=60)
+#: A dump proves nothing of a collective that had only just begun, and an old one nothing of now.
+STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(hours=1)
+#: What one node's dumps may come to in the run's log.
+KEPT_BYTES = 512 * 1024
+#: A GPU that does nothing, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full
+#: use, at a fraction of the power that training draws. Our own figures.
+IDLE_PERCENT, WAITING_OF_LIMIT = 5.0, 0.5
+
+
+def _nothing(_: Context) -> None:
+    return None
+
+
+# --- the check `hung` ---
+
+
+def hung(ctx: Context) -> Result:
+    """Yes: a dump of every rank shows the same collective standing, and all GPUs of the job are quiet, twice.
+    No: it is not proven, for whatever reason; that is no proof that the job is well."""
+    job = _job(ctx)
+    if not isinstance(job, SlurmJob):
+        return job
+    if ctx.nodes is None:
+        text = "healer has no way to work on nodes: by hand, `py-spy dump --pid PID` for ranks on each"
+        return Done(text=text, data={"passed": False, "evidence": True})
+    nodes = sorted(job.nodes)
+    if len(nodes) > MOST_NODES:
+        text = f"Job {job.title} has {len(nodes)} nodes: only a person can tell whether it hangs"
+        return Done(text=text, data={"passed": False, "evidence": True})
+    first = [one for one in ctx.lines if "node" in one.data]
+    if (missing := _next(nodes, first)) is not None:
+        return _looked(ctx, job, missing, with_dumps=True)
+    again = [one for one in ctx.lines if "again" in one.data]
+    if not again and (left_s := (first[-1].at + APART - ctx.now()).total_seconds()) > 0:
+        return Again(text=f"Looks again at the GPUs of job {job.title}", after_s=left_s)
+    if (missing := _next(nodes, again, "again")) is not None:
+        return _looked(ctx, job, missing, with_dumps=False)
+    return _judged(job, first, again)
+
+
+def _next(nodes: list[str], lines: list[LogEntry], name: str = "node") -> str | None:
+    asked = {one.data[name] for one in lines}
+    return next((node for node in nodes if node not in asked), None)
+
+
+def _looked(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -> Again:
+    """One node's answer as a line of the log."""
+    assert ctx.nodes is not None
+    name = "node" if with_dumps else "again"
+    ctx.fence()  # many nodes take long: the run stays ours
+    try:
+        seen = ctx.nodes.job_on_node(node, job.id)
+    except NodeError as error:
+        data: dict[str, Any] = {name: node, "quiet": None}
+        return Again(
+            text=f"{node} tells nothing{'' if with_dumps else ' any more'}: {error}", after_s=0, data=data
+        )
+    quiet = is_quiet(_of_job(job, node, seen.gpus))
+    data = {name: node, "quiet": quiet}
+    words = [{None: "its GPUs cannot be told", True: "its GPUs are quiet", False: "its GPUs work"}[quiet]]
+    if with_dumps:
+        ranks, unread = _dumps(ctx, seen)
+        data["ranks"] = ranks
+        words.append(f"{len(ranks)} dumps of the recorder")
+        words += unread
+    return Again(text=f"{node}{'' if with_dumps else ' again'}: {', '.join(words)}", after_s=0, data=data)
+
+
+def _of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
+    """The job's own, where Slurm tells which; nvidia-smi lists them in the order of their numbers."""
+    own = job.gpus.get(node)
+    return gpus if own is None else tuple(gpus[index] for index in own if index < len(gpus))
+
+
+def is_quiet(gpus: tuple[GpuActivity, ...]) -> bool | None:
+    """No GPU computes; None: there is none, or one of them does not tell."""
+    found = [_is_quiet(one) for one in gpus]
+    if False in found:
+        return False
+    return None if None in found or not found else True
+
+
+def _is_quiet(gpu: GpuActivity) -> bool | None:
+    if gpu.util_percent is None:
+        return None
+    if gpu.util_percent < IDLE_PERCENT:
+        return True
+    if gpu.power_w is None or not gpu.power_limit_w:
+        return None
+    return gpu.power_w < WAITING_OF_LIMIT * gpu.power_limit_w
+
+
+def _dumps(ctx: Context, seen: JobOnNode) -> tuple[dict[str, Any], list[str]]:
+    """By rank what its newest dump says; and why others are left out."""
+    found: dict[str, Any] = {}
+    unread = [seen.text] if seen.text else []
+    for one in sorted(seen.dumps, key=lambda one: one.at):
+        ctx.fence()  # a large dump takes a second
+        if ctx.now() - one.at > DUMP_LASTS:
+            unread.append(f"that of rank {one.rank} is old")
+        elif one.data is None:
+            unread.append(f"that of rank {one.rank} is too large")
+        else:
+            try:
+                groups = read(one.data)
+            except RecorderError as error:
+                unread.append(f"that of rank {one.rank} is not read: {error}")
+            else:
+                kept = {name: _kept(group) for name, group in groups.items()}
+                found[str(one.rank)] = {"at": one.at.isoformat(), "groups": kept}
+    if len(msgspec.json.encode(found)) > KEPT_BYTES:
+        return {}, ["the recorder's dumps hold too much to be kept"]
+    return found, unread[:5]
+
+
+def _kept(group: Group) -> dict[str, Any]:
+    """What the judge needs of it, for the log: of the calls the newest few."""
+    last = dict(sorted(group.ops.items())[-8:])
+    short = msgspec.structs.replace(group, ops=last)
+    return msgspec.to_builtins(short, str_keys=True)
+
+
+def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done:
+    nodes: dict[int, str] = {}
+    ranks: dict[int, dict[str, Group]] = {}
+    dumped: dict[int, str] = {}
+    twice = False
+    for line in first:
+        for rank, told in line.data.get("ranks", {}).items():
+            twice = twice or int(rank) in nodes
+            nodes[int(rank)] = line.data["node"]
+            dumped[int(rank)] = told["at"]
+            groups = told["groups"].items()
+            ranks[int(rank)] = {name: msgspec.convert(one, Group, strict=False) for name, one in groups}
+    stand = stand_of(ranks)
+    quiet = [line.data["quiet"] for line in (*first, *again)]
+    why = _unproven(stand, quiet, dumped)
+    if why is None and twice:
+        why = "Two nodes tell of the same rank: dumps of another job may be among them"
+    text = (
+        said(stand, nodes) if stand is not None else "No dump of the recorder shows a collective that stands"
+    )
+    words = f"Job {job.title}: {text}. {why or 'All its GPUs were quiet, twice: it hangs'}"
+    missing = sorted({nodes[rank] for rank in (stand.missing if stand else ()) if rank in nodes})
+    data = {"passed": why is None, "evidence": True, "missing": missing}
+    return Done(text=words, data=data)
+
+
+def _unproven(stand: Stand | None, quiet: list[bool | None], dumped: dict[int, str]) -> str | None:
+    """What is missing for a proof; None: nothing."""
+    if False in quiet:
+        return "Its GPUs work, so it may go on"
+    if None in quiet:
+        return "What its GPUs do is not known of all nodes"
+    if stand is None:
+        return "Its GPUs are quiet, and nothing says why"
+    if stand.differs:
+        return "A restart would not mend that"
+    if not stand.whole:
+        return "Not every rank has left a dump, so it is not proven"
+    last_ns = max(_ns(at) for at in dumped.values())
+    if last_ns - stand.since_ns < STOOD_FOR / timedelta(microseconds=1) * 1000:
+        return "It had stood for less than a minute when the dumps were written"
+    return None
+
+
+def _ns(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp() * 1e9
+
+
+# --- the check `job_works` ---
+
+
+def job_works(ctx: Context) -> Result:
+    """Right before a requeue, which a pause or an approval may have held up for hours: a job whose GPUs work
+    again is left alone. Asked once, before anything is done to the job; what is not known says nothing."""
+    job = at_job(ctx)
+    if ctx.asked or ctx.nodes is None or not isinstance(job, SlurmJob):
+        return Failed(text="Nobody has looked")
+    if job.restarts != ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
+        return Failed(text=f"Job {job.title} is {job.state}")
+    for node in dict.fromkeys((min(job.nodes), max(job.nodes))):
+        ctx.fence()
+        try:
+            seen = ctx.nodes.job_on_node(node, job.id)
+        except NodeError:
+            continue
+        if is_quiet(_of_job(job, node, seen.gpus)) is False:
+            by_hand = f"`healer run requeue --job {job.id}` does it all the same"
+            return Skipped(text=f"The GPUs of job {job.title} work on {node}: not requeued; {by_hand}")
+    return Failed(text=f"No GPU of job {job.title} is seen to work")
+
+
+# --- the check `stacks` ---
+
+
+def stacks(ctx: Context) -> Result:
+    """Evidence alone: it never says no, and where nothing can be read it says that."""
+    job = _job(ctx)
+    if not isinstance(job, SlurmJob):
+        return job
+    if ctx.nodes is None:
+        return Skipped(text="healer has no way to work on nodes: no stacks were read")
+    asked = {one.data["node"] for one in ctx.lines if "node" in one.data}
+    node = next((one for one in _sample(ctx, job) if one not in asked), None)
+    if node is None:
+        found = [one.text for one in ctx.lines if one.data.get("stacks")]
+        text = "; ".join(found) or f"No stack of job {job.title} could be read"
+        return Done(text=text, data={"evidence": True})
+    ctx.fence()
+    try:
+        seen = ctx.nodes.job_stacks(node, job.id)
+    except NodeError as error:
+        return Again(text=f"{node}: {error}", after_s=0, data={"node": node})
+    told = [f"process {one.pid} stands in {_where(one.threads)}" for one in seen.stacks]
+    if seen.text:
+        told.append(seen.text)
+    data = {"node": node, "stacks": msgspec.to_builtins(seen.stacks)} if seen.stacks else {"node": node}
+    return Again(text=f"{node}: {', '.join(told) or 'nothing told'}", after_s=0, data=data)
+
+
+def _where(threads: dict[str, tuple[str, ...]]) -> str:
+    """The innermost frames of the thread that the program began with."""
+    frames = threads.get("MainThread") or next(iter(threads.values()), ())
+    return " < ".join(frames[:3]) or "no frame"
+
+
+def _sample(ctx: Context, job: SlurmJob) -> list[str]:
+    """Nodes of ranks that never came first, then some of all."""
+    told = (one.data.get("missing", []) for one in ctx.log if one.event is StepEvent.done)
+    first = [node for missing in told for node in missing if node in job.nodes]
+    nodes = sorted(job.nodes)
+    evenly = nodes[:: max(1, len(nodes) // STACKS_OF)]
+    return list(dict.fromkeys([*first[: STACKS_OF - 1], *evenly]))[:STACKS_OF]
+
+
+def _job(ctx: Context) -> SlurmJob | Result:
+    """The job, while it is at work in the life that the run is about; else the run is over."""
+    job = at_job(ctx)
+    if isinstance(job, Skipped):
+        return Done(text=job.text, data={"ends_run": True})
+    if not isinstance(job, SlurmJob):
+        return job
+    if ctx.restarts is None:
+        return Failed(text=f"the restart count of job {ctx.job} is not known", final=True)
+    if job.restarts > ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
+        text = f"Job {job.title} is {job.state}, restart {job.restarts}: it does not hang any more"
+        return Done(text=text, data={"ends_run": True})
+    return job
+
+
+HUNG = Action(probe=_nothing, do=_nothing, verify=hung, effect=False)
+JOB_WORKS = Action(probe=_nothing, do=_nothing, verify=job_works, effect=False)
+STACKS = Action(probe=_nothing, do=_nothing, verify=stacks, effect=False)

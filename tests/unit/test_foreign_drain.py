@@ -1,0 +1,115 @@
+"""`foreign-drain`: an owner is asked ever more seldom, and the drain stays theirs."""
+
+import msgspec
+import pytest
+
+from healer.model import CommandKind, Message, Mode, Ruleset, RunState, StepEvent
+from tests.support.asked import over, state_of
+from tests.support.loop import Site, name, rules_in, shipped
+from tests.support.under_test import TestSite
+
+DAY_S = 86400
+
+
+def chasing(mode: Mode | None = Mode.auto) -> Ruleset:
+    """The shipped rules, with this mode for the chase; None: as they ship."""
+    if mode is None:
+        return rules_in(Mode.auto)
+    chase = tuple(
+        msgspec.structs.replace(rule, mode=mode) if rule.playbook == "foreign-drain" else rule
+        for rule in shipped().rules
+    )
+    return rules_in(Mode.auto, rules=chase)
+
+
+def drained(mode: Mode | None = Mode.auto, words: str = "replacing PSU") -> tuple[TestSite, str]:
+    site = TestSite(4, rules=chasing(mode))
+    site.run_for(2)
+    site.slurm.person_drain(name(1), words, "ann")
+    site.run_for(5)
+    (run,) = site.runs
+    return site, run.id
+
+
+def asked(site: Site) -> list[Message]:
+    return [
+        one for one in site.ledger.tables.messages.values() if "ask" in one.id and isinstance(one, Message)
+    ]
+
+
+def wait_days(site: Site, days: float) -> None:
+    site.run_for(days * DAY_S, step_s=1800)
+
+
+def test_it_asks_after_a_day_two_days_and_a_week_and_then_no_more() -> None:
+    site, run = drained()
+    counts = []
+    for days in (0.9, 0.2, 1.8, 0.3, 6.7, 0.4, 20):
+        wait_days(site, days)
+        counts.append(len(asked(site)))
+    assert counts == [0, 1, 1, 2, 2, 3, 3]
+    assert "Held by ann since 2026-11-20 03:00 UTC (24 h)" in asked(site)[0].text
+    assert "(10 days)" in asked(site)[-1].text
+    assert state_of(site, run)[0] is RunState.running
+    assert (site.node(1).reason, site.scheduler.writes) == ("replacing PSU", [])
+
+
+def test_it_ends_when_the_drain_is_lifted_and_the_incident_with_it() -> None:
+    site, run = drained()
+    wait_days(site, 1.1)
+    site.slurm.resume(name(1))
+    site.run_for(60)
+    assert state_of(site, run)[0] is RunState.done and site.open_incidents == []
+    assert len(site.runs) == 1 and len(asked(site)) == 1
+
+
+def test_an_owner_who_writes_a_new_reason_has_answered() -> None:
+    site, _ = drained()
+    wait_days(site, 0.9)
+    site.slurm.resume(name(1))
+    site.slurm.person_drain(name(1), "PSU arrives on Friday", "ann")
+    wait_days(site, 0.9)
+    assert asked(site) == []
+    wait_days(site, 0.2)
+    assert len(asked(site)) == 1
+
+
+def test_who_took_the_incident_on_is_not_asked() -> None:
+    site, run = drained()
+    site.tell(CommandKind.acknowledge, incident=site.incident.id)
+    wait_days(site, 3)
+    assert asked(site) == [] and state_of(site, run)[0] is RunState.running
+    assert site.log(run)[-1].text == "ann has it: nobody is asked again"
+
+
+def test_as_shipped_it_is_only_watched() -> None:
+    site, run = drained(mode=None)
+    assert site.runs[0].shadow
+    wait_days(site, 11)
+    assert asked(site) == []
+    would = [one.text for one in site.log(run) if one.event is StepEvent.done and "would" in one.text]
+    assert would == ["shadow: would notify gpu0001"] * 3
+    assert site.scheduler.writes == []
+    site.slurm.resume(name(1))
+    site.run_for(60)
+    assert state_of(site, run)[0] is RunState.done and site.open_incidents == []
+
+
+def test_a_persons_run_on_the_node_goes_first() -> None:
+    """The chase waits for weeks: it keeps the node from nobody."""
+    site, run = drained()
+    site.slurm.resume(name(1))
+    other = site.ask("validate", 1)
+    site.run_for(5)
+    assert state_of(site, run)[0] is RunState.done
+    assert "drain" in over(site, other)
+
+
+@pytest.mark.parametrize("words", ["healer:hand inc:0a1b2c3d PSU", "Kill task failed"])
+def test_a_drain_that_is_healers_or_slurms_by_now_is_not_chased(words: str) -> None:
+    site, run = drained()
+    site.slurm.resume(name(1))
+    site.slurm.person_drain(name(1), words, "root")
+    site.run_for(60)
+    assert state_of(site, run)[0] is RunState.done
+    assert all("PSU" not in one.title for one in asked(site))

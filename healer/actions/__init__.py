@@ -9,6 +9,7 @@ from healer.actions import (
     down,
     drain,
     nodes,
+    power,
     reboot,
     release,
     requeue,
@@ -30,6 +31,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.resume: resume.RESUME,
         Verb.down: down.DOWN,
         Verb.reboot: reboot.ACTION,
+        Verb.power_cycle: power.POWER_CYCLE,
         Verb.reserve: under_test.RESERVE,
         Verb.requeue: requeue.ACTION,
         Verb.revive: revive.ACTION,
@@ -50,6 +52,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "node_answers": checks.NODE_ANSWERS,
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
+        "power_state": power.POWER_STATE,
     }
 )
 

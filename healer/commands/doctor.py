@@ -27,11 +27,11 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document.")) -> None:
-    """Check database, clocks, broker, Slurm, rules, nodes, guards, tickets, API; say how to repair faults."""
+    """Check database, clocks, broker, Slurm, rules, nodes, BMCs, guards, tickets, API; say what to repair."""
     settings = load()
     # What the checks log stands beside their answers, not in them.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    looks = (_rules, _database, _broker, _slurm, _nodes, _node_actions, _guards, _tickets, _api)
+    looks = (_rules, _database, _broker, _slurm, _nodes, _node_actions, _bmcs, _guards, _tickets, _api)
     checks = [check for look in looks for check in look(settings)]
     if as_json:
         typer.echo(json.dumps({"ok": all(c.ok for c in checks), "checks": [c._asdict() for c in checks]}))
@@ -141,6 +141,12 @@ def _nodes(settings: Settings) -> list[Check]:
 
 def _node_actions(settings: Settings) -> list[Check]:
     from healer.bootstrap.ssh_check import look
+
+    return [Check(*found) for found in look(settings)]
+
+
+def _bmcs(settings: Settings) -> list[Check]:
+    from healer.bootstrap.bmc_check import look
 
     return [Check(*found) for found in look(settings)]
 

@@ -60,6 +60,7 @@ from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.losses import Loss, LossReason, Sender
 from healer.model.node import Diagnosis, FabricState, LastHeard
 from healer.model.observation import Observation, ObservationKind
+from healer.model.power import Power, ResetKind
 from healer.model.reasons import OwnerKind, ReasonOwner
 from healer.model.routes import (
     REJECTIONS,
@@ -284,6 +285,7 @@ __all__ = [
     "Place",
     "PlaceKind",
     "Playbook",
+    "Power",
     "Proposal",
     "ReasonOwner",
     "Reference",
@@ -292,6 +294,7 @@ __all__ = [
     "Repeat",
     "RequeueUse",
     "Reservation",
+    "ResetKind",
     "Retest",
     "Review",
     "Role",

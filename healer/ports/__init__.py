@@ -43,6 +43,7 @@ from healer.model import (
     Ticket,
     Veto,
 )
+from healer.ports.bmc import Bmc, BmcError, BmcUnavailable
 from healer.ports.slurm import (
     Nodes,
     NotAvailable,
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyRequeued",
+    "Bmc",
+    "BmcError",
+    "BmcUnavailable",
     "Checkpoints",
     "Clock",
     "ColumnBook",

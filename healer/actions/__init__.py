@@ -50,6 +50,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "jobs_hit": checks.JOBS_HIT,
         "jobs_left": down.JOBS_LEFT,
         "node_answers": checks.NODE_ANSWERS,
+        "still_silent": checks.STILL_SILENT,
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
         "power_state": power.POWER_STATE,

@@ -198,8 +198,7 @@ MOMENTS = [f"{at}:cycle" for at in ("started", "done", "performed")]
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_death_at_any_moment_never_cycles_twice(moment: str, nth: int) -> None:
-    """What may have come through is only looked for; where nothing did, a person is asked, and theirs is a new
-    key."""
+    """What may have come through is only looked for. Where nothing did a person is asked: a new key."""
     site, run = asked()
     seen = []
 

@@ -21,7 +21,9 @@ _STEP_ID = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _TARGETS = ("node", "job")
 _LEVELS = (1, 2)
 #: They answer yes or no; every other step either works or asks a person.
-_VERDICTS = frozenset({"fabric_state", "jobs_left", "power_state", Verb.diagnose, Verb.reset_gpu})
+_VERDICTS = frozenset(
+    {"fabric_state", "jobs_left", "memory_health", "power_state", Verb.diagnose, Verb.reset_gpu}
+)
 #: They may end the run where nothing needs to be done: a node that is out already would stay so.
 _BEFORE_REMOVING = frozenset({"still_silent", "still_slow", "job_end_or_checkpoint", "job_end", "reached"})
 #: Checks that change nothing of the run: only these stand beside a verb's own.

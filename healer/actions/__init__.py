@@ -53,6 +53,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "still_silent": checks.STILL_SILENT,
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
+        "memory_health": nodes.MEMORY_HEALTH,
         "power_state": power.POWER_STATE,
     }
 )

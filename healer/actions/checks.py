@@ -210,7 +210,7 @@ def still_silent(ctx: Context) -> Result:
         return Again(text=text, after_s=1.0)
     if one.clear_since is not None:
         heard = f"{node.name} speaks again since {one.clear_since:%H:%M:%S} UTC"
-        return Again(text=f"{heard}, and Slurm does not reach it ({state}): waits to see", after_s=5.0)
+        return Done(text=f"{heard}: nothing is done, though Slurm does not reach it", data={"ends_run": True})
     return Done(text=f"Nothing is heard of {node.name}, and Slurm does not reach it ({state})")
 
 

@@ -58,7 +58,7 @@ from healer.model.inventory import (
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.losses import Loss, LossReason, Sender
-from healer.model.node import Diagnosis, FabricState, LastHeard
+from healer.model.node import Diagnosis, FabricState, LastHeard, MemoryState
 from healer.model.observation import Observation, ObservationKind
 from healer.model.power import Power, ResetKind
 from healer.model.reasons import OwnerKind, ReasonOwner
@@ -267,6 +267,7 @@ __all__ = [
     "LossReason",
     "Maintenance",
     "Manner",
+    "MemoryState",
     "Message",
     "Mode",
     "NodeContext",

@@ -29,6 +29,7 @@ from healer.model import (
     LastHeard,
     LogEntry,
     Loss,
+    MemoryState,
     Message,
     Observation,
     Permit,
@@ -603,6 +604,11 @@ class NodeExec(Protocol):
 
     def fabric_state(self, node: str) -> FabricState:
         """The NVLink fabric as nvidia-smi on the node tells it."""
+        ...
+
+    def memory_state(self, node: str) -> MemoryState:
+        """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError where it does
+        not tell."""
         ...
 
     def start_diagnosis(self, node: str, key: str) -> None:

@@ -132,7 +132,7 @@ def test_a_stuck_epilog_is_freed_by_down_and_its_job_keeps_its_end(bench: RealBe
     bench.epilog_sticks(node)
     job = running(bench, node)
     bench.finish(job)
-    run = site.ask("reboot-node", node)
+    run = site.ask("reboot-validate", node)
     site.until(lambda: "free" in site.done(run), "the node is freed", timeout_s=90)
     shown = bench.scheduler.node(node)
     assert shown.base == "DOWN" and shown.drain and shown.reason.startswith("healer:")
@@ -145,7 +145,7 @@ def test_a_reboot_is_proven_by_the_nodes_own_boot_and_the_node_returns_tested(be
     site = Workplace(bench)
     node = bench.free()[0]
     before = bench.scheduler.node(node).boot_at
-    run = site.ask("reboot-node", node)
+    run = site.ask("reboot-validate", node)
     site.until(lambda: bench.hooks.asked_to_boot(node), "Slurm asks the node to boot")
     theirs = bench.submit(node)
     bench.cluster.boot_node(node)

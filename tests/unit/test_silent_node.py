@@ -1,6 +1,6 @@
 """A node that is silent for us and for Slurm: out of service, and back by an approved power cycle."""
 
-from healer.model import Mode, Run, RunState, StepEvent
+from healer.model import Guard, Mode, Run, RunState, Severity, StepEvent
 from tests.support.loop import beat, name, rules_in
 from tests.support.power import PowerSite
 
@@ -129,6 +129,26 @@ def test_a_node_that_speaks_while_slurm_does_not_reach_it_is_left_alone() -> Non
         speak(site)
     assert "drain" not in site.scheduler.writes
     assert "speaks again" in site.last(own(site).id).text
+    assert site.ledger.tables.slots == {}
+
+
+def test_held_back_it_wakes_somebody() -> None:
+    """What would hold the drain holds the run, also with a look before it: the incident says so."""
+    site = PowerSite(nodes=NODES, slurmd_timeout_s=600)
+    site.slurm.add_job(required=[NODE], requeue=True)
+    for _ in range(4):
+        speak(site)
+    site.pause()
+    site.slurm.silence(NODE)
+    for _ in range(14):
+        speak(site, 1)
+    assert "drain" not in site.scheduler.writes
+    (incident,) = [one for one in site.open_incidents if one.fault == "node-silent"]
+    assert (incident.held_by, incident.severity) == (Guard.pause, Severity.P0)
+    site.end_pause()
+    speak(site, 1)
+    speak(site, 1)
+    assert site.node(1).drain
 
 
 def test_slurm_alone_takes_nothing_either() -> None:

@@ -1,10 +1,12 @@
 """Memory of a GPU: reset on an empty node, read again, tested; what no reset mends is a ticket."""
 
+from datetime import timedelta
+
 import pytest
 
-from healer.model import Mode, Run, RunState, StepEvent
+from healer.model import Mode, Remedy, RemedyUse, Run, RunState, StepEvent
 from healer.ports import NodeError
-from tests.support.loop import REMAP, name, rules_in
+from tests.support.loop import REMAP, START, name, rules_in
 from tests.support.power import PowerSite
 
 NODE = name(1)
@@ -103,6 +105,19 @@ def test_a_remap_that_failed_is_told_at_once_and_the_reset_decides() -> None:
     assert len(site.nodes.resets(NODE)) == 1
     tickets = [one for one in site.ledger.tables.messages.values() if getattr(one, "stage", None)]
     assert len(tickets) == 1
+
+
+def test_a_reset_that_was_tried_of_late_is_not_repeated() -> None:
+    """Law 10: up the ladder, which is a person's from here on. The node leaves service all the same."""
+    site = PowerSite()
+    use = RemedyUse(node=NODE, remedy=Remedy.drain_then_reset, rule="x", at=START - timedelta(hours=1))
+    site.ledger.tables.remedies.append(use)
+    site.walk(*site.say(1, REMAP))
+    site.finish(60)
+    run = own(site)
+    assert run.state is RunState.waiting
+    assert "beyond" in site.done(run.id) and site.last(run.id).step == "repair"
+    assert site.nodes.resets(NODE) == [] and site.node(1).drain
 
 
 def test_what_may_wait_ends_nobodys_work() -> None:

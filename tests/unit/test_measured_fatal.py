@@ -40,8 +40,9 @@ def test_jobs_that_did_not_agree_go_on_behind_the_drain() -> None:
     site.pass_time(60)
     assert site.node(1).drain
     assert restarts(site, *jobs) == [0] * 8
-    assert site.run_of("gpu-fatal").state is RunState.waiting
-    assert any(one.step == "ticket" for one in site.log(site.run_of("gpu-fatal").id))
+    run = site.run_of("gpu-memory")
+    assert run.state is RunState.running and site.log(run.id)[-1].step == "leave"
+    assert any(one.step == "known" for one in site.log(run.id)), "the ticket waits for nobody"
 
 
 def test_one_that_agreed_is_requeued() -> None:
@@ -108,7 +109,7 @@ def test_what_the_kernel_tells_takes_over_what_was_only_measured() -> None:
     site.look()
     site.tick((fatal(site, "gpu-ecc-uncorrectable", gpu=3),))
     site.pass_time(5)
-    held = site.run_of("gpu-fatal")
+    held = site.run_of("gpu-memory")
     assert (held.node, held.state) == (NODE, RunState.held)
     site.walk(*site.say(1, ENDED))
     site.pass_time(5)
@@ -421,6 +422,7 @@ def test_what_a_fatal_fault_has_ended_is_requeued_at_once() -> None:
 
 
 def dies_under_test(site: SlowSite) -> None:
+    site.nodes.plant(NODE, "remap-failed")
     job = site.agreed(required=[NODE])
     site.find("straggler", "gpu-hot", gpu=3)
     site.pass_time(10)
@@ -440,7 +442,7 @@ def dies_under_test(site: SlowSite) -> None:
 def test_the_worse_one_goes_on_behind_the_drain_that_was_left_to_it() -> None:
     site = SlowSite()
     dies_under_test(site)
-    run = site.run_of("gpu-fatal")
+    run = site.run_of("gpu-memory")
     assert run.state is RunState.waiting, "it has a ticket and waits for the repair"
     assert {"drain", "jobs", "ticket"} <= {
         one.step for one in site.log(run.id) if one.event is StepEvent.done
@@ -545,9 +547,10 @@ def test_a_run_that_waits_for_leave_does_not_go_while_its_senses_are_silent() ->
 
 def test_a_slot_of_an_incident_that_is_over_speaks_for_nothing() -> None:
     site = SlowSite()
+    site.nodes.plant(NODE, "remap-failed")
     site.tick((fatal(site, gpu=3),))
     site.pass_time(60)
-    run = site.run_of("gpu-fatal")
+    run = site.run_of("gpu-memory")
     assert site.ledger.tables.slots
     told = site.incident
     site.cancel(run.id)

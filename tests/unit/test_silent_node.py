@@ -67,6 +67,22 @@ def test_approved_it_is_cycled_tested_and_returned() -> None:
     assert site.open_incidents == []
 
 
+def test_silent_again_within_hours_it_is_drained_again() -> None:
+    """What a person approved is no remedy of healer's own that would hold a dead node in service."""
+    site = silent()
+    run = own(site).id
+    site.agree(run, "approve", by="bob")
+    for _ in range(12):
+        speak(site, 1)
+    for _ in range(60):
+        speak(site)
+    site.slurm.silence(NODE)
+    for _ in range(40):
+        speak(site, 1)
+    assert site.node(1).drain
+    assert [one.state for one in site.runs] == [RunState.done, RunState.waiting]
+
+
 def test_no_time_ever_approves() -> None:
     site = silent()
     for _ in range(30):

@@ -106,12 +106,12 @@ def test_no_gpu_at_all_is_no_answer() -> None:
 # --- memory
 
 
-def gpu(**told: str) -> dict[str, Any]:
+def tells(**told: str) -> dict[str, Any]:
     return {"pci": "00000000:9B:00.0", "pending": "No", "failed": "No", "recovery": "None", **told}
 
 
 def test_memory_that_is_well() -> None:
-    found = answers.memory("n1", {"gpus": [gpu(), gpu(channel="N/A", tpc="No", sram="No")]})
+    found = answers.memory("n1", {"gpus": [tells(), tells(channel="N/A", tpc="No", sram="No")]})
     assert (found.gpus, found.faults) == (2, ())
 
 
@@ -127,7 +127,7 @@ def test_memory_that_is_well() -> None:
     ],
 )
 def test_memory_that_is_not_well_is_named_with_its_gpu(told: dict[str, str], words: str) -> None:
-    found = answers.memory("n1", {"gpus": [gpu(), gpu(**told)]})
+    found = answers.memory("n1", {"gpus": [tells(), tells(**told)]})
     assert found.faults == (f"GPU 00000000:9B:00.0: {words}",)
 
 
@@ -136,4 +136,4 @@ def test_memory_that_is_not_well_is_named_with_its_gpu(told: dict[str, str], wor
 )
 def test_what_says_neither_yes_nor_no_is_nothing_to_rest_on(told: dict[str, str]) -> None:
     with pytest.raises(NodeError, match="00000000:9B"):
-        answers.memory("n1", {"gpus": [gpu(**told)]})
+        answers.memory("n1", {"gpus": [tells(**told)]})

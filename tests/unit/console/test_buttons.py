@@ -22,8 +22,9 @@ def labels(shown: NodeRow, role: Role = Role.operator) -> list[str]:
 
 def test_a_node_in_service_has_every_playbook_that_fits_it() -> None:
     assert labels(row()) == [
-        "Drain", "Drain at job end", "Gpu memory", "Gpu memory later", "Gpu reset", "Power cycle", "Reboot validate",
-        "Restart fabric manager", "Restart service", "Silent node", "Slow node", "Validate",
+        "Drain", "Drain at job end", "Gpu memory later", "Gpu memory", "Gpu reset", "Power cycle",
+        "Reboot validate", "Restart fabric manager", "Restart service", "Silent node", "Slow node",
+        "Validate",
     ]  # fmt: skip
 
 

@@ -9,11 +9,14 @@ import httpx
 import pytest
 
 from healer.adapters.bmc.redfish import Redfish
+from healer.bootstrap import bmc_check
 from healer.model import ResetKind
 from healer.ports import Bmc, BmcError, BmcUnavailable
+from healer.settings import Settings, load
 from healer.sim.bmc import CYCLE_S, SimBmc
-from healer.sim.clock import SimClock
-from tests.support.redfish import PASSWORD, Bmcs, redfish
+from healer.sim.clock import SimClock, WallClock
+from healer.sim.slurm import SimScheduler, SimServer
+from tests.support.redfish import PASSWORD, USER, Bmcs, redfish
 from tests.support.tls import Certificates, certificates
 
 NODE = "gpu0007"
@@ -261,3 +264,48 @@ def test_no_proxy_of_the_environment_gets_it(bmcs: Bmcs, monkeypatch: pytest.Mon
     assert client.power(NODE).state == "On"
     assert isinstance(client._client.auth, httpx.BasicAuth)
     client.close()
+
+
+# --- healer doctor
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[str]:
+    """A simulated Slurm; its first node."""
+    server = SimServer(SimScheduler("pod1", WallClock(), 2), tmp_path / "slurm.sock")
+    server.start()
+    yield "gpu0001"
+    server.stop()
+
+
+def configured(bmcs: Bmcs, tmp_path: Path, **more: str) -> Settings:
+    password = tmp_path / "password"
+    password.write_text(f"{PASSWORD}\n")
+    given = {
+        "HEALER_DATA_DIR": str(tmp_path),
+        "HEALER_SLURM_ADAPTERS": "sim",
+        "HEALER_SIM_SOCKET": str(tmp_path / "slurm.sock"),
+        "HEALER_BMC_URL": bmcs.settings().url,
+        "HEALER_BMC_USER": USER,
+        "HEALER_BMC_PASSWORD_FILE": str(password),
+        "HEALER_BMC_CA_FILE": str(bmcs.authority),
+    }
+    return load({name: value for name, value in (given | more).items() if value})
+
+
+def test_doctor_reads_the_power_of_one_node(bmcs: Bmcs, slurm: str, tmp_path: Path) -> None:
+    (told,) = bmc_check.look(configured(bmcs, tmp_path))
+    assert (told.ok, told.repair) == (True, "")
+    assert told.text == f"{slurm} answers by Redfish: system 437XR1138R2, power On"
+    assert {method for method, _ in bmcs.asked} == {"GET"}
+
+
+def test_doctor_says_what_to_mend(bmcs: Bmcs, slurm: str, tmp_path: Path) -> None:
+    (told,) = bmc_check.look(configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=""))
+    assert not told.ok and "is not trusted" in told.text and "power-cycle.md" in told.repair
+    (told,) = bmc_check.look(configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=str(tmp_path / "none")))
+    assert not told.ok and "HEALER_BMC_CA_FILE" in told.text
+    bmcs.plant(slurm, "two-systems")
+    (told,) = bmc_check.look(configured(bmcs, tmp_path))
+    assert not told.ok and "HEALER_BMC_SYSTEM" in told.text
+    assert bmc_check.look(configured(bmcs, tmp_path, HEALER_BMC_URL="")) == []

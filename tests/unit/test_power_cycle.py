@@ -64,7 +64,7 @@ def test_a_node_that_is_off_is_only_put_on() -> None:
 
 def test_power_that_stays_off_asks_a_person_and_is_not_cycled_again() -> None:
     site, run = asked("stays-off")
-    site.run_for(2400, step_s=5)
+    site.run_for(2400, step_s=20)
     found = site.run_named(run)
     assert found.state is RunState.stuck and "its power is Off" in (found.question or "")
     assert site.kinds() == ["PowerCycle"]
@@ -91,7 +91,7 @@ def test_an_answer_that_never_came_is_followed_by_no_second_reset() -> None:
 
 def test_a_bmc_that_nobody_reaches_is_waited_for_and_then_a_person_is_asked() -> None:
     site, run = asked("away")
-    site.run_for(2400, step_s=5)
+    site.run_for(2400, step_s=20)
     found = site.run_named(run)
     assert found.state is RunState.stuck and "cannot be reached" in (found.question or "")
     site.bmc.mend(NODE, "away")
@@ -209,7 +209,7 @@ def test_a_death_at_any_moment_never_cycles_twice(moment: str, nth: int) -> None
                 raise Crash(where)
 
     site.on_checkpoint = die
-    site.survive(2600, step_s=4)
+    site.survive(2600, step_s=10)
     assert len(seen) >= nth
     assert site.kinds() in ([], ["PowerCycle"])
     found = site.run_named(run)

@@ -29,17 +29,24 @@ def _no_bmc(ctx: Context) -> str:
 # --- power_cycle ---
 
 
-def _asked(ctx: Context) -> LogEntry | None:
-    """The last line that stands before a reset which went out, or may have; None: surely none did.
+def _resets(lines: list[LogEntry]) -> list[LogEntry]:
+    """The lines that stand before resets which went out, or may have.
 
     A line of this very claim with nothing behind it is no reset yet: it is sent next. Where the same claim
     wrote something else behind it (a guard held it, Slurm did not answer, the BMC was busy), none went out.
     """
-    own = ctx.lines
-    for index in range(len(own) - 1, -1, -1):
-        if "asks" in own[index].data and not _surely_not_sent(own[index : index + 2]):
-            return own[index]
-    return None
+    places = [index for index, one in enumerate(lines) if "asks" in one.data]
+    return [lines[index] for index in places if not _surely_not_sent(lines[index : index + 2])]
+
+
+def _asked(ctx: Context) -> LogEntry | None:
+    """The last of them since a person let the step go on."""
+    return next(reversed(_resets(ctx.lines)), None)
+
+
+def _since(ctx: Context) -> datetime | None:
+    """From when on a boot may come: the step's time counts from there."""
+    return next((one.at for one in _resets(ctx.lines)), None)
 
 
 def _surely_not_sent(lines: list[LogEntry]) -> bool:
@@ -55,8 +62,8 @@ def _is_next(ctx: Context, asked: LogEntry) -> bool:
 
 
 def _booted(ctx: Context, node: SlurmNode) -> bool:
-    """Surely booted since a reset went out, or may have."""
-    asked = _asked(ctx)
+    """Surely booted since a reset went out, or may have: also one before a person's *Try again*."""
+    asked = next(reversed(_resets([one for one in ctx.log if one.step == ctx.part])), None)
     if asked is None:
         return False
     before_id, before_at = asked.data.get("boot_id"), asked.data.get("boot_at")
@@ -87,18 +94,20 @@ def _probe(ctx: Context) -> Result | None:
         return None
     state = "+".join(node.state)
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
-        return Again(text=f"{node.name} has booted and is {state}", after_s=LOOK_AGAIN_S)
+        return _wait(ctx, f"{node.name} has booted and is {state}")
     if not node.drain:
         return None  # it is drained again: DOWN alone may end by itself
     power = _power(ctx)
     if not isinstance(power, Power):
         return power
     if power.state != ON:
-        return Again(
-            text=f"{node.name} has booted; its power is {power.state or 'unknown'}", after_s=LOOK_AGAIN_S
-        )
+        return _wait(ctx, f"{node.name} has booted; its power is {power.state or 'unknown'}")
     text = f"{node.name} was power-cycled, has booted and is {state}"
     return Done(text=text, data={"state": list(node.state), "power": power.state})
+
+
+def _wait(ctx: Context, text: str) -> Again:
+    return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx))
 
 
 def _power(ctx: Context) -> Power | Result:
@@ -106,7 +115,7 @@ def _power(ctx: Context) -> Power | Result:
     try:
         return ctx.bmc.power(ctx.node)
     except BmcUnavailable as error:
-        return Again(text=str(error), after_s=error.after_s or LOOK_AGAIN_S)
+        return Again(text=str(error), after_s=error.after_s or LOOK_AGAIN_S, since=_since(ctx))
     except BmcError as error:
         return Failed(text=str(error), final=True)
 
@@ -159,11 +168,11 @@ def _cannot(ctx: Context, power: Power) -> Failed:
 
 def _send(ctx: Context, asked: LogEntry) -> Result:
     assert ctx.bmc is not None
-    kind, data = ResetKind(asked.data["asks"]), {}
+    kind = ResetKind(asked.data["asks"])
     ctx.fence()
     try:
         task = ctx.bmc.reset(ctx.node, str(asked.data["target"]), kind)
-        data = {"sent": True, "task": task}
+        data: dict[str, Any] = {"sent": True, "task": task}
         text = f"The BMC of {ctx.node} took {kind}"
     except BmcUnavailable as error:
         data = {"sent": error.sent}
@@ -173,7 +182,7 @@ def _send(ctx: Context, asked: LogEntry) -> Result:
         text = f"{error} It may have come through: no second {kind} is sent, a boot is waited for."
     except BmcError as error:
         return Failed(text=str(error), final=True)
-    return Again(text=text, after_s=LOOK_AGAIN_S, data=data)
+    return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx), data=data)
 
 
 def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
@@ -187,8 +196,7 @@ def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
         except BmcError:
             pass  # its boot tells
     since = f"{ctx.node} has not booted since {asked.data['asks']} was asked for"
-    text = f"{since}; its power is {power.state or 'unknown'}"
-    return Again(text=text, after_s=LOOK_AGAIN_S)
+    return _wait(ctx, f"{since}; its power is {power.state or 'unknown'}")
 
 
 def _drain_again(ctx: Context, node: SlurmNode) -> Result | None:
@@ -203,7 +211,7 @@ def _drain_again(ctx: Context, node: SlurmNode) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text=f"{ctx.node} has not booted yet", after_s=LOOK_AGAIN_S)
+    return _probe(ctx) or _wait(ctx, f"{ctx.node} has not booted yet")
 
 
 # --- power_state ---

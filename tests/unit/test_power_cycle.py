@@ -192,6 +192,33 @@ def test_shadow_only_says_what_it_would() -> None:
     assert [one.text for one in site.log(run, "cycle")][-1] == f"shadow: would power_cycle {NODE}"
 
 
+def test_a_node_that_came_back_late_is_not_cycled_again() -> None:
+    """Whether the first came through was not known; by the time that a person lets it go on, a boot tells."""
+    site, run = asked("stays-off")
+    site.run_for(2400, step_s=20)
+    assert site.run_named(run).state is RunState.stuck
+    site.bmc.mend(NODE, "stays-off")
+    site.bmc.reset(NODE, "", ResetKind.on)  # at the BMC's own page
+    site.bmc.power(NODE)
+    site.retry(run, "cycle")
+    site.finish()
+    assert site.kinds() == ["PowerCycle", "On"]
+    assert site.run_named(run).state is RunState.done
+
+
+def test_its_time_counts_from_the_reset() -> None:
+    site, run = asked("busy")
+    site.run_for(1700, step_s=20)
+    site.bmc.mend(NODE, "busy")
+    site.bmc_boots = lambda _: None  # its firmware takes long
+    site.run_for(600, step_s=20)
+    assert site.kinds() == ["PowerCycle"]
+    assert site.run_named(run).state is RunState.running
+    site.slurm.boot(NODE)
+    site.finish()
+    assert site.run_named(run).state is RunState.done
+
+
 MOMENTS = [f"{at}:cycle" for at in ("started", "done", "performed")]
 
 

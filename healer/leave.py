@@ -251,7 +251,7 @@ class Leave:
                 return entry
         # Whoever sees the node come back knows by this that it is no person's doing.
         told: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
-        if verb in _BOOTS:
+        if verb is not None and verb in _BOOTS:
             shown = tx.facts.snapshot.nodes.get(run.node or "") if tx.facts.snapshot else None
             told = boot_of(shown)
             tx.add_remedy(

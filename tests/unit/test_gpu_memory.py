@@ -2,12 +2,14 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 
-from healer.model import Mode, Remedy, RemedyUse, Run, RunState, StepEvent
+from healer.model import FaultClass, Mode, Remedy, RemedyUse, Run, RunState, StepEvent, Ticket
 from healer.ports import NodeError
 from tests.support.loop import REMAP, START, name, rules_in
 from tests.support.power import PowerSite
+from tests.support.slow import SlowSite, found
 
 NODE = name(1)
 
@@ -92,31 +94,43 @@ def test_a_node_that_does_not_answer_is_asked_again_and_then_a_person() -> None:
     assert site.run_named(run).state is RunState.done
 
 
-def test_a_remap_that_failed_is_told_at_once_and_the_reset_decides() -> None:
-    """Xid 64: the rule names this playbook. A ticket before the reset, and the flag read again after it."""
+def test_a_remap_that_failed_is_a_ticket_at_once_and_no_reset() -> None:
+    """Xid 64: the rule names this playbook, and the cause is permanent."""
     site = PowerSite()
-    site.nodes.plant(NODE, "remap-failed")
     site.walk(*site.say(1, REMAP))
-    site.finish(90)
+    site.finish(60)
     run = own(site)
     assert (run.playbook, run.state) == ("gpu-memory", RunState.waiting)
-    steps = site.done(run.id)
-    assert steps.index("known") < steps.index("reset") < steps.index("memory") < steps.index("ticket")
-    assert len(site.nodes.resets(NODE)) == 1
-    tickets = [one for one in site.ledger.tables.messages.values() if getattr(one, "stage", None)]
-    assert len(tickets) == 1
+    assert {"drain", "replace", "notify"} <= set(site.done(run.id)) and site.last(run.id).step == "repair"
+    assert site.nodes.resets(NODE) == [] and site.node(1).drain
+    tickets = [one for one in site.ledger.tables.messages.values() if isinstance(one, Ticket)]
+    assert [ticket.node for ticket in tickets] == [NODE]
+
+
+def measured(site: SlowSite) -> None:
+    """Metrics tell of uncorrectable errors: nothing says yet that they will stay."""
+    told = found("gpu-ecc-uncorrectable", site.now, gpu=3)
+    site.tick((msgspec.structs.replace(told, fault_class=FaultClass.fatal),))
+
+
+def test_errors_of_no_known_cause_are_reset_and_proven() -> None:
+    site = SlowSite()
+    measured(site)
+    site.pass_time(30)
+    run = site.run_of("gpu-memory")
+    steps = {one.step for one in site.log(run.id) if one.event is StepEvent.done}
+    assert {"reset", "memory"} <= steps and len(site.nodes.resets(NODE)) == 1
 
 
 def test_a_reset_that_was_tried_of_late_is_not_repeated() -> None:
     """Law 10: up the ladder, which is a person's from here on. The node leaves service all the same."""
-    site = PowerSite()
+    site = SlowSite()
     use = RemedyUse(node=NODE, remedy=Remedy.drain_then_reset, rule="x", at=START - timedelta(hours=1))
     site.ledger.tables.remedies.append(use)
-    site.walk(*site.say(1, REMAP))
-    site.finish(60)
-    run = own(site)
-    assert run.state is RunState.waiting
-    assert "beyond" in site.done(run.id) and site.last(run.id).step == "repair"
+    measured(site)
+    site.pass_time(30)
+    run = site.run_of("gpu-memory")
+    assert run.state is RunState.waiting and site.log(run.id)[-1].step == "repair"
     assert site.nodes.resets(NODE) == [] and site.node(1).drain
 
 

@@ -41,8 +41,8 @@ def test_jobs_that_did_not_agree_go_on_behind_the_drain() -> None:
     assert site.node(1).drain
     assert restarts(site, *jobs) == [0] * 8
     run = site.run_of("gpu-memory")
-    assert run.state is RunState.running and site.log(run.id)[-1].step == "leave"
-    assert any(one.step == "known" for one in site.log(run.id)), "the ticket waits for nobody"
+    assert run.state is RunState.waiting
+    assert any(one.step == "replace" and one.event is StepEvent.done for one in site.log(run.id))
 
 
 def test_one_that_agreed_is_requeued() -> None:
@@ -422,7 +422,6 @@ def test_what_a_fatal_fault_has_ended_is_requeued_at_once() -> None:
 
 
 def dies_under_test(site: SlowSite) -> None:
-    site.nodes.plant(NODE, "remap-failed")
     job = site.agreed(required=[NODE])
     site.find("straggler", "gpu-hot", gpu=3)
     site.pass_time(10)
@@ -444,7 +443,7 @@ def test_the_worse_one_goes_on_behind_the_drain_that_was_left_to_it() -> None:
     dies_under_test(site)
     run = site.run_of("gpu-memory")
     assert run.state is RunState.waiting, "it has a ticket and waits for the repair"
-    assert {"drain", "jobs", "ticket"} <= {
+    assert {"drain", "jobs", "replace"} <= {
         one.step for one in site.log(run.id) if one.event is StepEvent.done
     }
     (slot,) = site.ledger.tables.slots.values()
@@ -547,7 +546,6 @@ def test_a_run_that_waits_for_leave_does_not_go_while_its_senses_are_silent() ->
 
 def test_a_slot_of_an_incident_that_is_over_speaks_for_nothing() -> None:
     site = SlowSite()
-    site.nodes.plant(NODE, "remap-failed")
     site.tick((fatal(site, gpu=3),))
     site.pass_time(60)
     run = site.run_of("gpu-memory")

@@ -38,6 +38,7 @@ from healer.model import (
 from healer.model.run import tests_of, tried_of
 from healer.playbooks.advance import BEGIN, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
 from healer.ports import (
+    Bmc,
     Checkpoints,
     Clock,
     EvidenceBook,
@@ -92,6 +93,7 @@ class Driver:
         clock: Clock,
         checkpoint: Callable[[str], None] = lambda _: None,
         nodes: NodeExec | None = None,
+        bmc: Bmc | None = None,
         checkpoints: Checkpoints | None = None,
         evidence: EvidenceBook | None = None,
         commands: SiteCommands | None = None,
@@ -103,6 +105,8 @@ class Driver:
         self.clock = clock
         #: None: no way to work on nodes is configured; a step that would asks a person.
         self.nodes = nodes
+        #: None: no BMC is known; a power cycle asks a person.
+        self.bmc = bmc
         #: What jobs can go back to; None: nobody tells, and only their end is waited for.
         self.checkpoints = checkpoints
         #: Where collected files are kept.
@@ -403,6 +407,7 @@ class Driver:
             tell_detector=_tell_nobody if run.shadow else claim.tell,
             release_slot=lambda why: claim.release_slot(run.node or "", why=why),
             nodes=self.nodes,
+            bmc=self.bmc,
             checkpoints=self.checkpoints,
             evidence=self.evidence,
             commands=self.commands,

@@ -53,6 +53,7 @@ from healer.model.reasons import is_ours
 from healer.playbooks.advance import Do
 from healer.ports import AlreadyRequeued, Clock, GateTx, RunClaim, Scheduler, SchedulerError
 from healer.runlog import (
+    approver_of,
     audit_of,
     entry_of,
     has_drained,
@@ -69,6 +70,8 @@ HELD_AGAIN_S = 1.0
 WAITS_AGAIN_S = 5.0
 #: People are told without leave; everything else that is done asks for it, what is written into Slurm too.
 TELLING = frozenset({Verb.ticket, Verb.notify})
+#: What makes a node boot, and the rung of the ladder as which each grant of it counts.
+_BOOTS = {Verb.reboot: Remedy.reboot_node, Verb.power_cycle: Remedy.power_cycle}
 
 
 class Leave:
@@ -178,6 +181,7 @@ class Leave:
             asked,
             ride=ride,
             begun_at=run.created_at,
+            approved_by=approver_of(playbook, self.entries) or asked.approved_by,
             mode=asked.mode if ride else _mode(rules, run),
             adopts=adopts(playbook),
             empties=_empties(rules, intent),
@@ -249,19 +253,21 @@ class Leave:
                 return entry
         # Whoever sees the node come back knows by this that it is no person's doing.
         told: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
-        if verb is Verb.reboot:
+        if verb is not None and verb in _BOOTS:
             shown = tx.facts.snapshot.nodes.get(run.node or "") if tx.facts.snapshot else None
             told = boot_of(shown)
             tx.add_remedy(
                 RemedyUse(
                     node=run.node or "",
-                    remedy=Remedy.reboot_node,
+                    remedy=_BOOTS[verb],
                     rule=run.rule,
                     at=now,
                     incident=run.incident,
                 )
             )
-        tx.write(self._entry(StepEvent.started, "", told))
+        started = self._entry(StepEvent.started, "", told)
+        tx.write(started)
+        self.entries.append(started)  # a step that goes on at once was granted already
         return None
 
     def _entry(self, event: StepEvent, text: str, data: dict[str, object]) -> LogEntry:
@@ -276,7 +282,7 @@ def paused(claim: RunClaim, clock: Clock) -> bool:
 
 def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datetime) -> RemedyUse:
     """What begins with the drain. It counts once; a reboot counts where it is granted, whoever asked."""
-    later = any(step.do is Verb.reboot for step in playbook.steps)
+    later = any(step.do in _BOOTS for step in playbook.steps)
     counted = not later and not has_drained(entries)
     return RemedyUse(
         node=run.node or "",

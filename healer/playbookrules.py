@@ -22,11 +22,22 @@ _TARGETS = ("node", "job")
 _LEVELS = (1, 2)
 #: They answer yes or no; every other step either works or asks a person.
 _VERDICTS = frozenset(
-    {"fabric_state", "hung", "jobs_left", "link_counters", Verb.diagnose, Verb.reset_gpu, Verb.site_command}
+    {
+        "fabric_state",
+        "hung",
+        "jobs_left",
+        "link_counters",
+        "memory_health",
+        "power_state",
+        Verb.diagnose,
+        Verb.reset_gpu,
+        Verb.site_command,
+    }
 )
 #: They may end the run where nothing needs to be done: a node that is out already would stay so.
 _BEFORE_REMOVING = frozenset(
     {
+        "still_silent",
         "still_slow",
         "job_end_or_checkpoint",
         "job_end",

@@ -31,6 +31,7 @@ _PAST = {
     Verb.undrain: "node.undrained",
     Verb.down: "node.set_down",
     Verb.reboot: "node.rebooted",
+    Verb.power_cycle: "node.power_cycled",
     Verb.reset_gpu: "gpu.reset",
     Verb.reserve: "node.reserved",
     Verb.collect: "evidence.collected",
@@ -117,6 +118,13 @@ def has_reserved(entries: Sequence[LogEntry]) -> bool:
     """The node was reserved for tests, or may have been: it was granted."""
     granted = (StepEvent.started, StepEvent.done)
     return any(one.event in granted and one.data.get("verb") == Verb.reserve for one in entries)
+
+
+def approver_of(playbook: Playbook, entries: Sequence[LogEntry]) -> str | None:
+    """Who approved last at a step of the run that waits for an approval."""
+    asks = {step.id for step in playbook.steps if step.wait == "approval"}
+    given = (one for one in reversed(entries) if one.step in asks and one.event is StepEvent.done)
+    return next((str(one.data["by"]) for one in given if one.data.get("by")), None)
 
 
 def stuck_since(entries: Sequence[LogEntry]) -> datetime | None:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -109,6 +110,27 @@ def broker(text: str) -> str:
 def web(text: str) -> str:
     if not text.startswith(("http://", "https://")) or len(text.split("://", 1)[1]) == 0:
         raise ValueError("an http or https URL")
+    return text
+
+
+def bmc(text: str) -> str:
+    """Where the BMC of a node is, with `{node}` in it. A password never goes over the network in clear."""
+    parts = urlsplit(text)
+    here = parts.hostname in {"127.0.0.1", "localhost", "::1"}
+    secure = parts.scheme == "https" or (parts.scheme == "http" and here)
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+    if not secure or not plain or text.count("{node}") != 1 or set(text) & set(" \t"):
+        raise ValueError("an https URL with {node} in it, like https://{node}-bmc")
+    return text
+
+
+#: What HEALER_BMC_TLS may be: a certificate is checked, or any is believed.
+CHECKED, UNCHECKED = "checked", "unchecked"
+
+
+def tls(text: str) -> str:
+    if text not in (CHECKED, UNCHECKED):
+        raise ValueError(f"{CHECKED} or {UNCHECKED}")
     return text
 
 

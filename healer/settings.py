@@ -63,6 +63,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ssh_port: int | None = None
     ssh_config: Path | None = None
     ssh_diagnose_level: int | None = None
+    bmc_url: str | None = None
+    bmc_user: str | None = None
+    bmc_password: str | None = None
+    bmc_ca_file: Path | None = None
+    bmc_tls: str = values_of.CHECKED
+    bmc_system: str | None = None
     recording: Path | None = None
     guard_max_share: float | None = None
     guard_max_nodes: int | None = None
@@ -173,6 +179,7 @@ def load(
     _check_apart(clusters)
     if not clusters:
         _check_rest(values)
+        _check_bmc(values)
     if (problem := ticket_settings.problem(values)) is not None:
         raise SettingsError(problem)
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
@@ -214,6 +221,13 @@ PER_CLUSTER = (
     "HEALER_SSH_PORT",
     "HEALER_SSH_CONFIG",
     "HEALER_SSH_DIAGNOSE_LEVEL",
+    "HEALER_BMC_URL",
+    "HEALER_BMC_USER",
+    "HEALER_BMC_PASSWORD",
+    "HEALER_BMC_PASSWORD_FILE",
+    "HEALER_BMC_CA_FILE",
+    "HEALER_BMC_TLS",
+    "HEALER_BMC_SYSTEM",
     "HEALER_RECORDING",
     "HEALER_PROMETHEUS_URL",
     "HEALER_PROMETHEUS_TOKEN_FILE",
@@ -242,6 +256,7 @@ def _of_table(where: str, name: str, table: object, around: Mapping[str, Any]) -
         replaced = tokens if tokens & own.keys() else set()
         values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | own
         _check_rest(values)
+        _check_bmc(values)
     except SettingsError as error:
         raise SettingsError(f"{title}: {error}") from None
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"], name))
@@ -279,6 +294,11 @@ def _check_rest(values: Mapping[str, Any]) -> None:
         raise SettingsError(f"{needs} HEALER_SLURM_TOKEN_FILE or HEALER_SLURM_TOKEN_COMMAND.")
     if len(tokens) > 1:
         raise SettingsError("HEALER_SLURM_TOKEN_FILE and HEALER_SLURM_TOKEN_COMMAND are both set: keep one.")
+
+
+def _check_bmc(values: Mapping[str, Any]) -> None:
+    if "bmc_url" in values and not {"bmc_user", "bmc_password"} <= values.keys():
+        raise SettingsError("HEALER_BMC_URL needs HEALER_BMC_USER and HEALER_BMC_PASSWORD_FILE.")
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
@@ -384,6 +404,12 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_SSH_PORT": _Known(values_of.whole(1, 65535)),
     "HEALER_SSH_CONFIG": _Known(values_of.path),
     "HEALER_SSH_DIAGNOSE_LEVEL": _Known(values_of.whole(1, 4)),
+    "HEALER_BMC_URL": _Known(values_of.bmc),
+    "HEALER_BMC_USER": _Known(values_of.text),
+    "HEALER_BMC_PASSWORD": _Known(values_of.text, secret=True),
+    "HEALER_BMC_CA_FILE": _Known(values_of.path),
+    "HEALER_BMC_TLS": _Known(values_of.tls),
+    "HEALER_BMC_SYSTEM": _Known(values_of.text),
     "HEALER_RECORDING": _Known(values_of.path),
     "HEALER_MODE": _Known(values_of.mode),
     "HEALER_GUARD_MAX_SHARE": _Known(_SHARE),

@@ -40,6 +40,7 @@ from healer.incidents import (
     close_what_is_over,
     folding,
     forgotten_drains,
+    heard_again,
     is_measured,
     our_drains,
 )
@@ -244,6 +245,8 @@ class _Pass:
             measured = is_measured(self.rules, incident)
             if measured and incident.is_open:
                 incident = self._note_clear(incident)
+            elif (heard := heard_again(incident, self.picture, self.now)) is not incident:
+                self.work.put(incident := heard)
             closed = close_what_is_over(incident, self.picture, self.now, measured=measured)
             if closed is not incident and self._withdrawn(incident, closed.closed_why or ""):
                 self.work.put(closed)

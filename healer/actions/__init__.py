@@ -15,6 +15,7 @@ from healer.actions import (
     links,
     nodes,
     past,
+    power,
     reboot,
     release,
     requeue,
@@ -38,6 +39,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.resume: resume.RESUME,
         Verb.down: down.DOWN,
         Verb.reboot: reboot.ACTION,
+        Verb.power_cycle: power.POWER_CYCLE,
         Verb.reserve: under_test.RESERVE,
         Verb.requeue: requeue.ACTION,
         Verb.revive: revive.ACTION,
@@ -58,6 +60,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "jobs_hit": checks.JOBS_HIT,
         "jobs_left": down.JOBS_LEFT,
         "node_answers": checks.NODE_ANSWERS,
+        "still_silent": checks.STILL_SILENT,
         "still_slow": checks.STILL_SLOW,
         "fabric_state": nodes.FABRIC_STATE,
         "link_counters": links.LINK_COUNTERS,
@@ -65,6 +68,8 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "hung": hang.HUNG,
         "stacks": hang.STACKS,
         "spare_ready": spares.SPARE_READY,
+        "memory_health": nodes.MEMORY_HEALTH,
+        "power_state": power.POWER_STATE,
     }
 )
 

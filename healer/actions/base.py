@@ -24,7 +24,7 @@ from healer.model import (
     Ticket,
     Validation,
 )
-from healer.ports import Checkpoints, EvidenceBook, NodeExec, Readings, Scheduler, SiteCommands
+from healer.ports import Bmc, Checkpoints, EvidenceBook, NodeExec, Readings, Scheduler, SiteCommands
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     `began_at` when this step was first started or waited; `queue` hands a message or ticket to delivery.
     `key` names this effect: the same after a death, another one after a person's retry. `asked`: this attempt
     has been made, only its outcome is awaited. `tested_at`: when this run began to test its node, or a
-    person's later word to go on. `nodes` is None where nothing can be done on nodes.
+    person's later word to go on. `nodes` is None where nothing can be done on nodes, `bmc` where none is.
     `log` is the run's so far; `known_bad` asks for the nodes that are known bad and must stay in service.
     `reserved`: this run has begun to reserve its node for tests. `picture` is the newest that is stored of
     Slurm, `users` asks as whom healer comes to Slurm, `scripts` are the tests of `rules/validation` by name.
@@ -94,6 +94,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     tell_detector: Callable[[Command], None]
     release_slot: Callable[[str], None]
     nodes: NodeExec | None = None
+    bmc: Bmc | None = None
     checkpoints: Checkpoints | None = None
     evidence: EvidenceBook | None = None
     #: What starts commands of the site here, and the list of those that there are.

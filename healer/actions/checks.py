@@ -188,6 +188,32 @@ def still_slow(ctx: Context) -> Result:
     return Done(text=f"{spoken(told)} tell of {ctx.node}", data={"senses": [str(sense) for sense in told]})
 
 
+def still_silent(ctx: Context) -> Result:
+    """Whether nothing is heard of the node and Slurm does not reach it either: one alone takes no node.
+
+    Reached again: the run is over, once the stored picture shows so too, for by that the incident ends. A
+    person who asks for it needs neither.
+    """
+    one = ctx.incident
+    if one is None or ctx.run.by != "healer":
+        return Done(text=f"{ctx.run.by} asks for it")
+    node = at_node(ctx, after_s=5.0)
+    if not isinstance(node, SlurmNode):
+        return node
+    state = "+".join(node.state)
+    if node.responding:
+        picture = ctx.picture()
+        shown = picture.nodes.get(node.name) if picture is not None else None
+        text = f"Slurm reaches {node.name} again ({state}): nothing is done"
+        if shown is not None and shown.responding:
+            return Done(text=text, data={"ends_run": True})
+        return Again(text=text, after_s=1.0)
+    if one.clear_since is not None:
+        heard = f"{node.name} speaks again since {one.clear_since:%H:%M:%S} UTC"
+        return Done(text=f"{heard}: nothing is done, though Slurm does not reach it", data={"ends_run": True})
+    return Done(text=f"Nothing is heard of {node.name}, and Slurm does not reach it ({state})")
+
+
 def cleared(ctx: Context) -> Done | Again | None:
     """What to do where the senses say that the cause is gone: nothing for a while, then the run is over.
 
@@ -209,4 +235,5 @@ def cleared(ctx: Context) -> Done | Again | None:
 JOBS_HIT = Action(probe=_nothing, do=_nothing, verify=list_jobs, effect=False)
 REACHED = Action(probe=_nothing, do=_nothing, verify=reached, effect=False)
 NODE_ANSWERS = Action(probe=_nothing, do=_nothing, verify=node_answers, effect=False)
+STILL_SILENT = Action(probe=_nothing, do=_nothing, verify=still_silent, effect=False)
 STILL_SLOW = Action(probe=_nothing, do=_nothing, verify=still_slow, effect=False)

@@ -1,6 +1,8 @@
 """What is done on a node itself: a service restarted, its tests run, its fabric read."""
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.look import at_node
+from healer.model import SlurmNode
 from healer.ports import NodeError, NodeExec, NodeUnavailable
 
 LOOK_AGAIN_S = 2.0
@@ -125,5 +127,33 @@ def fabric_state(ctx: Context) -> Result:
     return Done(text=text, data=data)
 
 
+# --- memory_health ---
+
+
+def memory_health(ctx: Context) -> Result:
+    """Yes: as many GPUs as Slurm counts, and none has a row that waits to be remapped or could not be. What
+    cannot be read is neither: a person is asked."""
+    if ctx.nodes is None:
+        return no_way(ctx, "nvidia-smi -q -d ROW_REMAPPER,ECC")
+    node = at_node(ctx)
+    if not isinstance(node, SlurmNode):
+        return node
+    try:
+        told = ctx.nodes.memory_state(ctx.node)
+    except NodeUnavailable as error:
+        if (ctx.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
+            return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
+        return Failed(text=f"The memory of the GPUs of {ctx.node} could not be read: {error}")
+    except NodeError as error:
+        return Failed(text=str(error))
+    missing = 0 if node.gpus_shared else max(0, node.gpus - told.gpus)
+    faults = [*told.faults, *([f"it shows {told.gpus} of {node.gpus} GPUs"] if missing else [])]
+    if faults:
+        return Done(text=f"{ctx.node}: {'; '.join(faults)}", data={"passed": False, "faults": faults})
+    text = f"{ctx.node}: the memory of {told.gpus} GPUs is well, nothing is pending"
+    return Done(text=text, data={"passed": True})
+
+
 RESTART_SERVICE = Action(probe=_restart_probe, do=_restart, verify=_restarted)
 FABRIC_STATE = Action(probe=_nothing, do=_nothing, verify=fabric_state, effect=False)
+MEMORY_HEALTH = Action(probe=_nothing, do=_nothing, verify=memory_health, effect=False)

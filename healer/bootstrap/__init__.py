@@ -37,7 +37,7 @@ from healer.adapters.slurm.token import CommandToken, FileToken
 from healer.drive import Driver
 from healer.model import Role, Ruleset
 from healer.observations.controller import POLL_S
-from healer.ports import NodeExec, Poke, Scheduler, SchedulerError
+from healer.ports import Bmc, NodeExec, Poke, Scheduler, SchedulerError
 from healer.processes.detector import Detector
 from healer.processes.rulebook import Rulebook
 from healer.processes.scheduler import (
@@ -53,6 +53,7 @@ from healer.processes.scheduler import (
 )
 from healer.recorder import Recorder
 from healer.ruleset import load as load_rules
+from healer.setting_values import CHECKED
 from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
 
 log = structlog.get_logger()
@@ -184,6 +185,26 @@ def ssh_nodes(settings: Settings, key_file: Path) -> NodeVerbs:
         config=settings.ssh_config,
     )
     return NodeVerbs(Ssh(chosen), level=settings.ssh_diagnose_level or DIAGNOSE_LEVEL)
+
+
+def bmc(settings: Settings) -> Bmc | None:
+    """The BMCs of the nodes; None where none is configured."""
+    if settings.bmc_url is None:
+        return None
+    from healer.adapters.bmc.redfish import Redfish, RedfishSettings
+
+    chosen = RedfishSettings(
+        url=settings.bmc_url,
+        user=settings.bmc_user or "",
+        password=settings.bmc_password or "",
+        ca_file=settings.bmc_ca_file,
+        check_tls=settings.bmc_tls == CHECKED,
+        system=settings.bmc_system,
+    )
+    try:
+        return Redfish(chosen)
+    except ValueError as error:
+        raise SettingsError(f"{error}.") from None
 
 
 def cluster_name(settings: Settings) -> str:
@@ -435,6 +456,7 @@ def run_worker(settings: Settings) -> None:
         rules=rulebook(settings),
         clock=SystemClock(),
         nodes=node_exec(settings),
+        bmc=bmc(settings),
         checkpoints=PostgresCheckpoints(db, cluster),
         evidence=PostgresEvidence(db),
         commands=Commands(settings.data_dir / COMMANDS_FOLDER),

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document.")) -> None:
-    """Check database, clocks, broker, Slurm, rules, nodes, guards, tickets, channels, API; tell repairs."""
+    """Check database, clocks, broker, Slurm, rules, nodes, BMCs, guards, tickets, channels, API; repairs."""
     settings = load()
     # What the checks log stands beside their answers, not in them.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
@@ -38,6 +38,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document
         _slurm,
         _nodes,
         _node_actions,
+        _bmcs,
         _site_commands,
         _guards,
         _tickets,
@@ -159,6 +160,12 @@ def _node_actions(settings: Settings) -> list[Check]:
 
 def _site_commands(settings: Settings) -> list[Check]:
     from healer.bootstrap.command_check import look
+
+    return [Check(*found) for found in look(settings)]
+
+
+def _bmcs(settings: Settings) -> list[Check]:
+    from healer.bootstrap.bmc_check import look
 
     return [Check(*found) for found in look(settings)]
 

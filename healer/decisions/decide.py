@@ -1,6 +1,7 @@
 """Incident -> decision: what would be done, what every guard says, and how urgent that makes it."""
 
 from datetime import datetime
+from itertools import takewhile
 
 from healer.decisions.ask import adopts
 from healer.decisions.capacity import out_of_service
@@ -34,7 +35,9 @@ from healer.model.reserved import our_reservation, reservation_for
 
 #: Verbs that are a remedy, the strongest first.
 _REMEDIES = {
+    Verb.power_cycle: Remedy.power_cycle,
     Verb.reboot: Remedy.reboot_node,
+    Verb.reset_gpu: Remedy.drain_then_reset,
     Verb.restart_service: Remedy.restart_service,
     Verb.diagnose: Remedy.diagnose,
 }
@@ -204,8 +207,14 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
 
 
 def _carried_out(playbook: Playbook | None) -> Remedy | None:
-    """What the playbook itself tries. It does nothing else the next time: so it does not climb the ladder."""
-    verbs = {step.do for step in playbook.steps} if playbook is not None else set()
+    """What the playbook itself tries. It does nothing else the next time: so it does not climb the ladder.
+
+    One that asks for the remedy itself climbs it; and what a person has to approve within the run is theirs.
+    """
+    steps = playbook.steps if playbook is not None else ()
+    if any("verdict.remedy" in (step.when or "") for step in steps):
+        return None
+    verbs = {step.do for step in takewhile(lambda step: step.wait != "approval", steps)}
     return next((remedy for verb, remedy in _REMEDIES.items() if verb in verbs), None)
 
 

@@ -1,8 +1,8 @@
 """When a run takes its node's slot: when its first removing step starts (law 1), and not before.
 
-A playbook that begins with its drain is granted the slot as it begins. One that looks or waits first begins
-without: for hours it only watches, and must not use up what another node needs. Its drain is judged whole
-when it is due, and takes the slot then.
+A playbook that begins with its drain, or with a look right before it, is granted the slot as it begins. One
+that waits first begins without: for hours it only watches, and must not use up what another node needs. Its
+drain is judged whole when it is due, and takes the slot then.
 """
 
 from healer.decisions.gate import SLOT_VERBS
@@ -13,12 +13,15 @@ from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run, Verb
 _TAKES_NOTHING = frozenset({None, Verb.collect, Verb.site_command, Verb.ticket, Verb.notify})
 _TELLING = frozenset({Verb.ticket, Verb.notify})
 
+#: Looks that are over at once, and may end the run.
+_BRIEF = frozenset({"still_silent"})
+
 
 def slot_later(playbook: Playbook | None) -> bool:
-    """The playbook takes a slot, but does other things first."""
-    if playbook is None or not playbook.steps:
-        return False
-    return playbook.steps[0].do not in SLOT_VERBS and any(step.do in SLOT_VERBS for step in playbook.steps)
+    """The playbook takes a slot, but does other things first than to look."""
+    steps = playbook.steps if playbook is not None else ()
+    taking = next((index for index, step in enumerate(steps) if step.do in SLOT_VERBS), None)
+    return taking is not None and any(step.check not in _BRIEF for step in steps[:taking])
 
 
 def stands_beside(playbook: Playbook | None) -> bool:

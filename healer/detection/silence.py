@@ -4,7 +4,7 @@ from datetime import datetime
 from hashlib import sha256
 
 from healer.detection.together import Together, together
-from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, SlurmNode
+from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
 from healer.observations import Picture
 from healer.observations.picture import SILENCE_AFTER
 
@@ -54,7 +54,8 @@ def _slurm_disagrees(picture: Picture, silent: dict[str, datetime]) -> bool:
 
 def _evidence(cluster: str, node: str, since: datetime, text: str) -> Evidence:
     digest = sha256(f"silence|{cluster}|{node}|{since.isoformat()}".encode()).hexdigest()
-    return Evidence(digest=digest, at=since, component=Component(cluster=cluster, node=node), text=text)
+    where = Component(cluster=cluster, node=node)
+    return Evidence(digest=digest, at=since, component=where, text=text, sense=Sense.silence)
 
 
 def _node(picture: Picture, name: str, since: datetime, now: datetime) -> Finding:

@@ -247,6 +247,17 @@ def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str |
     return f"well again since {since:%H:%M:%S} UTC"
 
 
+def heard_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
+    """Notes since when a silent node speaks again, also while Slurm does not reach it: whoever drives the run
+    reads it there."""
+    node = incident.root.node
+    if incident.fault != "node-silent" or not incident.is_open or node is None:
+        return incident
+    speaks = _speaks(picture, node, incident, now)
+    since = (incident.clear_since or picture.node(node).beats[-1]) if speaks else None
+    return incident if since == incident.clear_since else msgspec.structs.replace(incident, clear_since=since)
+
+
 def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
     node = incident.root.node
     shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
@@ -279,6 +290,8 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
     if incident.fault in {"node-silent", "sender-silent"} and node:
         if _speaks(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"
+        if incident.fault == "node-silent" and shown is not None and shown.responding:
+            return "Slurm reaches the node again"  # its sender alone is silent, which is told by itself
         return None
     if incident.fault in PLACES_SILENT:
         if all(_speaks(picture, one.node, incident, now) for one in incident.affected if one.node):

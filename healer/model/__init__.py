@@ -69,10 +69,12 @@ from healer.model.node import (
     JobOnNode,
     JobStacks,
     LastHeard,
+    MemoryState,
     RecorderFile,
     Stack,
 )
 from healer.model.observation import Observation, ObservationKind
+from healer.model.power import Power, ResetKind
 from healer.model.reasons import OwnerKind, ReasonOwner
 from healer.model.routes import (
     REJECTIONS,
@@ -291,6 +293,7 @@ __all__ = [
     "LossReason",
     "Maintenance",
     "Manner",
+    "MemoryState",
     "Message",
     "Mode",
     "NodeContext",
@@ -310,6 +313,7 @@ __all__ = [
     "Place",
     "PlaceKind",
     "Playbook",
+    "Power",
     "Proposal",
     "ReasonOwner",
     "RecorderFile",
@@ -319,6 +323,7 @@ __all__ = [
     "Repeat",
     "RequeueUse",
     "Reservation",
+    "ResetKind",
     "Retest",
     "Review",
     "Role",

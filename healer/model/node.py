@@ -28,6 +28,14 @@ class FabricState(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a node's GPUs as nvidia-smi tells it. `gpus`: how many it shows; `faults`: a sentence for
+    each whose memory is not as it should be."""
+
+    gpus: int
+    faults: tuple[str, ...] = ()
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A finished test of a node. `failed` names the tests that did not pass, with what they said."""
 

@@ -34,6 +34,7 @@ from healer.model import (
     LastHeard,
     LogEntry,
     Loss,
+    MemoryState,
     Message,
     NodeHistory,
     Observation,
@@ -50,6 +51,7 @@ from healer.model import (
     Trial,
     Veto,
 )
+from healer.ports.bmc import Bmc, BmcError, BmcUnavailable
 from healer.ports.slurm import (
     Nodes,
     NotAvailable,
@@ -66,6 +68,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyRequeued",
+    "Bmc",
+    "BmcError",
+    "BmcUnavailable",
     "Checkpoints",
     "Clock",
     "ColumnBook",
@@ -636,6 +641,11 @@ class NodeExec(Protocol):
 
     def fabric_state(self, node: str) -> FabricState:
         """The NVLink fabric as nvidia-smi on the node tells it."""
+        ...
+
+    def memory_state(self, node: str) -> MemoryState:
+        """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError where it does
+        not tell."""
         ...
 
     def start_diagnosis(self, node: str, key: str) -> None:

@@ -7,7 +7,9 @@ the fault for everybody.
 Faults that mean something here: `fabric-manager` (its service died, the fabric is not up; a restart ends it),
 `fabric` (the fabric stays broken whatever is restarted), `unreachable` (nobody answers on the node),
 `service-stuck` (a restart works, and the service dies again), `gpu-hung` (the tests fail until the GPU is
-reset), `reset-fails` (no reset works). Any other is a fault of the hardware that the node's tests find.
+reset), `reset-fails` (no reset works), `remap-pending` (a row waits to be remapped, a reset does it),
+`remap-failed` (a row could not be, and no reset helps), `gpu-missing` (nvidia-smi shows one less). Any
+other is a fault of the hardware that the node's tests find.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
-from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks
+from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
 from healer.ports import Clock, NodeError, NodeUnavailable
 from healer.sim.calls import CallClient, CallFailed, CallServer, Gone
 from healer.sim.clock import WallClock
@@ -34,11 +36,16 @@ FABRIC_MANAGER = "nvidia-fabricmanager"
 DIAGNOSIS_S = 10.0
 #: Tests remembered per node, so that a long simulation stays small.
 DIAGNOSES_KEPT = 50
-_NO_HARDWARE = frozenset({"fabric-manager", "fabric", "unreachable", "service-stuck", "reset-fails"})
 #: Bytes of a collected file that one call brings: small, so that each file takes several.
 CHUNK_BYTES = 64
-#: The fault that a reset of the GPU ends.
+#: What nvidia-smi tells of the memory of GPU 0.
+_MEMORY = {"remap-pending": "a row waits to be remapped", "remap-failed": "a row could not be remapped"}
+_NO_HARDWARE = frozenset(
+    {"fabric-manager", "fabric", "unreachable", "service-stuck", "reset-fails", "gpu-missing", *_MEMORY}
+)
+#: The faults that a reset of the GPU ends.
 HUNG = "gpu-hung"
+_ENDED_BY_RESET = (HUNG, "remap-pending")
 
 
 @dataclass
@@ -60,8 +67,8 @@ class SimNodes:
 
     name = "sim"
 
-    def __init__(self, clock: Clock, *, diagnosis_s: float = DIAGNOSIS_S) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, *, diagnosis_s: float = DIAGNOSIS_S, gpus: int = 8) -> None:
+        self._clock, self._gpus = clock, gpus
         self._takes = timedelta(seconds=diagnosis_s)
         self._nodes: dict[str, _Node] = {}
         self._lock = threading.Lock()
@@ -103,6 +110,12 @@ class SimNodes:
             state="Completed", status="Success", healthy=True, text="fabric Completed: Success"
         )
 
+    def memory_state(self, node: str) -> MemoryState:
+        with self._lock:
+            faults = self._reached(node).faults
+            told = tuple(f"GPU 0: {words}" for fault, words in _MEMORY.items() if fault in faults)
+            return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=told)
+
     def start_diagnosis(self, node: str, key: str) -> None:
         with self._lock:
             known = self._reached(node)
@@ -129,7 +142,7 @@ class SimNodes:
                 del known.resets[next(iter(known.resets))]
             fails = "reset-fails" in known.faults
             if not fails:
-                known.faults.discard(HUNG)
+                known.faults.difference_update(_ENDED_BY_RESET)
             words = "GPU could not be reset" if fails else f"the GPU reset is done ({_of(gpu)})"
             outcome = Diagnosis(passed=not fails, text=words, failed=("gpu-reset",) if fails else ())
             known.resets[key] = (self._clock.now(), outcome)
@@ -247,6 +260,7 @@ def _outcome(hardware: set[str]) -> Diagnosis:
 _READS: dict[str, Any] = {
     "service_active": bool,
     "fabric_state": FabricState,
+    "memory_state": MemoryState,
     "diagnosis": Diagnosis | None,
     "reset": Diagnosis | None,
     "resets": list[str],
@@ -290,6 +304,9 @@ class NodesClient:
 
     def fabric_state(self, node: str) -> FabricState:
         return self._call("fabric_state", node)
+
+    def memory_state(self, node: str) -> MemoryState:
+        return self._call("memory_state", node)
 
     def start_diagnosis(self, node: str, key: str) -> None:
         self._call("start_diagnosis", node, key)

@@ -60,7 +60,7 @@ class Replay:
             scheduler=self.slurm,
             rules=lambda: self.rules,
             clock=self.clock,
-            nodes=SimNodes(self.clock, diagnosis_s=0),  # every action succeeds at once
+            nodes=SimNodes(self.clock, diagnosis_s=0, gpus=64),  # every action succeeds at once, on any node
             checkpoints=self.checkpoints,
         )
         #: None until the recording brings a sample: without any, no tick is due and numpy is not loaded.

@@ -1,18 +1,23 @@
 """The playbooks for nodes on a real Slurm: tested in a reservation, rebooted, freed; a race that was lost."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from healer.adapters.bmc.redfish import Redfish
 from healer.adapters.clock import SystemClock
 from healer.drive import Driver
-from healer.model import Depth, Mode, Ruleset, Run, RunState, StepEvent, Validation
+from healer.model import Depth, Mode, Remedy, Ruleset, Run, RunState, StepEvent, Validation
 from healer.observations import Picture
+from healer.sim.bmc import CYCLE_S
 from healer.sim.ledger import MemoryLedger
 from healer.walk import walk
 from tests.contract.benches import RealBench, job_of, running, wait_for
 from tests.support.loop import CLUSTER, rules_in
+from tests.support.redfish import redfish
+from tests.support.tls import certificates
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -151,7 +156,7 @@ def test_a_stuck_epilog_is_freed_by_down_and_its_job_keeps_its_end(bench: RealBe
     bench.epilog_sticks(node)
     job = running(bench, node)
     bench.finish(job)
-    run = site.ask("reboot-node", node)
+    run = site.ask("reboot-validate", node)
     site.until(lambda: "free" in site.done(run), "the node is freed", timeout_s=90)
     shown = bench.scheduler.node(node)
     assert shown.base == "DOWN" and shown.drain and shown.reason.startswith("healer:")
@@ -164,7 +169,7 @@ def test_a_reboot_is_proven_by_the_nodes_own_boot_and_the_node_returns_tested(be
     site = Workplace(bench)
     node = bench.free()[0]
     before = bench.scheduler.node(node).boot_at
-    run = site.ask("reboot-node", node)
+    run = site.ask("reboot-validate", node)
     site.until(lambda: bench.hooks.asked_to_boot(node), "Slurm asks the node to boot")
     theirs = bench.submit(node)
     bench.cluster.boot_node(node)
@@ -174,6 +179,32 @@ def test_a_reboot_is_proven_by_the_nodes_own_boot_and_the_node_returns_tested(be
     after = bench.scheduler.node(node).boot_at
     assert before is not None and after is not None and after > before
     assert len(site.ledger.tables.remedies) == 1
+    wait_for(bench, theirs, "RUNNING")
+
+
+@FIRST
+def test_a_power_cycle_by_redfish_is_proven_by_the_boot_and_the_node_returns_tested(
+    bench: RealBench, tmp_path: Path
+) -> None:
+    """A boot that Slurm did not ask for: our drain stands through it, and no job comes before the tests."""
+    signed = certificates(tmp_path)
+    with redfish(signed.authority, signed.server) as bmcs:
+        site = Workplace(bench)
+        site.driver.bmc = Redfish(bmcs.settings())
+        node = bench.free()[0]
+        before = bench.scheduler.node(node).boot_at
+        run = site.ask("power-cycle", node)
+        site.until(lambda: bool(bmcs.resets), "the BMC is asked")
+        theirs = bench.submit(node)
+        bmcs.advance(CYCLE_S)
+        bench.cluster.boot_node(node)
+        site.until(lambda: "test" in site.done(run), "the test has ended")
+        assert job_of(bench, theirs).state == "PENDING"
+        site.ends(run, RunState.done)
+        assert bmcs.resets == [(node, "PowerCycle")] and bmcs.complaints == []
+    after = bench.scheduler.node(node).boot_at
+    assert before is not None and after is not None and after > before
+    assert [use.remedy for use in site.ledger.tables.remedies] == [Remedy.power_cycle]
     wait_for(bench, theirs, "RUNNING")
 
 

@@ -97,7 +97,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
             yield Bench(site.exec(), RealWorld(node), RealClock(node.programs))
         return
     clock = SimClock(datetime(2026, 11, 20, 3, tzinfo=UTC))
-    world = SimNodes(clock, diagnosis_s=TAKES_S)
+    world = SimNodes(clock, diagnosis_s=TAKES_S, gpus=2)
     if request.param == "in process":
         yield Bench(world, world, clock)
         return
@@ -123,6 +123,25 @@ def test_a_restart_brings_a_dead_fabric_manager_back(bench: Bench) -> None:
     assert bench.nodes.service_active(NODE, FABRIC_MANAGER)
     assert bench.nodes.fabric_state(NODE).healthy
     assert bench.world.faults(NODE) == []
+
+
+def test_memory_is_told_and_a_reset_remaps_what_waits(bench: Bench) -> None:
+    well = bench.nodes.memory_state(NODE)
+    assert (well.gpus, well.faults) == (2, ())
+    bench.world.plant(NODE, "remap-pending")
+    told = bench.nodes.memory_state(NODE)
+    assert told.gpus == 2 and "a row waits to be remapped" in told.faults[0]
+    bench.nodes.start_reset(NODE, "r1:reset:0", "all")
+    bench.clock.advance(TAKES_S)
+    assert bench.nodes.memory_state(NODE).faults == ()
+
+
+@pytest.mark.parametrize(("fault", "left"), [("remap-failed", 2), ("gpu-missing", 1)])
+def test_what_no_reset_mends_is_still_told(bench: Bench, fault: str, left: int) -> None:
+    bench.world.plant(NODE, fault)
+    told = bench.nodes.memory_state(NODE)
+    assert told.gpus == left
+    assert any("could not be remapped" in one for one in told.faults) == (fault == "remap-failed")
 
 
 def test_a_restart_does_not_mend_a_broken_fabric(bench: Bench) -> None:

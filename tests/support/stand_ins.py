@@ -61,15 +61,20 @@ case $1 in
 --gpu-reset)
     [ "$mode" != stuck ] || exec sleep 1000
     [ "$mode" != stays ] && [ ! -e "$world/faults/reset-fails" ] || { echo "GPU could not be reset"; exit 4; }
-    rm -f "$world/faults/gpu-hung"; echo "All done."; exit 0 ;;
+    rm -f "$world/faults/gpu-hung" "$world/faults/remap-pending"; echo "All done."; exit 0 ;;
 esac
 [ "$2" = -x ] || { echo "password=hunter2 of nobody"; exit 0; }
 state=Completed status=Success
 [ ! -e "$world/faults/fabric" ] || status="NVLink failure"
 [ ! -e "$world/faults/fabric-manager" ] || { state="In Progress"; status=N/A; }
+pending=No failed=No gpus="0 1"
+[ ! -e "$world/faults/remap-pending" ] || pending=Yes
+[ ! -e "$world/faults/remap-failed" ] || failed=Yes
+[ ! -e "$world/faults/gpu-missing" ] || gpus=1
+[ "$mode" != vague ] || pending="Unknown Error"
 echo '<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd"><nvidia_smi_log>'
 echo '<driver_version>570.124.06</driver_version><cuda_version>12.8</cuda_version>'
-for n in 0 1; do
+for n in $gpus; do
     echo "<gpu id=\\"00000000:1$n:00.0\\"><product_name>NVIDIA H100 80GB HBM3</product_name>"
     echo "<uuid>GPU-0000000$n-aaaa-bbbb-cccc-0123456789ab</uuid><serial>165000000000$n</serial>"
     echo "<minor_number>$n</minor_number><vbios_version>96.00.89.00.01</vbios_version>"
@@ -77,6 +82,9 @@ for n in 0 1; do
     echo "<instant_power_draw>182.41 W</instant_power_draw>"
     echo "<current_power_limit>700.00 W</current_power_limit>"
     echo "</gpu_power_readings>"
+    echo "<remapped_rows><remapped_row_pending>$pending</remapped_row_pending>"
+    echo "<remapped_row_failure>$failed</remapped_row_failure></remapped_rows>"
+    echo "<gpu_recovery_action>None</gpu_recovery_action>"
     echo "<fabric><state>$state</state><status>$status</status><cliqueId>0</cliqueId>"
     echo "<clusterUuid>00000000-0000-0000-0000-000000000000</clusterUuid></fabric></gpu>"
 done
@@ -86,7 +94,7 @@ _DCGMI = """
 until [ -e "$world/finish" ]; do sleep 0.02; done
 tests= failed=0
 for fault in $(ls "$world/faults"); do
-    case $fault in fabric-manager | fabric | service-stuck | reset-fails) continue ;; esac
+    case $fault in fabric* | service-stuck | reset-fails | remap-* | gpu-missing) continue ;; esac
     failed=1
     tests="$tests"$(printf '{"name":"%s","results":[{"status":"Fail","warnings":[{"warning":"%s is bad"}]}],
         "test_summary":{"status":"Fail"}},' "$fault" "$fault")

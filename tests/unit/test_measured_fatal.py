@@ -40,8 +40,9 @@ def test_jobs_that_did_not_agree_go_on_behind_the_drain() -> None:
     site.pass_time(60)
     assert site.node(1).drain
     assert restarts(site, *jobs) == [0] * 8
-    assert site.run_of("gpu-fatal").state is RunState.waiting
-    assert any(one.step == "ticket" for one in site.log(site.run_of("gpu-fatal").id))
+    run = site.run_of("gpu-memory")
+    assert run.state is RunState.waiting
+    assert any(one.step == "replace" and one.event is StepEvent.done for one in site.log(run.id))
 
 
 def test_one_that_agreed_is_requeued() -> None:
@@ -108,7 +109,7 @@ def test_what_the_kernel_tells_takes_over_what_was_only_measured() -> None:
     site.look()
     site.tick((fatal(site, "gpu-ecc-uncorrectable", gpu=3),))
     site.pass_time(5)
-    held = site.run_of("gpu-fatal")
+    held = site.run_of("gpu-memory")
     assert (held.node, held.state) == (NODE, RunState.held)
     site.walk(*site.say(1, ENDED))
     site.pass_time(5)
@@ -440,9 +441,9 @@ def dies_under_test(site: SlowSite) -> None:
 def test_the_worse_one_goes_on_behind_the_drain_that_was_left_to_it() -> None:
     site = SlowSite()
     dies_under_test(site)
-    run = site.run_of("gpu-fatal")
+    run = site.run_of("gpu-memory")
     assert run.state is RunState.waiting, "it has a ticket and waits for the repair"
-    assert {"drain", "jobs", "ticket"} <= {
+    assert {"drain", "jobs", "replace"} <= {
         one.step for one in site.log(run.id) if one.event is StepEvent.done
     }
     (slot,) = site.ledger.tables.slots.values()
@@ -547,7 +548,7 @@ def test_a_slot_of_an_incident_that_is_over_speaks_for_nothing() -> None:
     site = SlowSite()
     site.tick((fatal(site, gpu=3),))
     site.pass_time(60)
-    run = site.run_of("gpu-fatal")
+    run = site.run_of("gpu-memory")
     assert site.ledger.tables.slots
     told = site.incident
     site.cancel(run.id)

@@ -13,7 +13,7 @@ NODE = name(1)
 
 def asked(**slurm: object) -> tuple[TestSite, str]:
     site = TestSite(**({"boot_s": 30.0} | slurm))  # type: ignore[arg-type]
-    return site, site.ask("reboot-node", 1)
+    return site, site.ask("reboot-validate", 1)
 
 
 def finish(site: TestSite, seconds: int = 120) -> None:
@@ -60,14 +60,14 @@ def test_our_words_stand_through_the_boot() -> None:
     site, run = asked()
     site.run_for(20)
     reason = site.node(1).reason
-    assert reason.startswith(f"healer:reboot-node inc:{run[:8]}")
+    assert reason.startswith(f"healer:reboot-validate inc:{run[:8]}")
     assert reason.endswith(" : reboot issued")
 
 
 def test_a_job_on_the_node_ends_before_it() -> None:
     site = TestSite(boot_s=30.0)
     site.theirs = site.slurm.add_job(required=[NODE])
-    site.ask("reboot-node", 1)
+    site.ask("reboot-validate", 1)
     site.run_for(600, step_s=5)
     assert "reboot" not in site.scheduler.writes
     site.slurm.complete(site.theirs)
@@ -98,7 +98,7 @@ def test_the_cap_counts_every_reboot_whoever_asked(before: int, rebooted: int) -
     for hours in range(before):
         use = RemedyUse(node=NODE, remedy=Remedy.reboot_node, rule="x", at=START - timedelta(hours=7 + hours))
         site.ledger.tables.remedies.append(use)
-    run = site.ask("reboot-node", 1)
+    run = site.ask("reboot-validate", 1)
     finish(site, 60)
     assert site.scheduler.writes.count("reboot") == rebooted
     assert len(site.ledger.tables.remedies) == before + rebooted, "one each"
@@ -142,7 +142,7 @@ def test_a_death_at_any_moment_reboots_once(moment: str) -> None:
     for hours in range(2):  # so it is the last one of the day
         use = RemedyUse(node=NODE, remedy=Remedy.reboot_node, rule="x", at=START - timedelta(hours=7 + hours))
         site.ledger.tables.remedies.append(use)
-    run = site.ask("reboot-node", 1)
+    run = site.ask("reboot-validate", 1)
     died: list[str] = []
 
     def die(where: str) -> None:

@@ -76,6 +76,10 @@ def test_guard_settings_are_named_as_the_gate_names_them() -> None:
         ("HEALER_REDIS_URL", "amqp://mq"),
         ("HEALER_SETTLE_S", "-1"),
         ("HEALER_NOTIFY_WEBHOOK_URL", "ftp://x"),
+        ("HEALER_BMC_URL", "https://bmc.example"),
+        ("HEALER_BMC_URL", "http://{node}-bmc"),
+        ("HEALER_BMC_URL", "https://root:calvin@{node}-bmc"),
+        ("HEALER_BMC_TLS", "off"),
     ],
 )
 def test_a_wrong_value_is_one_sentence_that_names_the_setting(name: str, value: str) -> None:
@@ -87,6 +91,14 @@ def test_the_value_of_a_secret_is_not_repeated() -> None:
     with pytest.raises(SettingsError) as error:
         loaded(HEALER_DATABASE_URL="mysql://u:hunter2@db/healer")
     assert "hunter2" not in str(error.value)
+
+
+def test_a_bmc_needs_an_account() -> None:
+    url = "https://{node}-bmc"
+    with pytest.raises(SettingsError, match=r"^HEALER_BMC_URL needs HEALER_BMC_USER and [^\n]+\.$"):
+        loaded(HEALER_BMC_URL=url, HEALER_BMC_USER="healer")
+    found = loaded(HEALER_BMC_URL=url, HEALER_BMC_USER="healer", HEALER_BMC_PASSWORD="x")
+    assert (found.bmc_url, found.bmc_tls) == (url, "checked")
 
 
 def test_an_unknown_setting_is_named_with_the_likely_one() -> None:

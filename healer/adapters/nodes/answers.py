@@ -14,6 +14,7 @@ from healer.model import (
     GpuActivity,
     JobOnNode,
     JobStacks,
+    MemoryState,
     RecorderFile,
     Stack,
 )
@@ -62,6 +63,41 @@ def _not_up(gpu: Mapping[str, Any]) -> str:
     if str(gpu.get("clique", "")).strip() in {"", "0", "N/A"}:
         return "Completed, but in no clique"
     return ""
+
+
+#: What a GPU may say of its memory (nvidia-smi -q, facts c.7), and what "Yes" to it means. A model tells
+#: what it has.
+_MEMORY = {
+    "pending": "a row waits to be remapped",
+    "failed": "a row could not be remapped",
+    "retirement": "a page waits to be retired",
+    "channel": "a channel waits to be repaired",
+    "tpc": "a part of the chip waits to be repaired",
+    "sram": "too many errors in its on-chip memory",
+}
+_NOT_TOLD = frozenset({"", "n/a", "[n/a]", "not supported"})
+
+
+def memory(node: str, told: Mapping[str, Any]) -> MemoryState:
+    """What is not well with the memory of the node's GPUs. NodeError where one says neither yes nor no."""
+    gpus = [gpu for gpu in told.get("gpus", ()) if isinstance(gpu, dict)]
+    faults = [f"GPU {gpu.get('pci', '?')}: {why}" for gpu in gpus for why in _memory_of(node, gpu)]
+    return MemoryState(gpus=len(gpus), faults=tuple(faults))
+
+
+def _memory_of(node: str, gpu: Mapping[str, Any]) -> Iterator[str]:
+    pci = gpu.get("pci", "?")
+    if all(str(gpu.get(name, "")).lower() in _NOT_TOLD for name in ("pending", "failed", "retirement")):
+        raise NodeError(f"nvidia-smi on {node} tells nothing of the memory of GPU {pci}.")
+    for name, words in _MEMORY.items():
+        value = str(gpu.get(name, "")).lower()
+        if value == "yes":
+            yield words
+        elif value != "no" and value not in _NOT_TOLD:
+            raise NodeError(f"nvidia-smi on {node} says {value[:40]!r} of the memory of GPU {pci}.")
+    asked = str(gpu.get("recovery", ""))
+    if asked.lower() not in _NOT_TOLD | {"none"}:
+        yield f"the driver asks for {asked[:40]!r}"
 
 
 def diagnosis(node: str, key: str, told: Mapping[str, Any]) -> Diagnosis | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from healer.adapters.nodes import answers
-from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks
+from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
 from healer.ports import NodeError, NodeUnavailable
 
 #: What a program on the node may take to answer, beside the way there: healer-node's own limits are lower.
@@ -55,6 +55,9 @@ class NodeVerbs:
 
     def fabric_state(self, node: str) -> FabricState:
         return answers.fabric(node, self._ask(node, self._read_s, "fabric-state"))
+
+    def memory_state(self, node: str) -> MemoryState:
+        return answers.memory(node, self._ask(node, self._read_s, "memory-state"))
 
     def start_diagnosis(self, node: str, key: str) -> None:
         self._ask(node, self._effect_s, "diagnose-start", _checked(key), self._level)

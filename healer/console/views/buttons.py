@@ -12,7 +12,7 @@ from healer.playbooks import BEGIN, UNDO
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
 #: On a node in service: the ones that are wanted often. All others stand under "More playbooks".
-_FIRST = frozenset({"drain-at-job-end", "validate", "reboot-node"})
+_FIRST = frozenset({"drain-at-job-end", "validate", "reboot-validate"})
 _OWN_BUTTON = frozenset(
     {"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain", "return-to-service", "foreign-drain"}
 )

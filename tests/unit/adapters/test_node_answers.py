@@ -149,3 +149,39 @@ def test_what_is_not_of_that_form_is_an_error(changes: dict[str, Any]) -> None:
         answers.job_on_node("n1", on_node(**changes))
     with pytest.raises(NodeError, match="does not read"):
         answers.job_stacks("n1", changes)
+
+
+# --- memory
+
+
+def tells(**told: str) -> dict[str, Any]:
+    return {"pci": "00000000:9B:00.0", "pending": "No", "failed": "No", "recovery": "None", **told}
+
+
+def test_memory_that_is_well() -> None:
+    found = answers.memory("n1", {"gpus": [tells(), tells(channel="N/A", tpc="No", sram="No")]})
+    assert (found.gpus, found.faults) == (2, ())
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"pending": "Yes"}, "a row waits to be remapped"),
+        ({"failed": "Yes"}, "a row could not be remapped"),
+        ({"pending": "N/A", "failed": "N/A", "retirement": "Yes"}, "a page waits to be retired"),
+        ({"channel": "Yes"}, "a channel waits to be repaired"),
+        ({"sram": "Yes"}, "too many errors in its on-chip memory"),
+        ({"recovery": "Reset"}, "the driver asks for 'Reset'"),
+    ],
+)
+def test_memory_that_is_not_well_is_named_with_its_gpu(told: dict[str, str], words: str) -> None:
+    found = answers.memory("n1", {"gpus": [tells(), tells(**told)]})
+    assert found.faults == (f"GPU 00000000:9B:00.0: {words}",)
+
+
+@pytest.mark.parametrize(
+    "told", [{"pending": "Unknown Error"}, {"pending": "N/A", "failed": "N/A"}, {"failed": "?"}]
+)
+def test_what_says_neither_yes_nor_no_is_nothing_to_rest_on(told: dict[str, str]) -> None:
+    with pytest.raises(NodeError, match="00000000:9B"):
+        answers.memory("n1", {"gpus": [tells(**told)]})

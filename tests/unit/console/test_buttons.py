@@ -23,7 +23,7 @@ def labels(shown: NodeRow, role: Role = Role.operator) -> list[str]:
 def test_a_node_in_service_has_every_playbook_that_fits_it() -> None:
     shown = labels(row())
     assert shown[0] == "Drain" and len(set(shown)) == len(shown)
-    assert {"Drain at job end", "GPU reset", "Reboot node", "Restart service", "Validate"} <= set(shown)
+    assert {"Drain at job end", "GPU reset", "Reboot validate", "Restart service", "Validate"} <= set(shown)
     assert not {"Resume", "Undrain", "GPU fatal", "Adopt slurm drain", "Requeue"} & set(shown)
 
 
@@ -58,7 +58,7 @@ def test_who_may_not_act_has_none(role: Role) -> None:
 def test_what_is_wanted_seldom_stands_under_more() -> None:
     shown = node_buttons(row(), CLUSTER, Role.operator, shipped().playbooks.values())
     often = [one.label for one in shown if not one.more]
-    assert often == ["Drain", "Drain at job end", "Reboot node", "Validate"]
+    assert often == ["Drain", "Drain at job end", "Reboot validate", "Validate"]
     service = next(one for one in shown if one.label == "Restart service")
     (asked,) = service.inputs
     assert (asked.name, asked.required, asked.default) == ("service", True, "")

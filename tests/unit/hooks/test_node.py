@@ -200,6 +200,18 @@ def test_a_program_that_is_missing_is_named(node: StandIns) -> None:
     assert node.refused("diagnose-start", "k", "1", code="missing").startswith("dcgmi is not installed")
 
 
+# --- memory
+
+
+def test_memory_is_handed_over_as_it_is_told(node: StandIns) -> None:
+    first, second = node.ask("memory-state")["gpus"]
+    assert (first["pci"], second["pci"]) == ("00000000:10:00.0", "00000000:11:00.0")
+    told = {name: first[name] for name in ("pending", "failed", "channel", "recovery")}
+    assert told == {"pending": "No", "failed": "No", "channel": "", "recovery": "None"}
+    node.mode("nvidia-smi", "vague")
+    assert node.ask("memory-state")["gpus"][0]["pending"] == "Unknown Error"
+
+
 # --- tests of the node
 
 

@@ -1,0 +1,245 @@
+"""Power of a node by its BMC: a power cycle, and a look at the power.
+
+A BMC knows no key and no fence: the same reset twice is two. So a line of the log stands before each reset,
+and within one key a second one goes out only where the first surely never came: the BMC was not reached, or
+said that it is busy. Whoever takes up a run that died behind such a line only looks, and asks a person where
+no boot follows. `On` alone may be said twice: a node that is on stays on.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
+from healer.actions.look import at_node
+from healer.actions.reason import holder_of, own_words, reason_of
+from healer.actions.reboot import BOOT_MOVES, boot_of
+from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
+from healer.model.power import OFF, ON
+from healer.ports import BmcError, BmcUnavailable, SchedulerRefused, SchedulerUnavailable
+
+LOOK_AGAIN_S = 5.0
+#: A node that is still off so long after `On` is told once more.
+ON_AGAIN = timedelta(minutes=1)
+
+
+def _no_bmc(ctx: Context) -> str:
+    return f"healer knows no BMC of {ctx.node}: HEALER_BMC_URL is not set."
+
+
+# --- power_cycle ---
+
+
+def _resets(lines: list[LogEntry]) -> list[LogEntry]:
+    """The lines that stand before resets which went out, or may have.
+
+    A line of this very claim with nothing behind it is no reset yet: it is sent next. Where the same claim
+    wrote something else behind it (a guard held it, Slurm did not answer, the BMC was busy), none went out.
+    """
+    places = [index for index, one in enumerate(lines) if "asks" in one.data]
+    return [lines[index] for index in places if not _surely_not_sent(lines[index : index + 2])]
+
+
+def _asked(ctx: Context) -> LogEntry | None:
+    """The last of them since a person let the step go on."""
+    return next(reversed(_resets(ctx.lines)), None)
+
+
+def _since(ctx: Context) -> datetime | None:
+    """From when on a boot may come: the step's time counts from there."""
+    return next((one.at for one in _resets(ctx.lines)), None)
+
+
+def _surely_not_sent(lines: list[LogEntry]) -> bool:
+    """The line that asks, and the one behind it."""
+    if len(lines) < 2 or lines[1].epoch != lines[0].epoch:
+        return False
+    return lines[1].event in {StepEvent.waiting, StepEvent.held} and lines[1].data.get("sent") is not True
+
+
+def _is_next(ctx: Context, asked: LogEntry) -> bool:
+    """Written in this claim, as the last line: nobody else can have sent anything behind it."""
+    return ctx.lines[-1] is asked and asked.epoch == ctx.run.epoch
+
+
+def _booted(ctx: Context, node: SlurmNode) -> bool:
+    """Surely booted since a reset went out, or may have: also one before a person's *Try again*."""
+    asked = next(reversed(_resets([one for one in ctx.log if one.step == ctx.part])), None)
+    if asked is None:
+        return False
+    before_id, before_at = asked.data.get("boot_id"), asked.data.get("boot_at")
+    if before_id and node.boot_id:
+        return before_id != node.boot_id
+    if node.boot_at is None:
+        return False
+    since = datetime.fromisoformat(before_at) + BOOT_MOVES if before_at else asked.at + timedelta(seconds=1)
+    return node.boot_at > since
+
+
+def _read(ctx: Context) -> SlurmNode | Result:
+    node = at_node(ctx, LOOK_AGAIN_S)
+    if not isinstance(node, SlurmNode):
+        return node
+    if holder := holder_of(node, own_words(ctx.log)):
+        return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
+    return node
+
+
+def _probe(ctx: Context) -> Result | None:
+    if ctx.bmc is None:
+        return Failed(text=f"{_no_bmc(ctx)} Power-cycle it by hand, then *validate* it.", final=True)
+    node = _read(ctx)
+    if not isinstance(node, SlurmNode):
+        return node
+    if not _booted(ctx, node):
+        return None
+    state = "+".join(node.state)
+    if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
+        return _wait(ctx, f"{node.name} has booted and is {state}")
+    if not node.drain:
+        return None  # it is drained again: DOWN alone may end by itself
+    power = _power(ctx)
+    if not isinstance(power, Power):
+        return power
+    if power.state != ON:
+        return _wait(ctx, f"{node.name} has booted; its power is {power.state or 'unknown'}")
+    text = f"{node.name} was power-cycled, has booted and is {state}"
+    return Done(text=text, data={"state": list(node.state), "power": power.state})
+
+
+def _wait(ctx: Context, text: str) -> Again:
+    return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx))
+
+
+def _power(ctx: Context) -> Power | Result:
+    assert ctx.bmc is not None  # the probe has looked
+    try:
+        return ctx.bmc.power(ctx.node)
+    except BmcUnavailable as error:
+        return Again(text=str(error), after_s=error.after_s or LOOK_AGAIN_S, since=_since(ctx))
+    except BmcError as error:
+        return Failed(text=str(error), final=True)
+
+
+def _only_keeps(ctx: Context) -> bool:
+    node = _read(ctx)
+    return isinstance(node, SlurmNode) and _booted(ctx, node) and not node.drain
+
+
+def _do(ctx: Context) -> Result | None:
+    node = _read(ctx)
+    if not isinstance(node, SlurmNode):
+        return node
+    if _booted(ctx, node):
+        return None if node.drain else _drain_again(ctx, node)
+    if not node.drain:
+        return Failed(text=f"{node.name} is not drained any more", final=True)
+    asked = _asked(ctx)
+    if asked is not None and _is_next(ctx, asked):
+        return _send(ctx, asked)
+    power = _power(ctx)
+    if not isinstance(power, Power):
+        return power
+    kind = _next_kind(ctx, asked, power)
+    if kind is None:
+        return _goes_on(ctx, asked, power) if asked is not None else _cannot(ctx, power)
+    data: dict[str, Any] = {"asks": str(kind), "target": power.target, "power": power.state, **boot_of(node)}
+    text = f"The BMC of {node.name} is asked for {kind} (its power is {power.state or 'unknown'})"
+    return Again(text=text, after_s=0, data=data)
+
+
+def _next_kind(ctx: Context, asked: LogEntry | None, power: Power) -> ResetKind | None:
+    """What is asked for next; None: nothing. A BMC that lists no kinds is asked for the usual one."""
+    if asked is not None:
+        off_first = asked.data["asks"] == ResetKind.force_off
+        late = asked.data["asks"] == ResetKind.on and ctx.now() - asked.at >= ON_AGAIN
+        return ResetKind.on if power.state == OFF and (off_first or late) else None
+    if power.state == OFF:
+        return ResetKind.on
+    if not power.kinds or ResetKind.power_cycle in power.kinds:
+        return ResetKind.power_cycle
+    both = {ResetKind.force_off, ResetKind.on} <= set(power.kinds)
+    return ResetKind.force_off if both else None
+
+
+def _cannot(ctx: Context, power: Power) -> Failed:
+    takes = f"neither PowerCycle nor ForceOff with On ({', '.join(power.kinds)})"
+    return Failed(text=f"The BMC of {ctx.node} takes {takes}: power-cycle it by hand.", final=True)
+
+
+def _send(ctx: Context, asked: LogEntry) -> Result:
+    assert ctx.bmc is not None
+    kind = ResetKind(asked.data["asks"])
+    ctx.fence()
+    try:
+        task = ctx.bmc.reset(ctx.node, str(asked.data["target"]), kind)
+        data: dict[str, Any] = {"sent": True, "task": task}
+        text = f"The BMC of {ctx.node} took {kind}"
+    except BmcUnavailable as error:
+        data = {"sent": error.sent}
+        if not error.sent:
+            text = f"{error} Nothing was switched; it is asked again."
+            return Again(text=text, after_s=error.after_s or LOOK_AGAIN_S, data=data)
+        text = f"{error} It may have come through: no second {kind} is sent, a boot is waited for."
+    except BmcError as error:
+        return Failed(text=str(error), final=True)
+    return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx), data=data)
+
+
+def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
+    """A reset went out, or may have: its boot is waited for."""
+    assert ctx.bmc is not None
+    task = next((one.data["task"] for one in reversed(ctx.lines) if one.data.get("task")), None)
+    if task is not None:
+        try:
+            if why := ctx.bmc.task_failed(ctx.node, task):
+                return Failed(text=f"The BMC of {ctx.node} gave {asked.data['asks']} up: {why}", final=True)
+        except BmcError:
+            pass  # its boot tells
+    since = f"{ctx.node} has not booted since {asked.data['asks']} was asked for"
+    return _wait(ctx, f"{since}; its power is {power.state or 'unknown'}")
+
+
+def _drain_again(ctx: Context, node: SlurmNode) -> Result | None:
+    ctx.fence()
+    try:
+        ctx.scheduler.drain(node.name, reason_of(ctx))
+    except SchedulerRefused as error:
+        return Failed(text=str(error))
+    except SchedulerUnavailable:
+        return None
+    return None
+
+
+def _verify(ctx: Context) -> Result:
+    return _probe(ctx) or _wait(ctx, f"{ctx.node} has not booted yet")
+
+
+# --- power_state ---
+
+
+def power_state(ctx: Context) -> Result:
+    """Yes: on. No: off. Without a BMC, or an answer of it within `timeout_s`, nobody knows: skipped."""
+    if ctx.bmc is None:
+        return Skipped(text=_no_bmc(ctx))
+    try:
+        power = ctx.bmc.power(ctx.node)
+    except BmcUnavailable as error:
+        if (ctx.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
+            return Again(text=str(error), after_s=error.after_s or LOOK_AGAIN_S)
+        return Skipped(text=f"{error} Its power is unknown.")
+    except BmcError as error:
+        return Skipped(text=f"{error} Its power is unknown.")
+    if power.state not in {ON, OFF}:
+        return Skipped(text=f"The BMC of {ctx.node} says {power.state or 'nothing'} of its power")
+    return Done(
+        text=f"By its BMC the power of {ctx.node} is {power.state}",
+        data={"passed": power.state == ON, "power": power.state},
+    )
+
+
+def _nothing(_: Context) -> None:
+    return None
+
+
+POWER_CYCLE = Action(probe=_probe, do=_do, verify=_verify, only_keeps=_only_keeps)
+POWER_STATE = Action(probe=_nothing, do=_nothing, verify=power_state, effect=False)

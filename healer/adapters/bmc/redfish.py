@@ -1,0 +1,221 @@
+"""BMCs by Redfish (DMTF DSP0266): a node's power read and switched over HTTPS.
+
+Basic authentication, which every Redfish service has: a session would be one of the few that a BMC keeps. One
+connection for each request: BMCs drop idle ones, and a reset sent into a dead connection leaves open whether
+it came. No redirect is followed and no proxy used, so the password goes to the address of the settings alone;
+neither stands in an error or a log.
+"""
+
+import re
+import ssl
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import structlog
+
+from healer import __version__
+from healer.adapters.bmc.words import failed_before_answer, reset_kinds, retry_after_s, said, task_words
+from healer.model import Power, ResetKind
+from healer.ports import BmcError, BmcUnavailable
+
+log = structlog.get_logger()
+
+#: All that one look asks, and one reset, which has to be over within the lease.
+LOOK_S, EFFECT_S, CONNECT_S = 6.0, 4.0, 3.0
+_MOST_BYTES = 1024 * 1024
+_SYSTEMS = "/redfish/v1/Systems"
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+#: It was not done: in use, too many requests, not now.
+_BUSY = frozenset({409, 429, 503})
+
+
+class RedfishSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`url`: `https://{node}-bmc`, with the node's name as Slurm has it. `system`: which one, where a BMC has
+    several. Without `check_tls` any certificate is believed."""
+
+    url: str
+    user: str
+    password: str
+    ca_file: Path | None = None
+    check_tls: bool = True
+    system: str | None = None
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    status: int
+    headers: Mapping[str, str]
+    body: dict[str, Any]
+
+
+class Redfish:
+    """`ports.Bmc`. Safe for threads. ValueError where the settings cannot be used."""
+
+    name = "redfish"
+
+    def __init__(
+        self, settings: RedfishSettings, *, look_s: float = LOOK_S, effect_s: float = EFFECT_S
+    ) -> None:
+        self._settings, self._look_s, self._effect_s = settings, look_s, effect_s
+        self._client = httpx.Client(
+            verify=_trust(settings),
+            auth=httpx.BasicAuth(settings.user, settings.password),
+            trust_env=False,
+            follow_redirects=False,
+            headers={
+                "user-agent": f"healer/{__version__}",
+                "accept": "application/json",
+                "odata-version": "4.0",
+            },
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    # --- ports.Bmc ---
+
+    def power(self, node: str) -> Power:
+        until = time.monotonic() + self._look_s
+        path = self._system_of(node, self._get(node, _SYSTEMS, until))
+        system = self._get(node, path, until)
+        reset = system.get("Actions", {}).get("#ComputerSystem.Reset", {})
+        target = str(reset.get("target") or f"{path}/Actions/ComputerSystem.Reset")
+        kinds = reset.get("ResetType@Redfish.AllowableValues")
+        info = reset.get("@Redfish.ActionInfo")
+        if kinds is None and isinstance(info, str):
+            kinds = reset_kinds(self._get(node, _own(node, info), until))
+        return Power(
+            state=str(system.get("PowerState") or ""),
+            system=str(system.get("Id") or path.rpartition("/")[2]),
+            target=_own(node, target),
+            kinds=tuple(str(kind) for kind in kinds or ()),
+        )
+
+    def reset(self, node: str, target: str, kind: ResetKind) -> str | None:
+        until = time.monotonic() + self._effect_s
+        body = msgspec.json.encode({"ResetType": str(kind)})
+        log.info("bmc reset", node=node, kind=str(kind), target=target)
+        reply = self._ask(node, "POST", _own(node, target), until, body)
+        log.info("bmc answered", node=node, kind=str(kind), status=reply.status)
+        if reply.status >= 500 and reply.status not in _BUSY:
+            # It may have begun before it failed.
+            raise BmcUnavailable(_answered(node, reply))
+        _check(node, reply)
+        where = reply.headers.get("location", "")
+        return _own(node, where) if reply.status == 202 and "/redfish/" in where else None
+
+    def task_failed(self, node: str, task: str) -> str | None:
+        reply = self._ask(node, "GET", _own(node, task), time.monotonic() + self._look_s)
+        return task_words(reply.status, reply.body)
+
+    # --- inside ---
+
+    def _system_of(self, node: str, systems: Mapping[str, Any]) -> str:
+        """The one system, or that of the settings: a BMC with several may show its GPU board as one."""
+        members = systems.get("Members")
+        found = members if isinstance(members, list) else []
+        paths = [_own(node, str(one.get("@odata.id", ""))) for one in found if isinstance(one, dict)]
+        names = {path.rstrip("/").rpartition("/")[2]: path for path in paths}
+        wanted = self._settings.system
+        if wanted is not None and wanted in names:
+            return names[wanted]
+        shown = ", ".join(names) or "none"
+        if wanted is not None:
+            raise BmcError(f"The BMC of {node} has no system {wanted} (HEALER_BMC_SYSTEM), it has {shown}.")
+        if len(names) != 1:
+            raise BmcError(
+                f"The BMC of {node} shows {len(names)} systems ({shown}): HEALER_BMC_SYSTEM has to say "
+                "which one is the node."
+            )
+        return next(iter(names.values()))
+
+    def _get(self, node: str, path: str, until: float) -> dict[str, Any]:
+        reply = self._ask(node, "GET", path, until)
+        if reply.status >= 500 and reply.status not in _BUSY:
+            raise BmcUnavailable(_answered(node, reply), sent=False)
+        _check(node, reply)
+        if not reply.body:
+            raise BmcError(f"The BMC of {node} answers {path} with what is no Redfish.")
+        return reply.body
+
+    def _ask(self, node: str, method: str, path: str, until: float, content: bytes | None = None) -> _Reply:
+        if not _NODE.fullmatch(node):
+            raise BmcError(f"{node!r} is no name of a node.")
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise BmcUnavailable(f"The BMC of {node} did not answer everything in time.", sent=False)
+        url = self._settings.url.replace("{node}", node).rstrip("/") + path
+        headers = {"content-type": "application/json"} if content is not None else {}
+        timeout = httpx.Timeout(left_s, connect=min(left_s, CONNECT_S))
+        try:
+            with self._client.stream(
+                method, url, content=content, headers=headers, timeout=timeout
+            ) as response:
+                return _read(node, response, until)
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise failed_before_answer(node, error, left_s) from None
+
+
+def _read(node: str, response: httpx.Response, until: float) -> _Reply:
+    content = b""
+    for part in response.iter_bytes():
+        content += part
+        if len(content) > _MOST_BYTES or time.monotonic() > until:
+            raise BmcUnavailable(f"The BMC of {node} answers without an end.")
+    try:
+        body = msgspec.json.decode(content) if content else {}
+    except msgspec.DecodeError:
+        body = {}
+    return _Reply(response.status_code, dict(response.headers), body if isinstance(body, dict) else {})
+
+
+def _check(node: str, reply: _Reply) -> None:
+    """Raises where it was not done."""
+    if 200 <= reply.status < 300:
+        return
+    text = _answered(node, reply)
+    if reply.status in _BUSY:
+        raise BmcUnavailable(text, sent=False, after_s=retry_after_s(reply.headers.get("retry-after")))
+    if reply.status in (401, 403):
+        text = f"{text} HEALER_BMC_USER and its password have to be an account that may switch power."
+    if 300 <= reply.status < 400:
+        text = f"{text} HEALER_BMC_URL has to name where it answers itself."
+    raise BmcError(text)
+
+
+def _answered(node: str, reply: _Reply) -> str:
+    words = said(reply.body)
+    return f"The BMC of {node} answered {reply.status}{f': {words}' if words else ''}".rstrip(".") + "."
+
+
+def _own(node: str, where: str) -> str:
+    """The path of an address that the BMC gave: nothing is ever sent to another host. Raises BmcError."""
+    start = where.find("/redfish/")
+    if start < 0 or any(char.isspace() for char in where):
+        raise BmcError(f"The BMC of {node} names {where[:80]!r}, which is no address of Redfish.")
+    return where[start:].rstrip("/")
+
+
+def _trust(settings: RedfishSettings) -> ssl.SSLContext:
+    if not settings.check_tls:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+    try:
+        return ssl.create_default_context(cafile=settings.ca_file)
+    except OSError as error:
+        raise ValueError(
+            f"HEALER_BMC_CA_FILE names {settings.ca_file}, which cannot be used: {error}"
+        ) from None
+
+
+def kinds_missing(kinds: Iterable[str]) -> list[str]:
+    """What healer would need and the BMC does not take; an empty list of kinds says nothing."""
+    known = set(kinds)
+    if not known or ResetKind.power_cycle in known:
+        return []
+    return [str(kind) for kind in (ResetKind.force_off, ResetKind.on) if kind not in known]

@@ -1,21 +1,57 @@
-"""How long a worker may trust that a run is its own. Pure: the times come from the caller.
+"""How long a worker may trust that a run is its own, and when another one may take it. No wall clock decides.
 
-A lease is a moment of the holder's clock, written beside the run. Clocks differ and leap, so it decides only
-together with the session's lock (who takes the run) and with a stopwatch (how long the holder trusts it).
+Hosts' clocks differ and leap, so a moment that one host wrote tells another nothing. The holder proves its
+claim in the database and trusts that for FRESH_S by its own stopwatch; a call that it begins then ends within
+`preferred.WRITE_S` (7 s). Whoever finds a run that was left without a word waits LEASE_S by its own stopwatch
+from the moment when it first had the run's lock: by then nothing of the holder's is under way.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
-LEASE = timedelta(seconds=10)
-#: A holder that has not proven its claim for this long by its stopwatch does so before an effect. What is
-#: left of the lease then is longer than any call to Slurm that changes something (`preferred.WRITE_S`, 7 s).
+#: Longer than FRESH_S and the longest call together.
+LEASE_S = 10.0
 FRESH_S = 1.5
+#: What is written beside the run: it tells that somebody holds it, and to people until when at least.
+LEASE = timedelta(seconds=LEASE_S)
+#: A lease that nobody has renewed for so long is looked after. A holder at work renews it with each write.
+UNHEARD = timedelta(seconds=2)
+_FORGOTTEN_S = 600.0
 
 
-def is_over(until: datetime | None, now: datetime) -> bool:
-    """Whether another worker may take the run, once it has its lock.
+def is_unheard(until: datetime | None, now: datetime) -> bool:
+    """Whether a sweep should send somebody to look: the lease is not being renewed, or is of a wrong clock.
 
-    Nobody writes a lease that lasts longer than LEASE: one that seems to is of a clock that was wrong, and a
-    run must not wait for as long as that clock had leapt.
+    Sending one too many is harmless, so here the clock may be asked.
     """
-    return until is None or until <= now or until > now + 2 * LEASE
+    return until is None or until <= now + LEASE - UNHEARD or until > now + 2 * LEASE
+
+
+class Left:
+    """Runs that were left without a word, as this process has seen them. One for all its threads.
+
+    `stopwatch`: seconds that no change of the clock touches, also while the process is stopped.
+    """
+
+    def __init__(self, stopwatch: Callable[[], float]) -> None:
+        self._stopwatch = stopwatch
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def seen(self, run: str, epoch: int) -> None:
+        """The lock of this run was free, and its last holder, of this epoch, had not given it back."""
+        known, now_s = self._seen.get(run), self._stopwatch()
+        if known is None or known[0] != epoch:
+            self._seen[run] = (epoch, now_s)
+        for name, (_, since_s) in list(self._seen.items()) if len(self._seen) > 1000 else ():
+            if now_s - since_s > _FORGOTTEN_S:
+                self._seen.pop(name, None)
+
+    def epoch(self, run: str) -> int | None:
+        """The epoch from which the run may be taken now; None: it has to wait, or nobody has left it."""
+        known = self._seen.get(run)
+        if known is None or self._stopwatch() - known[1] < LEASE_S:
+            return None
+        return known[0]
+
+    def taken(self, run: str) -> None:
+        self._seen.pop(run, None)

@@ -1,12 +1,13 @@
 """A run held by one worker: a session lock, a lease and a growing epoch.
 
-The lock dies with the worker's session, the lease with the clock. Both must be over before another worker
-takes the run; every write names its epoch, so a worker that was overtaken is refused.
+The lock dies with the worker's session; what that worker had begun to do may still be under way, so another one
+takes the run only after it has seen the lock free for a lease's time (`healer.lease`). Every write names its
+epoch, so a worker that was overtaken is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from healer.adapters.postgres import audit, gate, inbox, messages
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits, remedies, requeues, run_log, runs
+from healer.lease import FRESH_S, LEASE, Left
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
@@ -36,13 +38,6 @@ from healer.model import (
 )
 from healer.ports import AlreadyRequeued, Clock, LeaseLost
 
-LEASE = timedelta(seconds=10)
-#: An effect may start only while at least this much of the lease is left: longer than any call to Slurm that
-#: changes something, with all its looks and adapters (`preferred.WRITE_S`, 7 s).
-EFFECT_MARGIN = timedelta(seconds=8)
-#: A lease younger than this is not renewed before an effect.
-FRESH = timedelta(seconds=1.5)
-
 
 @contextmanager
 def claim_run(
@@ -52,11 +47,13 @@ def claim_run(
     snapshots: PostgresSnapshots,
     clock: Clock,
     has_sink: bool,
+    left: Left,
+    stopwatch: Callable[[], float],
 ) -> Iterator["PostgresClaim | None"]:
     with ledger_errors(), engine.connect() as conn:
         try:
             with conn.begin():
-                claim = _take(conn, run, snapshots, clock, has_sink)
+                claim = _take(conn, run, snapshots, clock, has_sink, left, stopwatch)
             yield claim
         except BaseException:
             conn.invalidate()  # with its session goes the lock, whatever state it was in
@@ -66,9 +63,16 @@ def claim_run(
 
 
 def _take(
-    conn: sa.Connection, run: str, snapshots: PostgresSnapshots, clock: Clock, has_sink: bool
+    conn: sa.Connection,
+    run: str,
+    snapshots: PostgresSnapshots,
+    clock: Clock,
+    has_sink: bool,
+    left: Left,
+    stopwatch: Callable[[], float],
 ) -> "PostgresClaim | None":
     """The run under a new epoch with its log and incident, if it is this one's turn. One transaction."""
+    renewed_s = stopwatch()
     got = conn.execute(sa.text("SELECT pg_try_advisory_lock(hashtextextended(:run, 0))"), {"run": run})
     if not got.scalar_one():
         return None
@@ -79,28 +83,49 @@ def _take(
             runs.c.id == run,
             runs.c.state == "running",
             sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now),
-            sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now),
+            sa.or_(runs.c.lease_until.is_(None), runs.c.epoch == left.epoch(run)),
         )
         .values(epoch=runs.c.epoch + 1, lease_until=now + LEASE, wake_at=None)
         .returning(runs.c.doc, runs.c.epoch)
     ).first()
     if row is None:
+        _note_left(conn, run, left)
         return None
+    left.taken(run)
     held = msgspec.structs.replace(
         msgspec.convert(row.doc, Run), epoch=row.epoch, lease_until=now + LEASE, wake_at=None
     )
-    claim = PostgresClaim(conn, held, snapshots, clock, has_sink)
+    claim = PostgresClaim(conn, held, snapshots, clock, has_sink, stopwatch, renewed_s)
     claim.read()
     return claim
+
+
+def _note_left(conn: sa.Connection, run: str, left: Left) -> None:
+    """The lock is ours, and so nobody holds the run: one that still has a lease was left without a word."""
+    holder = sa.select(runs.c.epoch).where(
+        runs.c.id == run, runs.c.state == "running", runs.c.lease_until.is_not(None)
+    )
+    epoch = conn.execute(holder).scalar()
+    if epoch is not None:
+        left.seen(run, epoch)
 
 
 class PostgresClaim:
     """`healer.ports.RunClaim`. Every write extends the lease."""
 
     def __init__(
-        self, conn: sa.Connection, run: Run, snapshots: PostgresSnapshots, clock: Clock, has_sink: bool
+        self,
+        conn: sa.Connection,
+        run: Run,
+        snapshots: PostgresSnapshots,
+        clock: Clock,
+        has_sink: bool,
+        stopwatch: Callable[[], float],
+        renewed_s: float,
     ) -> None:
+        """`renewed_s`: by the stopwatch, just before it was proven that the run is this one's."""
         self.run = run
+        self._stopwatch, self._renewed_s = stopwatch, renewed_s
         self._conn, self._snapshots, self._clock, self._has_sink = conn, snapshots, clock, has_sink
         self._log: list[LogEntry] = []
         self._fresh: Incident | None = None
@@ -152,24 +177,21 @@ class PostgresClaim:
             return [msgspec.convert(doc, Permit) for doc in self._conn.execute(query).scalars()]
 
     def fence(self) -> None:
-        now, until = self._clock.now(), self.run.lease_until
-        if until is None:
+        if self.run.lease_until is None:
             raise LeaseLost(f"run {self.run.id} is not held")
-        if until - now < LEASE - FRESH:
+        if self._stopwatch() - self._renewed_s > FRESH_S:
             with self._written():
                 pass
-        elif now + EFFECT_MARGIN > until:
-            raise LeaseLost(f"the lease of run {self.run.id} is over")
 
     @contextmanager
     def gate(self) -> Iterator["PostgresGateTx"]:
-        until = self._clock.now() + LEASE
+        until, begun_s = self._clock.now() + LEASE, self._stopwatch()
         with ledger_errors(), self._conn.begin():
             # The gate first, then the run: the order of the walk and of people's commands.
             facts = gate.lock_gate(self._conn, self.run.cluster, self._snapshots, self._clock.now())
             self._mine(lease_until=until)
             yield PostgresGateTx(self._conn, self.run, facts)
-        self.run = msgspec.structs.replace(self.run, lease_until=until)
+        self.run, self._renewed_s = msgspec.structs.replace(self.run, lease_until=until), begun_s
 
     def write(
         self,
@@ -243,11 +265,11 @@ class PostgresClaim:
     @contextmanager
     def _written(self) -> Iterator[None]:
         """One transaction that also proves the claim and extends the lease."""
-        until = self._clock.now() + LEASE
+        until, begun_s = self._clock.now() + LEASE, self._stopwatch()
         with ledger_errors(), self._conn.begin():
             self._mine(lease_until=until)
             yield
-        self.run = msgspec.structs.replace(self.run, lease_until=until)
+        self.run, self._renewed_s = msgspec.structs.replace(self.run, lease_until=until), begun_s
 
     def _mine(self, **values: object) -> None:
         done = self._conn.execute(

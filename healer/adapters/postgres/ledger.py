@@ -1,6 +1,7 @@
 """The ledger on PostgreSQL: the walk's transaction, and which runs are due."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 
@@ -26,6 +27,7 @@ from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
 from healer.adapters.postgres.tables import incidents, run_log, runs, vetoes
+from healer.lease import LEASE, UNHEARD, Left
 from healer.model import (
     ENDED_RUN_STATES,
     LIFTING_VERBS,
@@ -73,10 +75,12 @@ class PostgresLedger:
         clock: Clock,
         has_sink: bool,
         connection: sa.Connection | None = None,
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cluster = cluster
         self._engine, self._connection = engine, connection
         self._snapshots, self._clock, self._has_sink = snapshots, clock, has_sink
+        self._stopwatch, self._left = stopwatch, Left(stopwatch)
 
     @contextmanager
     def transaction(self) -> Iterator["PostgresWalkTx"]:
@@ -93,7 +97,13 @@ class PostgresLedger:
 
     def claim(self, run: str) -> AbstractContextManager[PostgresClaim | None]:
         return claim_run(
-            self._engine, run, snapshots=self._snapshots, clock=self._clock, has_sink=self._has_sink
+            self._engine,
+            run,
+            snapshots=self._snapshots,
+            clock=self._clock,
+            has_sink=self._has_sink,
+            left=self._left,
+            stopwatch=self._stopwatch,
         )
 
     def bursts(self, since: datetime) -> list[FaultBurst]:
@@ -105,7 +115,7 @@ class PostgresLedger:
             return references.read_inventories(conn, self.cluster)
 
     def due_runs(self, now: datetime) -> list[str]:
-        """New, woken, or left by a dead worker (its lease is over)."""
+        """New, woken, or maybe left by a dead worker: its lease is not renewed (`lease.is_unheard`)."""
         with self._engine.connect() as conn:
             rows = conn.execute(
                 sa.select(runs.c.id)
@@ -113,7 +123,11 @@ class PostgresLedger:
                     runs.c.cluster == self.cluster,
                     runs.c.state == "running",
                     sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now),
-                    sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now),
+                    sa.or_(
+                        runs.c.lease_until.is_(None),
+                        runs.c.lease_until <= now + LEASE - UNHEARD,
+                        runs.c.lease_until > now + 2 * LEASE,
+                    ),
                 )
                 .order_by(runs.c.created_at)
                 .limit(200)

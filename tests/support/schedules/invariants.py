@@ -78,11 +78,14 @@ class Watch:
             self.say(f"the shadow run {run.id} did {one.verb} {one.target}")
         taken_over = self.world.claimed.get(one.run, 0) > one.epoch
         if taken_over:
-            self.say(f"{one.process} did {one.verb} {one.target} for {one.run}, which another worker had taken")
+            self.say(
+                f"{one.process} did {one.verb} {one.target} for {one.run}, which another worker had taken"
+            )
         log = tables.log.get(one.run, [])
         if one.verb not in _NOTES and not any(entry.event is StepEvent.started for entry in log):
             self.say(f"{one.verb} {one.target} before its step was stored as started")
-        paused = [began for name, began in self._paused_at.items() if name in {"", run.node}]
+        standing = {one.name for one in tables.pauses} & {"", run.node}
+        paused = [self._paused_at[name] for name in standing if name in self._paused_at]
         if one.verb not in _NOTES and any(at - began > PAUSE_S for began in paused):
             self.say(f"{one.verb} {one.target} for {one.run} {at - min(paused):.0f} s after a pause")
         self._owner(one)
@@ -137,8 +140,13 @@ class Watch:
         ours = {one.name for one in shown.nodes.values() if one.held and is_ours(one.reason)} | kept
         spoken = {one.root.node for one in tables.incidents.values() if one.is_open}
         known = {one.id for one in tables.incidents.values() if one.is_open}
+        # Somebody was told that nothing speaks for the drain, and said that this is well.
+        told = (one for one in tables.incidents.values() if one.fault == "healer-drain")
+        spoken |= {one.root.node for one in told if (one.closed_why or "").startswith("resolved by ann")}
         spoken |= {slot.node for slot in tables.slots.values() if slot.incident in known}
-        spoken |= {run.node for run in tables.runs.values() if run.state not in ENDED_RUN_STATES and not run.shadow}
+        spoken |= {
+            run.node for run in tables.runs.values() if run.state not in ENDED_RUN_STATES and not run.shadow
+        }
         self._unspoken = {node: self._unspoken.get(node, now) for node in ours - spoken}
         for node, since in self._unspoken.items():
             if now - since > FORGOTTEN_S:
@@ -148,6 +156,8 @@ class Watch:
 
     def end(self) -> None:
         world = self.world
+        shown = world.slurm.snapshot()
+        kept = {name for one in shown.reservations.values() if is_our_reservation(one) for name in one.nodes}
         tables = world.store.tables
         for run in tables.runs.values():
             if run.state not in _AT_REST and not self._goes_on(run.id):
@@ -156,9 +166,11 @@ class Watch:
                 self.say(f"run {run.id}: {run.question}")
         for slot in tables.slots.values():
             run = tables.runs.get(slot.run)
-            node = world.slurm.node(slot.node)
-            if (run is None or run.state in ENDED_RUN_STATES) and node.in_service:
-                self.say(f"the slot of {slot.node} is kept by run {slot.run}, which has ended; it is in service")
+            back = shown.nodes[slot.node].in_service and slot.node not in kept
+            if (run is None or run.state in ENDED_RUN_STATES) and back:
+                self.say(
+                    f"the slot of {slot.node} is kept by run {slot.run}, which has ended; it is in service"
+                )
         self._audited()
 
     def _goes_on(self, run: str) -> bool:

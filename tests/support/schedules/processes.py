@@ -115,10 +115,10 @@ class Process:
 class Chances:
     """How often, at each point; `effect` at the points around what is done to Slurm and to nodes."""
 
-    kill: float = 0.004
-    kill_effect: float = 0.03
-    stop: float = 0.003
-    stop_effect: float = 0.02
+    kill: float = 0.006
+    kill_effect: float = 0.06
+    stop: float = 0.004
+    stop_effect: float = 0.05
     #: Of those that are stopped: their connection breaks meanwhile.
     cut: float = 0.5
     slow: float = 0.05
@@ -180,7 +180,9 @@ class Hub:
         if luck < kill + stop:
             lasts_s = self.chance.choice((2, 6, 9, 12, 20, 45))
             cut = self.chance.random() < self.chances.cut
-            self.tell(f"{one.name} is stopped for {lasts_s} s at {where}" + (", its session cut" if cut else ""))
+            self.tell(
+                f"{one.name} is stopped for {lasts_s} s at {where}" + (", its session cut" if cut else "")
+            )
             self.stops += 1
             one.stopped_until = self.true.now() + timedelta(seconds=lasts_s)
             if cut:

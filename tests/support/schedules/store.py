@@ -11,7 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from healer.lease import FRESH_S, LEASE, is_over
+from healer.lease import FRESH_S, LEASE, Left, is_unheard
 from healer.model import (
     Breaker,
     Command,
@@ -102,6 +102,7 @@ class ProcessLedger(MemoryLedger):
         self._made = False
         super().__init__(store.cluster, process.clock)
         self._made = True
+        self._left = Left(process.clock.monotonic)
         self.checkpoints = store.checkpoints
 
     @property
@@ -153,16 +154,19 @@ class ProcessLedger(MemoryLedger):
         self.alive()
         store, session, now = self.store, self.process.session, self.clock.now()
         known = store.tables.runs.get(run)
-        lease = store.leases.get(run)
         if (
             known is None
             or run in store.locks
             or known.state is not RunState.running
             or (known.wake_at is not None and known.wake_at > now)
-            or not is_over(lease, now)
         ):
             yield None
             return
+        if run in store.leases and self._left.epoch(run) != known.epoch:
+            self._left.seen(run, known.epoch)
+            yield None
+            return
+        self._left.taken(run)
         store.locks[run] = session
         try:
             yield ProcessClaim(self, known, session)
@@ -171,7 +175,7 @@ class ProcessLedger(MemoryLedger):
                 del store.locks[run]
 
     def due_runs(self, now: datetime) -> list[str]:
-        return [one for one in super().due_runs(now) if is_over(self.store.leases.get(one), now)]
+        return [one for one in super().due_runs(now) if is_unheard(self.store.leases.get(one), now)]
 
     # --- the detector's inbox
 

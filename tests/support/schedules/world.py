@@ -95,7 +95,10 @@ class World:
         self.seed, self.chance = seed, random.Random(seed)
         chance = self.chance
         self.true = TrueClock(START)
-        self.hosts = [HostClock(self.true), HostClock(self.true, timedelta(seconds=chance.uniform(-1.5, 1.5)))]
+        self.hosts = [
+            HostClock(self.true),
+            HostClock(self.true, timedelta(seconds=chance.uniform(-1.5, 1.5))),
+        ]
         self.guards = GuardSettings(
             max_nodes=chance.choice((1, 2, 3, 4)),
             max_share=0.25,
@@ -220,9 +223,13 @@ class World:
 
     # --- what befalls the site
 
-    def run(self, chaos_s: int = 120, calm_s: int = 420, check: Callable[["World"], None] = lambda _: None) -> None:
+    def run(
+        self, chaos_s: int = 120, calm_s: int = 420, check: Callable[["World"], None] = lambda _: None
+    ) -> None:
         for _ in range(self.chance.randint(4, 9)):
-            self.slurm.add_job(nodes=self.chance.choice((1, 1, 2, 3)), comment=self.chance.choice(("", "healer:requeue")))
+            self.slurm.add_job(
+                nodes=self.chance.choice((1, 1, 2, 3)), comment=self.chance.choice(("", "healer:requeue"))
+            )
         for _ in range(chaos_s):
             self._second(1)
             check(self)
@@ -269,7 +276,9 @@ class World:
     def _fault(self) -> None:
         chance = self.chance
         node = name(chance.randint(1, NODES))
-        kind = chance.choice(("lost", "lost", "fatal", "remap", "degraded", "slurm", "down", "person", "new job"))
+        kind = chance.choice(
+            ("lost", "lost", "fatal", "remap", "degraded", "slurm", "down", "person", "new job")
+        )
         self.hub.tell(f"{kind} at {node}")
         now = self.true.now()
         match kind:
@@ -292,7 +301,9 @@ class World:
 
     def _person(self) -> None:
         chance = self.chance
-        act = chance.choice(("answer", "answer", "cancel", "undo", "ask", "ask", "pause", "resume", "resolve", "reset"))
+        act = chance.choice(
+            ("answer", "answer", "cancel", "undo", "ask", "ask", "pause", "resume", "resolve", "reset")
+        )
         people = MemoryLedger(CLUSTER, self.hosts[0])
         people.tables, people.snapshot = self.store.tables, self.store.snapshot
         did = getattr(self, f"_person_{act}")(people)
@@ -323,9 +334,7 @@ class World:
             if self.chance.random() < 0.3:
                 self._stop(people, run, RunState.rejected)
                 return f"reject {run.id}"
-            held = msgspec.structs.replace(
-                run, approved_by="ann", state=RunState.held, epoch=run.epoch + 1
-            )
+            held = msgspec.structs.replace(run, approved_by="ann", state=RunState.held, epoch=run.epoch + 1)
             people.tables.runs[run.id] = held
             return f"approve {run.id}"
 

@@ -1,9 +1,9 @@
-"""Schedules of deaths: `python benchmarks/deaths.py [--seeds 2000] [--first 0]`, or `--seed N` for one's story.
+"""Schedules of deaths: `python benchmarks/deaths.py [--seeds 2000] [--first 0]`; `--seed N`: one's story.
 
-The real engine (walk, gate, ledger in memory, driver, actions) in three workers, two detectors and two beats of
-one thread, on a simulated Slurm. From a seed each is killed or stopped at any point around commits and effects,
-sessions break, calls time out, messages get lost, clocks leap, people act. After each second and at the end the
-invariants of `tests/support/schedules/invariants.py` are counted. Ends with 1 when one was broken.
+The real engine (walk, gate, ledger in memory, driver, actions) in three workers, two detectors and two beats
+of one thread, on a simulated Slurm. From a seed each is killed or stopped at any point around commits and
+effects, sessions break, calls time out, messages get lost, clocks leap, people act. After each second and at
+the end the invariants of `tests/support/schedules/invariants.py` are looked at. Ends with 1 when one was broken.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Runs at once: `python -m benchmarks.runs [--runs 1000] [--nodes 1250] [--rate 20]`.
 
-`healer up` with everything on beside a simulated Slurm, caps wide open. A person asks for as many drains at once;
-when all wait for their repair, drains of other nodes are asked for one by one at `--rate` a second, so that as many
-runs stand as were asked for; then all nodes are given back at once. Told of each part: from the moment a run was
-accepted to its first step begun, and steps ended a second, all by the product's own time stamps.
+`healer up` with everything on beside a simulated Slurm, caps wide open. A person asks for as many drains at
+once; when all wait for their repair, drains of other nodes are asked for one by one at `--rate` a second, so
+that as many runs stand as were asked for; then all nodes are given back at once. Told of each part: from the
+moment a run was accepted to its first step begun, and steps ended a second, by the product's time stamps.
 """
 
 import argparse
@@ -81,10 +81,11 @@ class Book:
     def tell(self, what: str, playbook: str, since: datetime) -> None:
         """Runs accepted since then: their starts, and the steps that ended between the first and the last."""
         query = sa.text(
-            "SELECT r.created_at, min(l.at) FILTER (WHERE l.event IN ('started', 'done', 'waiting')) AS begun, "
-            "max(l.at) AS last, count(*) FILTER (WHERE l.event IN ('done', 'skipped', 'waiting')) AS steps "
-            "FROM runs r JOIN run_log l ON l.run = r.id WHERE r.playbook = :playbook AND r.created_at >= :since "
-            "GROUP BY r.id"
+            "SELECT r.created_at, max(l.at) AS last, "
+            "min(l.at) FILTER (WHERE l.event IN ('started', 'done', 'waiting')) AS begun, "
+            "count(*) FILTER (WHERE l.event IN ('done', 'skipped', 'waiting')) AS steps "
+            "FROM runs r JOIN run_log l ON l.run = r.id "
+            "WHERE r.playbook = :playbook AND r.created_at >= :since GROUP BY r.id"
         )
         with self._db.connect() as conn:
             rows = conn.execute(query, {"playbook": playbook, "since": since}).all()
@@ -92,8 +93,8 @@ class Book:
         took_s = (max(row.last for row in rows) - min(row.created_at for row in rows)).total_seconds()
         steps = sum(row.steps for row in rows)
         print(
-            f"{what}: {len(rows)} runs, {steps} steps in {took_s:.1f} s: {steps / took_s:.0f} steps/s; accepted -> "
-            f"first step begun p50 {quantile(starts, 0.5):.0f}, p99 {quantile(starts, 0.99):.0f}, "
+            f"{what}: {len(rows)} runs, {steps} steps in {took_s:.1f} s: {steps / took_s:.0f} steps/s; "
+            f"accepted -> first step begun p50 {quantile(starts, 0.5):.0f}, p99 {quantile(starts, 0.99):.0f}, "
             f"max {max(starts):.0f} ms",
             flush=True,
         )
@@ -119,7 +120,10 @@ def measure(up: Product, options: argparse.Namespace) -> None:
         since = datetime.now(UTC)
         asker.one_by_one("drain", more, options.rate)
         wait_until(
-            lambda: book.states("drain", "waiting") >= len(first) + len(more), END_S, what="all wait", every_s=0.2
+            lambda: book.states("drain", "waiting") >= len(first) + len(more),
+            END_S,
+            what="all wait",
+            every_s=0.2,
         )
         book.tell(f"{options.rate:g} a second beside them", "drain", since)
         spent.tell()
@@ -143,7 +147,9 @@ class Spent:
         now = self._now(self._up)
         told = {name: used - self._before.get(name, 0.0) for name, used in now.items()}
         self._before = now
-        print("  CPU-seconds: " + ", ".join(f"{name} {used:.1f}" for name, used in told.items() if used > 0.05))
+        print(
+            "  CPU-seconds: " + ", ".join(f"{name} {used:.1f}" for name, used in told.items() if used > 0.05)
+        )
 
 
 def main() -> None:

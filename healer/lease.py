@@ -12,6 +12,8 @@ from datetime import datetime, timedelta
 #: Longer than FRESH_S and the longest call together.
 LEASE_S = 10.0
 FRESH_S = 1.5
+#: A proof that takes longer than FRESH_S proves nothing any more: it is tried so often.
+PROOFS = 4
 #: What is written beside the run: it tells that somebody holds it, and to people until when at least.
 LEASE = timedelta(seconds=LEASE_S)
 #: A lease that nobody has renewed for so long is looked after. A holder at work renews it with each write.

@@ -1,8 +1,8 @@
 """A run held by one worker: a session lock, a lease and a growing epoch.
 
-The lock dies with the worker's session; what that worker had begun to do may still be under way, so another one
-takes the run only after it has seen the lock free for a lease's time (`healer.lease`). Every write names its
-epoch, so a worker that was overtaken is refused.
+The lock dies with the worker's session; what that worker had begun to do may still be under way, so another
+one takes the run only after it has seen the lock free for a lease's time (`healer.lease`). Every write names
+its epoch, so a worker that was overtaken is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from healer.adapters.postgres import audit, gate, inbox, messages
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits, remedies, requeues, run_log, runs
-from healer.lease import FRESH_S, LEASE, Left
+from healer.lease import FRESH_S, LEASE, PROOFS, Left
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
@@ -39,44 +39,53 @@ from healer.model import (
 from healer.ports import AlreadyRequeued, Clock, LeaseLost
 
 
-@contextmanager
-def claim_run(
-    engine: sa.Engine,
-    run: str,
-    *,
-    snapshots: PostgresSnapshots,
-    clock: Clock,
-    has_sink: bool,
-    left: Left,
-    stopwatch: Callable[[], float],
-) -> Iterator["PostgresClaim | None"]:
-    with ledger_errors(), engine.connect() as conn:
-        try:
-            with conn.begin():
-                claim = _take(conn, run, snapshots, clock, has_sink, left, stopwatch)
-            yield claim
-        except BaseException:
-            conn.invalidate()  # with its session goes the lock, whatever state it was in
-            raise
-        conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:run, 0))"), {"run": run})
-        conn.commit()
+class Claims:
+    """One process's claims. `stopwatch`: seconds that no change of the clock touches."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        snapshots: PostgresSnapshots,
+        clock: Clock,
+        has_sink: bool,
+        stopwatch: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self.snapshots, self.clock, self.has_sink, self.stopwatch = snapshots, clock, has_sink, stopwatch
+        self.left = Left(stopwatch)
+
+    @contextmanager
+    def claim(self, run: str) -> Iterator["PostgresClaim | None"]:
+        with ledger_errors(), self._engine.connect() as conn:
+            session = conn.connection.driver_connection
+            try:
+                with conn.begin():
+                    claim = _take(conn, run, self)
+                yield claim
+            except LeaseLost:
+                # A person ended or turned the run. Nothing of it is under way here any more, so the next one
+                # need not wait for that; where the session was lost, and the lock with it, it waits.
+                if not conn.invalidated and conn.connection.driver_connection is session:
+                    conn.rollback()
+                    conn.execute(sa.update(runs).where(runs.c.id == run).values(lease_until=None))
+                    conn.commit()
+                conn.invalidate()
+                raise
+            except BaseException:
+                conn.invalidate()  # with its session goes the lock, whatever state it was in
+                raise
+            conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:run, 0))"), {"run": run})
+            conn.commit()
 
 
-def _take(
-    conn: sa.Connection,
-    run: str,
-    snapshots: PostgresSnapshots,
-    clock: Clock,
-    has_sink: bool,
-    left: Left,
-    stopwatch: Callable[[], float],
-) -> "PostgresClaim | None":
+def _take(conn: sa.Connection, run: str, claims: Claims) -> "PostgresClaim | None":
     """The run under a new epoch with its log and incident, if it is this one's turn. One transaction."""
-    renewed_s = stopwatch()
+    left, begun_s = claims.left, claims.stopwatch()
     got = conn.execute(sa.text("SELECT pg_try_advisory_lock(hashtextextended(:run, 0))"), {"run": run})
     if not got.scalar_one():
         return None
-    now = clock.now()
+    now = claims.clock.now()
     row = conn.execute(
         sa.update(runs)
         .where(
@@ -95,7 +104,7 @@ def _take(
     held = msgspec.structs.replace(
         msgspec.convert(row.doc, Run), epoch=row.epoch, lease_until=now + LEASE, wake_at=None
     )
-    claim = PostgresClaim(conn, held, snapshots, clock, has_sink, stopwatch, renewed_s)
+    claim = PostgresClaim(conn, held, claims, begun_s)
     claim.read()
     return claim
 
@@ -113,20 +122,12 @@ def _note_left(conn: sa.Connection, run: str, left: Left) -> None:
 class PostgresClaim:
     """`healer.ports.RunClaim`. Every write extends the lease."""
 
-    def __init__(
-        self,
-        conn: sa.Connection,
-        run: Run,
-        snapshots: PostgresSnapshots,
-        clock: Clock,
-        has_sink: bool,
-        stopwatch: Callable[[], float],
-        renewed_s: float,
-    ) -> None:
+    def __init__(self, conn: sa.Connection, run: Run, claims: Claims, renewed_s: float) -> None:
         """`renewed_s`: by the stopwatch, just before it was proven that the run is this one's."""
         self.run = run
-        self._stopwatch, self._renewed_s = stopwatch, renewed_s
-        self._conn, self._snapshots, self._clock, self._has_sink = conn, snapshots, clock, has_sink
+        self._stopwatch, self._renewed_s = claims.stopwatch, renewed_s
+        self._conn, self._snapshots = conn, claims.snapshots
+        self._clock, self._has_sink = claims.clock, claims.has_sink
         self._log: list[LogEntry] = []
         self._fresh: Incident | None = None
 
@@ -179,9 +180,12 @@ class PostgresClaim:
     def fence(self) -> None:
         if self.run.lease_until is None:
             raise LeaseLost(f"run {self.run.id} is not held")
-        if self._stopwatch() - self._renewed_s > FRESH_S:
-            with self._written():
+        for _ in range(PROOFS):
+            if self._stopwatch() - self._renewed_s <= FRESH_S:
+                return
+            with self._written():  # whoever is stopped behind it proves it once more
                 pass
+        raise LeaseLost(f"the database answers too slowly to prove that run {self.run.id} is held")
 
     @contextmanager
     def gate(self) -> Iterator["PostgresGateTx"]:

@@ -21,13 +21,13 @@ from healer.adapters.postgres import (
     verdicts,
 )
 from healer.adapters.postgres.checkpoints import newest_durable
-from healer.adapters.postgres.claims import PostgresClaim, claim_run
+from healer.adapters.postgres.claims import Claims, PostgresClaim
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
 from healer.adapters.postgres.tables import incidents, run_log, runs, vetoes
-from healer.lease import LEASE, UNHEARD, Left
+from healer.lease import LEASE, UNHEARD
 from healer.model import (
     ENDED_RUN_STATES,
     LIFTING_VERBS,
@@ -80,7 +80,9 @@ class PostgresLedger:
         self.cluster = cluster
         self._engine, self._connection = engine, connection
         self._snapshots, self._clock, self._has_sink = snapshots, clock, has_sink
-        self._stopwatch, self._left = stopwatch, Left(stopwatch)
+        self._claims = Claims(
+            engine, snapshots=snapshots, clock=clock, has_sink=has_sink, stopwatch=stopwatch
+        )
 
     @contextmanager
     def transaction(self) -> Iterator["PostgresWalkTx"]:
@@ -96,15 +98,7 @@ class PostgresLedger:
         return PostgresWalkTx(conn, self.cluster, self._snapshots, self._clock, self._has_sink)
 
     def claim(self, run: str) -> AbstractContextManager[PostgresClaim | None]:
-        return claim_run(
-            self._engine,
-            run,
-            snapshots=self._snapshots,
-            clock=self._clock,
-            has_sink=self._has_sink,
-            left=self._left,
-            stopwatch=self._stopwatch,
-        )
+        return self._claims.claim(run)
 
     def bursts(self, since: datetime) -> list[FaultBurst]:
         with ledger_errors(), self._engine.connect() as conn:
@@ -318,7 +312,8 @@ def set_run_state(
 ) -> Run:
     """Sets the state in row and document alike. A worker that still holds the run loses its claim.
 
-    What has ended stays so: that run comes back as it is.
+    Its lease stays: what it has begun may be under way, and nobody else goes on before that is over. What has
+    ended stays so: that run comes back as it is.
     """
     doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
     known = msgspec.convert(doc, Run)
@@ -334,7 +329,6 @@ def set_run_state(
             state=state,
             ended_at=ended,
             wake_at=None,
-            lease_until=None,
             epoch=runs.c.epoch + 1,
             doc=msgspec.to_builtins(msgspec.structs.replace(changed, reason=changed.reason or why)),
         )

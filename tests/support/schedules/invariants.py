@@ -1,4 +1,4 @@
-"""What may never be seen, whatever dies when. Counted from the tables and from Slurm, not by the guards' code.
+"""What may never be seen, whatever dies when. Counted from the tables and from Slurm, not by the guards.
 
 `Watch.tick` looks after each second of a schedule, `Watch.effect` at each call that changes something,
 `Watch.end` when all has come to rest. A breach is a sentence; the schedule's seed plays it again.
@@ -15,6 +15,8 @@ from tests.support.schedules.world import NODES, RACK, WRITE_S, Effect, World
 #: A drain of ours may stand so long before an incident or a run must speak for it (`forgotten.GRACE` and what
 #: a walk takes until it comes to it, with a detector that died).
 FORGOTTEN_S = 150.0
+#: A clock that leapt back is believed in what it wrote down before, for as long as it had leapt.
+LEAPT_S = 300.0
 #: A pause takes effect within a second; a call that was under way may still end.
 PAUSE_S = 1.0 + WRITE_S
 #: What is told or noted beside the work takes nothing.
@@ -149,7 +151,7 @@ class Watch:
         }
         self._unspoken = {node: self._unspoken.get(node, now) for node in ours - spoken}
         for node, since in self._unspoken.items():
-            if now - since > FORGOTTEN_S:
+            if now - since > FORGOTTEN_S + (LEAPT_S if world.leapt else 0):
                 self.say(f"nobody speaks for our drain of {node}")
 
     # --- at the end

@@ -161,9 +161,7 @@ class Hub:
                 self.tell(f"{one.name} ended by itself")
                 one.dead_until = self.true.now() + timedelta(seconds=1)
                 ready.remove(one)
-            elif where == IDLE:
-                ready.remove(one)
-            elif not self.calm and self._befalls(one, where):
+            elif where == IDLE or (not self.calm and self._befalls(one, where)):
                 ready.remove(one)
 
     def _befalls(self, one: Process, where: str) -> bool:

@@ -11,7 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from healer.lease import FRESH_S, LEASE, Left, is_unheard
+from healer.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
 from healer.model import (
     Breaker,
     Command,
@@ -23,7 +23,7 @@ from healer.model import (
     Slot,
     SlurmSnapshot,
 )
-from healer.ports import LedgerAway
+from healer.ports import LeaseLost, LedgerAway
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
 from tests.support.schedules.processes import Process, Session
@@ -170,6 +170,10 @@ class ProcessLedger(MemoryLedger):
         store.locks[run] = session
         try:
             yield ProcessClaim(self, known, session)
+        except LeaseLost:
+            if store.locks.get(run) is session:  # the connection still stands, and with it the lock
+                store.leases.pop(run, None)
+            raise
         finally:
             if store.locks.get(run) is session:
                 del store.locks[run]
@@ -216,12 +220,6 @@ class ProcessTx(MemoryTx):
         digests = [one.digest for one in observations]
         self._after.append(lambda: [self.store.unconsumed.pop(digest, None) for digest in digests])
 
-    def set_run_state(
-        self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None
-    ) -> None:
-        super().set_run_state(run, state, why=why, at=at, question=question)
-        self._after.append(lambda: self.store.leases.pop(run, None))
-
     def grant_slot(self, slot: Slot) -> None:
         if slot.node not in self._tables.slots:
             self._after.append(lambda: self.store.on_grant(slot))
@@ -257,9 +255,12 @@ class ProcessClaim(MemoryClaim):
         ledger.store.commits += 1
 
     def fence(self) -> None:
-        if self._of.process.clock.monotonic() - self._renewed_s > FRESH_S:
+        for _ in range(PROOFS):
+            if self._of.process.clock.monotonic() - self._renewed_s <= FRESH_S:
+                return
             with self._written():
                 pass
+        raise LeaseLost("not proven in time")
 
     def set_state(self, state: RunState, **told) -> None:  # type: ignore[no-untyped-def]
         self._leaves = True

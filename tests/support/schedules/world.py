@@ -1,5 +1,6 @@
-"""The site of a schedule: 16 nodes in 4 racks, jobs, faults, people, two detectors, two beats, three workers."""
+"""The site of a schedule: 16 nodes, jobs, faults, people; two detectors, two beats, three workers."""
 
+import contextlib
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -8,7 +9,18 @@ from typing import Any
 import msgspec
 
 from healer.drive import Driver
-from healer.model import Command, CommandKind, GuardSettings, LogEntry, Mode, Pause, Run, RunState, StepEvent
+from healer.model import (
+    Command,
+    CommandKind,
+    GuardSettings,
+    LogEntry,
+    Mode,
+    Pause,
+    Run,
+    RunState,
+    SlurmJob,
+    StepEvent,
+)
 from healer.playbooks import UNDO, stuck_at, touched
 from healer.ports import LedgerAway, NodeUnavailable, SchedulerError, SchedulerUnavailable
 from healer.processes.detector import Detector
@@ -42,7 +54,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[Any, ...]
     run: str
     epoch: int
-    #: Slurm's node or job as it was just before.
+    #: The node as it was just before; the job as it was when the call began: nothing fences Slurm itself.
     before: Any = None
 
 
@@ -74,11 +86,11 @@ class Hands:
     def _writing(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def write(*args: Any, **kwargs: Any) -> Any:
             world, process = self._world, self._process
-            asked = world.true.now()
+            asked, job = world.true.now(), world.job_of(verb, args)
             process.point(f"before:{verb}")
             if (world.true.now() - asked).total_seconds() > WRITE_S:
                 raise self._away(f"no time was left for {verb}", sent=False)
-            world.effect(process, verb, args)
+            world.effect(process, verb, args, job)
             answer = call(*args, **kwargs)
             process.point(f"after:{verb}")
             if world.unlucky(0.02):
@@ -191,10 +203,8 @@ class World:
             if not self.unlucky(0.05):
                 self.store.snapshot = snapshot
             process.point("swept")
-            try:
+            with contextlib.suppress(LedgerAway):
                 self._poke(ledger.due_runs(process.clock.now()))
-            except LedgerAway:
-                pass
             process.point(IDLE)
 
     def _poke(self, runs: list[str]) -> None:
@@ -203,14 +213,17 @@ class World:
             if not self.unlucky(0.1):
                 self.store.queue.append(run)
 
-    def effect(self, process: Process, verb: str, args: tuple[Any, ...]) -> None:
+    def job_of(self, verb: str, args: tuple[Any, ...]) -> SlurmJob | None:
+        return self.slurm.job(str(args[0])) if verb in {"requeue", "revive"} else None
+
+    def effect(self, process: Process, verb: str, args: tuple[Any, ...], called_for: SlurmJob | None) -> None:
         claim = self.claims.get(process.name)
         target = str(args[0]) if args else ""
         before = None
         if target.startswith("gpu"):
             before = self.slurm.node(target)
-        elif verb in {"requeue", "revive"}:
-            before = self.slurm.job(target)
+        elif called_for is not None:
+            before = called_for
         run, epoch = (claim.run.id, claim.run.epoch) if claim is not None else ("", 0)
         one = Effect(
             at=self.true.now(), process=process.name, verb=verb, target=target, args=args, run=run,
@@ -329,7 +342,6 @@ class World:
                     tx.set_run_state(run.id, RunState.running, why="ann retries", at=people.clock.now())
                 except ValueError:  # another run is working on the node: 409
                     return ""
-                self.store.leases.pop(run.id, None)
                 return f"retry {run.id}"
             if self.chance.random() < 0.3:
                 self._stop(people, run, RunState.rejected)
@@ -351,7 +363,6 @@ class World:
         from healer.sim.ledger import MemoryTx
 
         MemoryTx(people).set_run_state(run.id, state, why="ann", at=now)
-        self.store.leases.pop(run.id, None)
         self.people_did.append(run.id)
         if run.incident:
             told = {"run": run.id, "playbook": run.playbook, "state": str(state)}
@@ -366,8 +377,8 @@ class World:
 
     def _mark(self, people: MemoryLedger, run: Run, key: str, event: StepEvent) -> None:
         entry = LogEntry(
-            run=run.id, at=people.clock.now(), epoch=run.epoch + 1, step=key, event=event, text="ann: because",
-            data={"by": "ann"},
+            run=run.id, at=people.clock.now(), epoch=run.epoch + 1, step=key, event=event,
+            text="ann: because", data={"by": "ann"},
         )  # fmt: skip
         people.tables.log.setdefault(run.id, []).append(entry)
 
@@ -384,7 +395,6 @@ class World:
                 tx.set_run_state(run.id, RunState.running, why="ann undoes", at=people.clock.now())
         except ValueError:
             return ""
-        self.store.leases.pop(run.id, None)
         self.people_did.append(run.id)
         return run.id
 

@@ -3,7 +3,7 @@
 The real engine (walk, gate, ledger in memory, driver, actions) in three workers, two detectors and two beats
 of one thread, on a simulated Slurm. From a seed each is killed or stopped at any point around commits and
 effects, sessions break, calls time out, messages get lost, clocks leap, people act. After each second and at
-the end the invariants of `tests/support/schedules/invariants.py` are looked at. Ends with 1 when one was broken.
+the end the invariants of `tests/support/schedules/invariants.py` are looked at; ends with 1 when one broke.
 """
 
 import argparse

@@ -432,6 +432,9 @@ class MemoryClaim:
         known = self._ledger.tables.incidents.values()
         return {name for one in known if one.is_open for name in one.bad_nodes}
 
+    def paused(self) -> bool:
+        return bool(self._ledger.facts().pauses)
+
     def fence(self) -> None:
         return None
 

@@ -177,6 +177,10 @@ class PostgresClaim:
         with ledger_errors(), self._conn.begin():
             return [msgspec.convert(doc, Permit) for doc in self._conn.execute(query).scalars()]
 
+    def paused(self) -> bool:
+        with ledger_errors(), self._conn.begin():
+            return bool(gate.read_pauses(self._conn, self.run.cluster, self._clock.now()))
+
     def fence(self) -> None:
         if self.run.lease_until is None:
             raise LeaseLost(f"run {self.run.id} is not held")

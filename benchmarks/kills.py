@@ -1,8 +1,8 @@
 """Processes killed and stopped at random moments of the story: `python benchmarks/kills.py [--blows 100]`.
 
 Each round a GPU is lost under a job of two nodes on a real Slurm, with everything on and a second worker,
-detector and scheduler beside. One to three processes are killed (kill -9) or stopped, some past the lease of a
-run, between 0.1 s before the fault and 3 s after it. One line per round; ends with 1 when one was not good.
+detector and scheduler beside. One to three processes are killed (kill -9) or stopped, some past a run's
+lease, between 0.1 s before the fault and 3 s after it. One line per round; ends with 1 when one was not good.
 """
 
 import argparse

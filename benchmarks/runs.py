@@ -94,8 +94,8 @@ class Book:
         steps = sum(row.steps for row in rows)
         print(
             f"{what}: {len(rows)} runs, {steps} steps in {took_s:.1f} s: {steps / took_s:.0f} steps/s; "
-            f"accepted -> first step begun p50 {quantile(starts, 0.5):.0f}, p99 {quantile(starts, 0.99):.0f}, "
-            f"max {max(starts):.0f} ms",
+            f"accepted -> first step begun p50 {quantile(starts, 0.5):.0f}, "
+            f"p99 {quantile(starts, 0.99):.0f}, max {max(starts):.0f} ms",
             flush=True,
         )
 

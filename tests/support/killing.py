@@ -127,6 +127,7 @@ def play(site: Site, blows: Sequence[Blow], node: str, more: Callable[[], Mappin
     job = site.sbatch("--nodes=2", "--requeue", *([f"--exclude={','.join(before)}"] if before else []))
     assert site.job(job).nodes[0] == node
     body = site.kernel_body(node, XID_79.format(pci=PCI[0]))
+    drains = site.drains(node)  # in earlier stories
     began = time.monotonic()
     with shipping(site, "gpu0032") as shipper:
         pids = lambda: {**site.stack.pids(), **more()}  # noqa: E731
@@ -151,7 +152,7 @@ def play(site: Site, blows: Sequence[Blow], node: str, more: Callable[[], Mappin
     return Round(
         blows=tuple(blows),
         node=node,
-        drains=site.drains(node),
+        drains=site.drains(node) - drains,
         requeues=site.job(job).restarts,
         stuck=site.sql("SELECT count(*) FROM runs WHERE state = 'stuck'")[0][0],
         accepted=accepted,

@@ -58,17 +58,18 @@ class Product:
 
 
 @contextmanager
-def product(folder: Path, nodes: int) -> Iterator[Product]:
-    """Ready, and the nodes are known to it."""
+def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
+    """Ready, and the nodes are known to it. Its mode is shadow where `settings` say nothing else."""
     socket = folder / "slurm.sock"
     command = (sys.executable, "-m", "healer.sim.slurm", "--socket", str(socket), "--nodes", str(nodes))
     slurm = subprocess.Popen(command, cwd=Path(__file__).parents[1])
     # Rules of its own: an edit of those in the checkout would be read, and proven, in the middle.
     rules = shutil.copytree(Path(__file__).parents[1] / "rules", folder / "rules")
-    stack = Stack(
-        folder, HEALER_MODE="shadow", HEALER_CLUSTER=CLUSTER, HEALER_SLURM_ADAPTERS="sim",
-        HEALER_SIM_SOCKET=str(socket), HEALER_RULES_DIR=str(rules),
-    )  # fmt: skip
+    environ = {
+        "HEALER_MODE": "shadow", "HEALER_CLUSTER": CLUSTER, "HEALER_SLURM_ADAPTERS": "sim",
+        "HEALER_SIM_SOCKET": str(socket), "HEALER_RULES_DIR": str(rules),
+    }  # fmt: skip
+    stack = Stack(folder, **(environ | settings))
     try:
         wait_until(socket.exists, 20, what="the simulated Slurm")
         with stack:

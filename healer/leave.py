@@ -275,7 +275,10 @@ class Leave:
 
 
 def paused(claim: RunClaim, clock: Clock) -> bool:
-    """Nothing is written for this run now, not even what takes nothing."""
+    """Nothing is written for this run now, not even what takes nothing. Mostly there is no pause at all: then
+    the gate, for which everybody waits, is left alone."""
+    if not claim.paused():
+        return False
     with claim.gate() as tx:
         return is_paused(proposal_of(claim.run, Verb.notify, None), tx.facts, clock.now())
 

@@ -47,6 +47,7 @@ def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
         )
     )
     ctx.release_slot("the node returned to service")
+    ctx.fence()
     note.clear(ctx.scheduler, node)
     return Done(text=text)
 

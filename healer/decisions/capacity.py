@@ -19,6 +19,7 @@ from healer.decisions.answers import allow, at, hold
 from healer.decisions.guards import recent, unknown_node
 from healer.decisions.places import (
     active_slot_nodes,
+    may_be_planned,
     node_of,
     nodes_in,
     place_of,
@@ -82,11 +83,15 @@ def out_of_service(
     if facts.snapshot is not None:
         ours = (one for one in facts.snapshot.reservations.values() if is_our_reservation(one))
         gone |= {name for one in ours for name in one.nodes}
+    listed = may_be_planned(rules, facts.cluster)
     return frozenset(
         node.name
         for node in nodes
-        if (not node.in_service or node.name in gone)
-        and planned_window(rules, facts.cluster, node, now, facts.snapshot) is None
+        if (node.name in gone or not node.in_service)
+        and not (
+            (listed or node.planned)
+            and planned_window(rules, facts.cluster, node, now, facts.snapshot) is not None
+        )
     )
 
 

@@ -101,6 +101,12 @@ def window_of(windows: tuple[Maintenance, ...], node: SlurmNode, now: datetime) 
     return None
 
 
+def may_be_planned(rules: Ruleset, cluster: str) -> bool:
+    """Whether the site's lists name any planned work for this cluster, now or ever."""
+    everywhere = (settings_of(rules, cluster), *rules.partition_guards.values())
+    return any(settings.maintenance for settings in everywhere)
+
+
 def planned_window(
     rules: Ruleset, cluster: str, node: SlurmNode, now: datetime, snapshot: SlurmSnapshot | None
 ) -> Maintenance | None:

@@ -279,10 +279,14 @@ class RunClaim(Protocol):
         """What nodes of each kind of the run's cluster should be."""
         ...
 
-    def fence(self) -> None:
-        """Raises LeaseLost if the lease is another's, or ends within the margin an effect needs.
+    def paused(self) -> bool:
+        """Whether any pause stands for this cluster, now; whom it concerns the gate tells."""
+        ...
 
-        Renews a lease that has aged: what was read before the effect may have taken long.
+    def fence(self) -> None:
+        """Raises LeaseLost if the run is another's.
+
+        Proves a claim that has aged: what was read before the effect may have taken long.
         """
         ...
 

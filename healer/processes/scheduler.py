@@ -22,6 +22,8 @@ LOOK_S = 0.2
 #: A duty that is woken looks itself so often, whatever the look says.
 UNWOKEN_S = 5.0
 SWEEP_S = 0.2
+#: A run that stays due is sent again after so long, and so much more for each that is due with it.
+AGAIN_S, AGAIN_EACH_S = 1.0, 0.05
 SEAL_S = 0.3
 DELIVER_S = 0.5
 TIDY_S = 60.0
@@ -129,15 +131,20 @@ class _Tree:
 
 
 def sweep(ledger: Ledger, poke: Poke, clock: Clock) -> Callable[[], float | None]:
-    """Wakes due runs: those whose wait is over and those that a dead worker left."""
+    """Wakes due runs: those whose wait is over and those that a dead worker left.
+
+    A run that stays due is sent again after a second; the more are due, the later: they wait for workers, and
+    messages that nobody needs would only keep those busy.
+    """
     poked: dict[str, float] = {}
 
     def work() -> None:
-        now = time.monotonic()
+        now, all_due = time.monotonic(), ledger.due_runs(clock.now())
+        again_s = max(AGAIN_S, len(all_due) * AGAIN_EACH_S)
         for run, at in list(poked.items()):
-            if now - at > 1.0:
+            if now - at > again_s:
                 del poked[run]
-        due = [run for run in ledger.due_runs(clock.now()) if run not in poked]
+        due = [run for run in all_due if run not in poked]
         poked.update(dict.fromkeys(due, now))
         if due:
             poke(due)

@@ -477,6 +477,9 @@ class MemoryClaim:
     def references(self) -> list[Reference]:
         return list(self._ledger.tables.references.values())
 
+    def paused(self) -> bool:
+        return bool(self._ledger.facts().pauses)
+
     def fence(self) -> None:
         return None
 

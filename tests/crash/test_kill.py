@@ -12,9 +12,7 @@ from tests.support.site import Site, real_slurm, site_on  # noqa: F401 - a fixtu
 pytestmark = [pytest.mark.slurm, pytest.mark.crash]
 
 SEED = 79
-ROUNDS = {
-    victim: (number, moment) for number, (victim, moment) in enumerate(moments(random.Random(SEED), 5), 1)
-}
+ROUNDS = {blow.victim: (number, blow) for number, blow in enumerate(moments(random.Random(SEED), 5), 1)}
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +24,9 @@ def site(real_slurm: RealSlurm) -> Iterator[Site]:  # noqa: F811
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_process_changes_nothing_of_the_story(site: Site, victim: str) -> None:
-    number, moment_s = ROUNDS[victim]
+    number, blow = ROUNDS[victim]
     node = f"gpu{number:04d}"
-    told = play(site, victim, moment_s, node)
+    told = play(site, [blow], node)
     assert told.good, told
     end(site, node)
     site.audit_holds()

@@ -1,6 +1,6 @@
-"""One round of the kill proof: a GPU is lost under a job while a process of the product is killed.
+"""One round of the kill proof: a GPU is lost under a job while the product's processes are killed or stopped.
 
-Used by tests/crash/test_kill.py and by benchmarks/kill.py, so that both judge by the same figures.
+Used by tests/crash/test_kill.py and by benchmarks/kills.py, so that both judge by the same figures.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import psycopg
 
+from healer.model.reasons import is_ours
 from tests.support.site import CLUSTER, GPU_AT, PCI, XID_79, Site, boot_of
 from tests.support.wait import wait_until
 
@@ -30,11 +31,22 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Round:
-    """What came of it. `accepted` lines were answered 202, `lost` of them are not in the inbox."""
+class Blow:
+    """kill -9 of the victim so long after the fault; with `stop_s` SIGSTOP, and SIGCONT so much later."""
 
     victim: str
     moment_s: float
+    stop_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.victim}{self.moment_s:+.2f}s" + (f" stopped {self.stop_s:g}s" if self.stop_s else "")
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of it. `accepted` lines were answered 202, `lost` of them are not in the inbox."""
+
+    blows: tuple[Blow, ...]
     node: str
     drains: int
     requeues: int
@@ -42,10 +54,13 @@ class Round:
     accepted: int
     lost: int
     took_s: float
+    #: Invariants that did not hold at the end, in words.
+    breaches: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
-        return (self.drains, self.requeues, self.stuck, self.lost) == (1, 1, 0, 0) and self.accepted > 0
+        figures = (self.drains, self.requeues, self.stuck, self.lost)
+        return figures == (1, 1, 0, 0) and self.accepted > 0 and not self.breaches
 
 
 @dataclass
@@ -97,27 +112,35 @@ def shipping(site: Site, node: str) -> Iterator[Shipper]:
         thread.join()
 
 
-def moments(chance: random.Random, count: int) -> list[tuple[str, float]]:
+def moments(chance: random.Random, count: int) -> list[Blow]:
     """Every victim in turn, each at a random moment from just before the fault to the story's end."""
-    return [(VICTIMS[number % len(VICTIMS)], chance.uniform(-0.1, STORY_S)) for number in range(count)]
+    return [Blow(VICTIMS[number % len(VICTIMS)], chance.uniform(-0.1, STORY_S)) for number in range(count)]
 
 
-def play(site: Site, victim: str, moment_s: float, node: str) -> Round:
-    """Runs a job on the node, loses a GPU under it, kills the victim at that moment, waits for the end."""
+def play(site: Site, blows: Sequence[Blow], node: str, more: Callable[[], Mapping[str, int]] = dict) -> Round:
+    """Runs a job on the node, loses a GPU under it, strikes at those moments, waits for the end.
+
+    `more`: processes beside those of `healer up`, by name."""
     site.api("signals"), site.api("operator"), site.api("viewer")
     # Not by --nodelist: the job would wait for the broken node.
     before = [name for name in site.slurm.node_names if name < node]
     job = site.sbatch("--nodes=2", "--requeue", *([f"--exclude={','.join(before)}"] if before else []))
     assert site.job(job).nodes[0] == node
     body = site.kernel_body(node, XID_79.format(pci=PCI[0]))
+    drains = site.drains(node)  # in earlier stories
     began = time.monotonic()
     with shipping(site, "gpu0032") as shipper:
-        killer = threading.Thread(target=_kill_at, args=(site, victim, began + 0.1 + moment_s))
-        killer.start()
+        pids = lambda: {**site.stack.pids(), **more()}  # noqa: E731
+        killers = [
+            threading.Thread(target=_strike, args=(pids, one, began + 0.1 + one.moment_s)) for one in blows
+        ]
+        for killer in killers:
+            killer.start()
         wait_until(lambda: time.monotonic() >= began + 0.1)
         shipper.ship(body)
         wait_until(lambda: _told(site, node, job), END_S, what="the story is told", every_s=0.1)
-        killer.join()
+        for killer in killers:
+            killer.join()
         wait_until(lambda: _ready(site), END_S, what="/readyz answers 200 again", every_s=0.1)
         wait_until(lambda: _told(site, node, job), END_S, what="the story is told", every_s=0.1)
     accepted = len(shipper.accepted) + 1
@@ -127,16 +150,41 @@ def play(site: Site, victim: str, moment_s: float, node: str) -> Round:
     }
     lines = site.sql("SELECT count(*) FROM inbox WHERE doc->'component'->>'node' = %s AND kind = 'xid'", node)
     return Round(
-        victim=victim,
-        moment_s=moment_s,
+        blows=tuple(blows),
         node=node,
-        drains=site.drains(node),
+        drains=site.drains(node) - drains,
         requeues=site.job(job).restarts,
         stuck=site.sql("SELECT count(*) FROM runs WHERE state = 'stuck'")[0][0],
         accepted=accepted,
         lost=len(shipper.accepted - stored) + (not lines[0][0]),
         took_s=time.monotonic() - began,
+        breaches=tuple(_breaches(site, node)),
     )
+
+
+def _breaches(site: Site, node: str) -> list[str]:
+    """What the book and Slurm say of this story, beside the figures."""
+    found = []
+    run = site.runs(node)[0]
+    told = dict(
+        site.sql(
+            "SELECT verb, count(*) FROM audit_records WHERE data->>'run' = %s GROUP BY verb",
+            run["id"],
+        )
+    )
+    found += [
+        f"{told.get(one, 0)} records {one}" for one in ("node.drained", "job.requeued") if told.get(one) != 1
+    ]
+    spoken = {one for (one,) in site.sql("SELECT node FROM incidents WHERE state != 'resolved'")}
+    drained = {
+        one.name for one in site.scheduler.snapshot().nodes.values() if one.drain and is_ours(one.reason)
+    }
+    found += [f"nobody speaks for our drain of {one}" for one in drained - spoken]
+    slots = site.sql("SELECT count(*) FROM slots WHERE released_at IS NULL")[0][0]
+    found += [f"{slots} slots, one node is out"] if slots != 1 else []
+    twice = site.sql("SELECT job FROM requeues GROUP BY job, restarts HAVING count(*) > 1")
+    found += [f"the same restart of job {one} was granted twice" for (one,) in twice]
+    return found
 
 
 def end(site: Site, node: str) -> None:
@@ -147,12 +195,15 @@ def end(site: Site, node: str) -> None:
     site.jobs.clear()
 
 
-def _kill_at(site: Site, victim: str, at: float) -> None:
-    pid = site.stack.pids()[victim]
+def _strike(pids: Callable[[], Mapping[str, int]], blow: Blow, at: float) -> None:
+    pid = pids().get(blow.victim)
     while time.monotonic() < at:
         time.sleep(0.001)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, TypeError):
+        os.kill(pid, signal.SIGSTOP if blow.stop_s else signal.SIGKILL)  # type: ignore[arg-type]
+        if blow.stop_s:
+            time.sleep(blow.stop_s)
+            os.kill(pid, signal.SIGCONT)  # type: ignore[arg-type]
 
 
 def _told(site: Site, node: str, job: str) -> bool:

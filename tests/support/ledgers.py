@@ -111,7 +111,12 @@ class PostgresBench:
         self.clock = SimClock(START)
         self.snapshots = PostgresSnapshots(engine)
         self.ledger = PostgresLedger(
-            engine, CLUSTER, snapshots=self.snapshots, clock=self.clock, has_sink=False
+            engine,
+            CLUSTER,
+            snapshots=self.snapshots,
+            clock=self.clock,
+            has_sink=False,
+            stopwatch=lambda: self.clock.now().timestamp(),
         )
 
     def show(self, snapshot: SlurmSnapshot) -> None:
@@ -252,6 +257,12 @@ def claimed(stack: ExitStack, bench: Bench, name: str = "r1") -> RunClaim:
 def free(bench: Bench, name: str = "r1") -> bool:
     with bench.ledger.claim(name) as claim:
         return claim is not None
+
+
+def pass_lease(bench: Bench, name: str = "r1") -> None:
+    """A worker left the run without a word: another one looks at it, and may take it a lease later."""
+    free(bench, name)
+    bench.clock.advance(LEASE_S)
 
 
 class Broken(Exception):

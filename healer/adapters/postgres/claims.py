@@ -1,12 +1,13 @@
 """A run held by one worker: a session lock, a lease and a growing epoch.
 
-The lock dies with the worker's session, the lease with the clock. Both must be over before another worker
-takes the run; every write names its epoch, so a worker that was overtaken is refused.
+The lock dies with the worker's session; what that worker had begun to do may still be under way, so another
+one takes the run only after it has seen the lock free for a lease's time (`healer.lease`). Every write names
+its epoch, so a worker that was overtaken is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from healer.adapters.postgres.references import read_references
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits, remedies, requeues, run_log, runs
 from healer.adapters.postgres.tables import messages as queued
+from healer.lease import FRESH_S, LEASE, PROOFS, Left
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
@@ -40,72 +42,96 @@ from healer.model import (
 )
 from healer.ports import AlreadyRequeued, Clock, LeaseLost
 
-LEASE = timedelta(seconds=10)
-#: An effect may start only while at least this much of the lease is left: longer than any call to Slurm that
-#: changes something, with all its looks and adapters (`preferred.WRITE_S`, 7 s).
-EFFECT_MARGIN = timedelta(seconds=8)
-#: A lease younger than this is not renewed before an effect.
-FRESH = timedelta(seconds=1.5)
+
+class Claims:
+    """One process's claims. `stopwatch`: seconds that no change of the clock touches."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        snapshots: PostgresSnapshots,
+        clock: Clock,
+        has_sink: bool,
+        stopwatch: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self.snapshots, self.clock, self.has_sink, self.stopwatch = snapshots, clock, has_sink, stopwatch
+        self.left = Left(stopwatch)
+
+    @contextmanager
+    def claim(self, run: str) -> Iterator["PostgresClaim | None"]:
+        with ledger_errors(), self._engine.connect() as conn:
+            session = conn.connection.driver_connection
+            try:
+                with conn.begin():
+                    claim = _take(conn, run, self)
+                yield claim
+            except LeaseLost:
+                # A person ended or turned the run. Nothing of it is under way here any more, so the next one
+                # need not wait for that; where the session was lost, and the lock with it, it waits.
+                if not conn.invalidated and conn.connection.driver_connection is session:
+                    conn.rollback()
+                    conn.execute(sa.update(runs).where(runs.c.id == run).values(lease_until=None))
+                    conn.commit()
+                conn.invalidate()
+                raise
+            except BaseException:
+                conn.invalidate()  # with its session goes the lock, whatever state it was in
+                raise
+            conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:run, 0))"), {"run": run})
+            conn.commit()
 
 
-@contextmanager
-def claim_run(
-    engine: sa.Engine,
-    run: str,
-    *,
-    snapshots: PostgresSnapshots,
-    clock: Clock,
-    has_sink: bool,
-) -> Iterator["PostgresClaim | None"]:
-    with ledger_errors(), engine.connect() as conn:
-        try:
-            with conn.begin():
-                claim = _take(conn, run, snapshots, clock, has_sink)
-            yield claim
-        except BaseException:
-            conn.invalidate()  # with its session goes the lock, whatever state it was in
-            raise
-        conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:run, 0))"), {"run": run})
-        conn.commit()
-
-
-def _take(
-    conn: sa.Connection, run: str, snapshots: PostgresSnapshots, clock: Clock, has_sink: bool
-) -> "PostgresClaim | None":
+def _take(conn: sa.Connection, run: str, claims: Claims) -> "PostgresClaim | None":
     """The run under a new epoch with its log and incident, if it is this one's turn. One transaction."""
+    left, begun_s = claims.left, claims.stopwatch()
     got = conn.execute(sa.text("SELECT pg_try_advisory_lock(hashtextextended(:run, 0))"), {"run": run})
     if not got.scalar_one():
         return None
-    now = clock.now()
+    now = claims.clock.now()
     row = conn.execute(
         sa.update(runs)
         .where(
             runs.c.id == run,
             runs.c.state == "running",
             sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now),
-            sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now),
+            sa.or_(runs.c.lease_until.is_(None), runs.c.epoch == left.epoch(run)),
         )
         .values(epoch=runs.c.epoch + 1, lease_until=now + LEASE, wake_at=None)
         .returning(runs.c.doc, runs.c.epoch)
     ).first()
     if row is None:
+        _note_left(conn, run, left)
         return None
+    left.taken(run)
     held = msgspec.structs.replace(
         msgspec.convert(row.doc, Run), epoch=row.epoch, lease_until=now + LEASE, wake_at=None
     )
-    claim = PostgresClaim(conn, held, snapshots, clock, has_sink)
+    claim = PostgresClaim(conn, held, claims, begun_s)
     claim.read()
     return claim
+
+
+def _note_left(conn: sa.Connection, run: str, left: Left) -> None:
+    """The lock is ours, and so nobody holds the run: one that still has a lease was left without a word."""
+    holder = sa.select(runs.c.epoch).where(
+        runs.c.id == run, runs.c.state == "running", runs.c.lease_until.is_not(None)
+    )
+    epoch = conn.execute(holder).scalar()
+    if epoch is not None:
+        left.seen(run, epoch)
 
 
 class PostgresClaim:
     """`healer.ports.RunClaim`. Every write extends the lease."""
 
-    def __init__(
-        self, conn: sa.Connection, run: Run, snapshots: PostgresSnapshots, clock: Clock, has_sink: bool
-    ) -> None:
+    def __init__(self, conn: sa.Connection, run: Run, claims: Claims, renewed_s: float) -> None:
+        """`renewed_s`: by the stopwatch, just before it was proven that the run is this one's."""
         self.run = run
-        self._conn, self._snapshots, self._clock, self._has_sink = conn, snapshots, clock, has_sink
+        self._stopwatch, self._renewed_s = claims.stopwatch, renewed_s
+        self._conn, self._snapshots = conn, claims.snapshots
+        self._clock, self._has_sink = claims.clock, claims.has_sink
         self._log: list[LogEntry] = []
         self._fresh: Incident | None = None
 
@@ -179,25 +205,29 @@ class PostgresClaim:
         with ledger_errors(), self._conn.begin():
             return [msgspec.convert(doc, Permit) for doc in self._conn.execute(query).scalars()]
 
+    def paused(self) -> bool:
+        with ledger_errors(), self._conn.begin():
+            return bool(gate.read_pauses(self._conn, self.run.cluster, self._clock.now()))
+
     def fence(self) -> None:
-        now, until = self._clock.now(), self.run.lease_until
-        if until is None:
+        if self.run.lease_until is None:
             raise LeaseLost(f"run {self.run.id} is not held")
-        if until - now < LEASE - FRESH:
-            with self._written():
+        for _ in range(PROOFS):
+            if self._stopwatch() - self._renewed_s <= FRESH_S:
+                return
+            with self._written():  # whoever is stopped behind it proves it once more
                 pass
-        elif now + EFFECT_MARGIN > until:
-            raise LeaseLost(f"the lease of run {self.run.id} is over")
+        raise LeaseLost(f"the database answers too slowly to prove that run {self.run.id} is held")
 
     @contextmanager
     def gate(self) -> Iterator["PostgresGateTx"]:
-        until = self._clock.now() + LEASE
+        until, begun_s = self._clock.now() + LEASE, self._stopwatch()
         with ledger_errors(), self._conn.begin():
             # The gate first, then the run: the order of the walk and of people's commands.
             facts = gate.lock_gate(self._conn, self.run.cluster, self._snapshots, self._clock.now())
             self._mine(lease_until=until)
             yield PostgresGateTx(self._conn, self.run, facts)
-        self.run = msgspec.structs.replace(self.run, lease_until=until)
+        self.run, self._renewed_s = msgspec.structs.replace(self.run, lease_until=until), begun_s
 
     def write(
         self,
@@ -278,11 +308,11 @@ class PostgresClaim:
     @contextmanager
     def _written(self) -> Iterator[None]:
         """One transaction that also proves the claim and extends the lease."""
-        until = self._clock.now() + LEASE
+        until, begun_s = self._clock.now() + LEASE, self._stopwatch()
         with ledger_errors(), self._conn.begin():
             self._mine(lease_until=until)
             yield
-        self.run = msgspec.structs.replace(self.run, lease_until=until)
+        self.run, self._renewed_s = msgspec.structs.replace(self.run, lease_until=until), begun_s
 
     def _mine(self, **values: object) -> None:
         done = self._conn.execute(

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import decisions, gate, runs, slots
+from healer.adapters.postgres.tables import decisions, gate, pauses, runs, slots
 from healer.model import (
     ENDED_RUN_STATES,
     NODE_REMOVING,
@@ -16,46 +16,54 @@ from healer.model import (
     Decision,
     GateFacts,
     Guard,
+    Mode,
+    Pause,
+    Permit,
+    RemedyUse,
+    RequeueUse,
     Slot,
+    Veto,
+    Waiting,
 )
 
 _FACTS = sa.text("""
-SELECT
-  (SELECT json_agg(one) FROM (
+SELECT json_build_object(
+  'slots', coalesce((SELECT json_agg(one) FROM (
      SELECT cluster, node, incident, run, granted_at, unusable, drained_at FROM slots
-     WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS one) AS slots,
-  (SELECT json_agg(granted_at ORDER BY granted_at) FROM slots
+     WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS one), '[]'),
+  'granted', coalesce((SELECT json_agg(granted_at ORDER BY granted_at) FROM slots
      WHERE cluster = :cluster AND granted_at > :now - interval '1 hour' AND NOT unusable
-       AND (released_at IS NULL OR drained_at IS NOT NULL)) AS granted,
-  (SELECT json_agg(one) FROM (
+       AND (released_at IS NULL OR drained_at IS NOT NULL)), '[]'),
+  'pauses', coalesce((SELECT json_agg(one) FROM (
      SELECT id, scope, name, "by", reason, since, until, cluster FROM pauses
      WHERE ended_at IS NULL AND (until IS NULL OR until > :now)
-       AND (cluster IS NULL OR cluster = :cluster) ORDER BY since) AS one) AS pauses,
-  (SELECT json_agg(one) FROM (
+       AND (cluster IS NULL OR cluster = :cluster) ORDER BY since) AS one), '[]'),
+  'requeues', coalesce((SELECT json_agg(one) FROM (
      SELECT job, restarts, at, incident FROM requeues
-     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS one) AS requeues,
-  (SELECT json_agg(one) FROM (
+     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS one), '[]'),
+  'remedies', coalesce((SELECT json_agg(one) FROM (
      SELECT node, remedy, rule, at, incident FROM remedies
-     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS one) AS remedies,
-  (SELECT json_agg(one) FROM (
+     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS one), '[]'),
+  'vetoes', coalesce((SELECT json_agg(one) FROM (
      SELECT node, "by", at, until FROM vetoes
-     WHERE cluster = :cluster AND until > :now ORDER BY id) AS one) AS vetoes,
-  (SELECT json_object_agg(rule, mode) FROM rule_modes) AS modes,
-  (SELECT json_agg(one) FROM (
+     WHERE cluster = :cluster AND until > :now ORDER BY id) AS one), '[]'),
+  'modes', coalesce((SELECT json_object_agg(rule, mode) FROM rule_modes), '{}'),
+  'trials', coalesce((SELECT json_agg(one) FROM (
      SELECT name, digest, since, "left" FROM rule_texts
-     WHERE cluster = :cluster AND "left" > 0) AS one) AS trials,
-  (SELECT json_agg(event = 'done' ORDER BY seq) FROM (
+     WHERE cluster = :cluster AND "left" > 0) AS one), '[]'),
+  'actions', coalesce((SELECT json_agg(event = 'done' ORDER BY seq) FROM (
      SELECT run_log.seq, run_log.event FROM run_log JOIN runs ON runs.id = run_log.run
      WHERE runs.cluster = :cluster AND run_log.doc->'data'->>'verb' = ANY(:removing)
+       AND run_log.event IN ('done', 'failed') AND run_log.doc->'data'->>'verb' IS NOT NULL
        AND (run_log.event = 'done'
             OR run_log.event = 'failed' AND (run_log.doc->'data'->>'final')::boolean)
-     ORDER BY run_log.seq DESC LIMIT 10) AS one) AS actions,
-  (SELECT json_agg(doc ORDER BY id) FROM permits
-     WHERE cluster = :cluster AND at > :now - CAST(:permits_kept AS interval)) AS permits,
-  (SELECT json_object_agg(node, id) FROM runs
+     ORDER BY run_log.seq DESC LIMIT 10) AS one), '[]'),
+  'permits', coalesce((SELECT json_agg(doc ORDER BY id) FROM permits
+     WHERE cluster = :cluster AND at > :now - CAST(:permits_kept AS interval)), '[]'),
+  'running', coalesce((SELECT json_object_agg(node, id) FROM runs
      WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL
-       AND (doc->>'beside') IS DISTINCT FROM 'true') AS running,
-  (SELECT json_agg(one) FROM (
+       AND (doc->>'beside') IS DISTINCT FROM 'true'), '{}'),
+  'waiting', coalesce((SELECT json_agg(one) FROM (
      SELECT * FROM (
        SELECT runs.id AS run, runs.node, incidents.severity, incidents.opened AS since,
               incidents.doc->'jobs_hit' AS jobs,
@@ -65,13 +73,43 @@ SELECT
        FROM runs JOIN incidents ON incidents.id = runs.incident
        WHERE runs.cluster = :cluster AND NOT runs.shadow
          AND (runs.state = 'held' OR runs.state = 'running' AND runs.doc->>'question' IS NOT NULL)) AS held
-     WHERE guard = ANY(:capacity) ORDER BY severity, since) AS one) AS waiting
+     WHERE guard = ANY(:capacity) ORDER BY severity, since) AS one), '[]')
+)::text
 """)
+
+
+class _Known(msgspec.Struct):
+    """What `_FACTS` answers: those fields of GateFacts."""
+
+    slots: tuple[Slot, ...] = ()
+    granted: tuple[datetime, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    requeues: tuple[RequeueUse, ...] = ()
+    remedies: tuple[RemedyUse, ...] = ()
+    vetoes: tuple[Veto, ...] = ()
+    modes: dict[str, Mode] = {}
+    actions: tuple[bool, ...] = ()
+    permits: tuple[Permit, ...] = ()
+    running: dict[str, str] = {}
+    waiting: tuple[Waiting, ...] = ()
+
+
+_decode = msgspec.json.Decoder(_Known).decode
 #: A drain that came of a hook is known as ours for so long, if nothing gave it our reason before.
 PERMITS_KEPT = timedelta(hours=24)
 _REMOVING = [str(verb) for verb in NODE_REMOVING]
 #: What several may wait for at once.
 _CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
+
+
+def read_pauses(conn: sa.Connection, cluster: str, now: datetime) -> list[str]:
+    """The ids of the pauses that stand for this cluster. Without the lock: for what takes no capacity."""
+    query = sa.select(pauses.c.id).where(
+        pauses.c.ended_at.is_(None),
+        sa.or_(pauses.c.until.is_(None), pauses.c.until > now),
+        sa.or_(pauses.c.cluster.is_(None), pauses.c.cluster == cluster),
+    )
+    return list(conn.execute(query).scalars())
 
 
 def lock_gate(conn: sa.Connection, cluster: str, snapshots: PostgresSnapshots, now: datetime) -> GateFacts:
@@ -99,13 +137,9 @@ def read_facts(
         breaker = msgspec.convert(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     asked = {"cluster": cluster, "now": now, "removing": _REMOVING, "permits_kept": PERMITS_KEPT}
     asked["capacity"] = _CAPACITY
-    known = conn.execute(_FACTS, asked).mappings().one()
-    facts = msgspec.convert(
-        {name: value for name, value in known.items() if value is not None}
-        | {"cluster": cluster, "breaker": breaker, "snapshot": None},
-        GateFacts,
-    )
-    return msgspec.structs.replace(facts, snapshot=snapshots.read(conn, cluster))
+    known = _decode(conn.execute(_FACTS, asked).scalar_one())
+    fields = {name: getattr(known, name) for name in known.__struct_fields__}
+    return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
 
 
 def add_decision(conn: sa.Connection, decision: Decision) -> None:

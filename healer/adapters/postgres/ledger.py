@@ -1,6 +1,7 @@
 """The ledger on PostgreSQL: the walk's transaction, and which runs are due."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 
@@ -21,12 +22,13 @@ from healer.adapters.postgres import (
     verdicts,
 )
 from healer.adapters.postgres.checkpoints import newest_durable
-from healer.adapters.postgres.claims import PostgresClaim, claim_run
+from healer.adapters.postgres.claims import Claims, PostgresClaim
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
 from healer.adapters.postgres.tables import incidents, run_log, runs, vetoes
+from healer.lease import LEASE, UNHEARD
 from healer.model import (
     ENDED_RUN_STATES,
     LIFTING_VERBS,
@@ -75,10 +77,14 @@ class PostgresLedger:
         clock: Clock,
         has_sink: bool,
         connection: sa.Connection | None = None,
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cluster = cluster
         self._engine, self._connection = engine, connection
         self._snapshots, self._clock, self._has_sink = snapshots, clock, has_sink
+        self._claims = Claims(
+            engine, snapshots=snapshots, clock=clock, has_sink=has_sink, stopwatch=stopwatch
+        )
 
     @contextmanager
     def transaction(self) -> Iterator["PostgresWalkTx"]:
@@ -94,9 +100,7 @@ class PostgresLedger:
         return PostgresWalkTx(conn, self.cluster, self._snapshots, self._clock, self._has_sink)
 
     def claim(self, run: str) -> AbstractContextManager[PostgresClaim | None]:
-        return claim_run(
-            self._engine, run, snapshots=self._snapshots, clock=self._clock, has_sink=self._has_sink
-        )
+        return self._claims.claim(run)
 
     def bursts(self, since: datetime) -> list[FaultBurst]:
         with ledger_errors(), self._engine.connect() as conn:
@@ -111,7 +115,7 @@ class PostgresLedger:
             return rule_texts.note(conn, self.cluster, texts, first_runs, now)
 
     def due_runs(self, now: datetime) -> list[str]:
-        """New, woken, or left by a dead worker (its lease is over)."""
+        """New, woken, or maybe left by a dead worker: its lease is not renewed (`lease.is_unheard`)."""
         with self._engine.connect() as conn:
             rows = conn.execute(
                 sa.select(runs.c.id)
@@ -119,7 +123,11 @@ class PostgresLedger:
                     runs.c.cluster == self.cluster,
                     runs.c.state == "running",
                     sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now),
-                    sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now),
+                    sa.or_(
+                        runs.c.lease_until.is_(None),
+                        runs.c.lease_until <= now + LEASE - UNHEARD,
+                        runs.c.lease_until > now + 2 * LEASE,
+                    ),
                 )
                 .order_by(runs.c.created_at)
                 .limit(200)
@@ -310,7 +318,8 @@ def set_run_state(
 ) -> Run:
     """Sets the state in row and document alike. A worker that still holds the run loses its claim.
 
-    What has ended stays so: that run comes back as it is.
+    Its lease stays: what it has begun may be under way, and nobody else goes on before that is over. What has
+    ended stays so: that run comes back as it is.
     """
     doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
     known = msgspec.convert(doc, Run)
@@ -326,7 +335,6 @@ def set_run_state(
             state=state,
             ended_at=ended,
             wake_at=None,
-            lease_until=None,
             epoch=runs.c.epoch + 1,
             doc=msgspec.to_builtins(msgspec.structs.replace(changed, reason=changed.reason or why)),
         )

@@ -6,12 +6,14 @@ import psycopg
 import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import own_connection
+from healer.lease import LEASE, UNHEARD
 from healer.ports import Clock
 
 # As `PostgresLedger.due_runs`, `messages.deliver_due`, `routing.plan` and `Sealer` look for it themselves.
 _ASKED = {
     "sweep": """SELECT FROM runs WHERE cluster = %(cluster)s AND state = 'running'
-        AND (wake_at IS NULL OR wake_at <= %(now)s) AND (lease_until IS NULL OR lease_until <= %(now)s)""",
+        AND (wake_at IS NULL OR wake_at <= %(now)s)
+        AND (lease_until IS NULL OR lease_until <= %(unheard)s OR lease_until > %(wrong)s)""",
     "deliver": "SELECT FROM messages WHERE state = 'due' AND next_try_at <= %(now)s",
     "tell": """SELECT 1 FROM messages WHERE cluster = %(cluster)s AND NOT routed
         UNION ALL SELECT 1 FROM deliveries
@@ -35,7 +37,9 @@ class Waiting:
     def __call__(self) -> set[str]:
         try:
             connection = self._connect()
-            asked = {"cluster": self._cluster, "now": self._clock.now()}
+            now = self._clock.now()
+            asked = {"cluster": self._cluster, "now": now}
+            asked |= {"unheard": now + LEASE - UNHEARD, "wrong": now + 2 * LEASE}
             row = connection.execute(_STATEMENT, asked).fetchone()
         except BaseException:
             self.close()

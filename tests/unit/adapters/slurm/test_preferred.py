@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from healer.adapters.postgres.claims import EFFECT_MARGIN, FRESH, LEASE
 from healer.adapters.slurm import bounds
 from healer.adapters.slurm.preferred import REST_S, WRITE_S, OtherCluster, PreferredScheduler
+from healer.lease import FRESH_S, LEASE_S
 from healer.model import SlurmCall
 from healer.ports import NotAvailable, SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.sim.clock import SimClock
@@ -198,7 +198,7 @@ def test_a_write_ends_within_the_margin_that_a_lease_leaves_whatever_is_waited_f
     ways.chain.node("gpu0001")
     assert all(0 < each <= WRITE_S for each in left[:-1]), "its look at the cluster and itself"
     assert left[-1] == math.inf, "a read has only its own time-outs"
-    assert WRITE_S + 1 <= EFFECT_MARGIN.total_seconds() <= LEASE.total_seconds() - FRESH.total_seconds()
+    assert FRESH_S + WRITE_S + 1 <= LEASE_S
 
 
 def test_all_silent_names_each(ways: Ways) -> None:

@@ -1,0 +1,28 @@
+"""Law 7 by chance: whatever dies or stops when, nothing is done twice, unasked, unseen or over a cap.
+
+`python benchmarks/deaths.py` plays thousands of them; `--seed N` tells the story of one.
+"""
+
+import pytest
+
+from tests.support.schedules.play import play
+from tests.support.schedules.processes import Chances
+
+#: Played in turns of so many, so that a failure names its seed and the tests share the cores.
+SEEDS = range(5000, 5040)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_schedule_of_deaths_breaks_no_invariant(seed: int) -> None:
+    told = play(seed)
+    assert told.breaches == [], "\n".join(told.story)
+    assert told.points > 1000
+    assert told.effects > 0
+
+
+def test_the_chances_are_what_kills() -> None:
+    """Nothing dies without them, and the story still comes to its end."""
+    none = Chances(kill=0, kill_effect=0, stop=0, stop_effect=0, slow=0)
+    told = play(1, none)
+    assert (told.kills, told.stops, told.breaches) == (0, 0, [])
+    assert told.effects > 0

@@ -1,0 +1,38 @@
+"""Plays one schedule from its seed and tells what came of it."""
+
+from typing import NamedTuple
+
+from tests.support.schedules.invariants import Watch
+from tests.support.schedules.processes import Chances
+from tests.support.schedules.world import World
+
+
+class Played(NamedTuple):
+    """`story`: a line for each thing that befell a process or was done to Slurm, with the simulated time."""
+
+    seed: int
+    kills: int
+    stops: int
+    points: int
+    effects: int
+    runs: int
+    breaches: list[str]
+    story: list[str]
+
+
+def play(seed: int, chances: Chances | None = None) -> Played:
+    world = World(seed, chances=chances)
+    watch = Watch(world)
+    world.run(check=watch.tick)
+    watch.end()
+    hub = world.hub
+    return Played(
+        seed=seed,
+        kills=hub.kills,
+        stops=hub.stops,
+        points=hub.points,
+        effects=len(world.effects),
+        runs=len(world.store.tables.runs),
+        breaches=watch.breaches,
+        story=hub.story,
+    )

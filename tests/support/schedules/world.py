@@ -1,0 +1,495 @@
+"""The site of a schedule: 16 nodes, jobs, faults, people; two detectors, two beats, three workers."""
+
+import contextlib
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from healer.drive import Driver
+from healer.model import (
+    Command,
+    CommandKind,
+    GuardSettings,
+    LogEntry,
+    Mode,
+    Pause,
+    Run,
+    RunState,
+    SlurmJob,
+    StepEvent,
+)
+from healer.playbooks import UNDO, stuck_at, touched
+from healer.ports import LedgerAway, NodeUnavailable, SchedulerError, SchedulerUnavailable
+from healer.processes.detector import Detector
+from healer.sim.ledger import MemoryLedger
+from healer.sim.nodes import SimNodes
+from healer.sim.slurm_core import SimScheduler, sim_nodes
+from tests.support.loop import CLUSTER, DEGRADED, FATAL, LOST, REMAP, START, TEARDOWN, lines, name, rules_in
+from tests.support.schedules.processes import IDLE, Chances, HostClock, Hub, Process, TrueClock
+from tests.support.schedules.store import ProcessLedger, Store
+
+NODES, RACK = 16, 4
+#: A call that changes something is given up after so long (`preferred.WRITE_S`).
+WRITE_S = 7.0
+WRITES = frozenset(
+    {
+        "drain", "undrain", "resume", "down", "reboot", "cancel_reboot", "annotate", "reserve",
+        "change_reservation", "unreserve", "requeue", "revive", "start_now", "hold", "release", "exclude",
+        "signal", "notify", "remark", "submit", "cancel",
+    }
+)  # fmt: skip
+NODE_WRITES = frozenset({"restart_service", "start_diagnosis", "start_reset"})
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """One call that changed something: by whom, for which run, and what Slurm showed before it."""
+
+    at: datetime
+    process: str
+    verb: str
+    target: str
+    args: tuple[Any, ...]
+    run: str
+    epoch: int
+    #: The node as it was just before; the job as it was when the call began: nothing fences Slurm itself.
+    before: Any = None
+
+
+class Hands:
+    """What a worker does things with: a point before and after each effect, calls that time out."""
+
+    def __init__(self, world: "World", process: Process, real: Any, writes: frozenset[str]) -> None:
+        self._world, self._process, self._real, self._writes = world, process, real, writes
+
+    def __getattr__(self, verb: str) -> Any:
+        call = getattr(self._real, verb)
+        if verb not in self._writes:
+            return call if not callable(call) else self._reading(verb, call)
+        return self._writing(verb, call)
+
+    def _away(self, text: str, *, sent: bool) -> Exception:
+        if self._real is self._world.slurm:
+            return SchedulerUnavailable(text, sent=sent)
+        return NodeUnavailable(text)
+
+    def _reading(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            if self._world.unlucky(0.01):
+                raise self._away(f"{verb} was not answered", sent=False)
+            return call(*args, **kwargs)
+
+        return read
+
+    def _writing(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def write(*args: Any, **kwargs: Any) -> Any:
+            world, process = self._world, self._process
+            asked, job = world.true.now(), world.job_of(verb, args)
+            process.point(f"before:{verb}")
+            if (world.true.now() - asked).total_seconds() > WRITE_S:
+                raise self._away(f"no time was left for {verb}", sent=False)
+            world.effect(process, verb, args, job)
+            answer = call(*args, **kwargs)
+            process.point(f"after:{verb}")
+            if world.unlucky(0.02):
+                raise self._away(f"{verb} was not answered in time", sent=True)
+            return answer
+
+        return write
+
+
+class World:
+    """One schedule. `run` plays it; `breaches` is what was seen that may never be seen."""
+
+    def __init__(self, seed: int, *, chances: Chances | None = None) -> None:
+        self.seed, self.chance = seed, random.Random(seed)
+        chance = self.chance
+        self.true = TrueClock(START)
+        self.hosts = [
+            HostClock(self.true),
+            HostClock(self.true, timedelta(seconds=chance.uniform(-1.5, 1.5))),
+        ]
+        self.guards = GuardSettings(
+            max_nodes=chance.choice((1, 2, 3, 4)),
+            max_share=0.25,
+            share_per_hour=chance.choice((0.2, 1.0)),
+            rack_share=chance.choice((0.25, 0.5)),
+            partition_share=1.0,
+            min_service_share=chance.choice((0.5, 0.75)),
+            breaker_share=chance.choice((0.2, 1.0)),
+        )
+        self.rules = rules_in(Mode.approve if chance.random() < 0.2 else Mode.auto, guards=self.guards)
+        racked = [
+            msgspec.structs.replace(node, rack=f"r{number // RACK}")
+            for number, node in enumerate(sim_nodes(NODES))
+        ]
+        self.slurm = SimScheduler(CLUSTER, self.true, racked, cred_expire_s=5, boot_s=10, test_s=8)
+        self.nodes = SimNodes(self.true)
+        self.store = Store(CLUSTER)
+        self.effects: list[Effect] = []
+        self.on_effect: Callable[[Effect], None] = lambda _: None
+        #: Process -> the claim it holds; run -> the newest epoch that a worker took it under.
+        self.claims: dict[str, Any] = {}
+        self.claimed: dict[str, int] = {}
+        self.people_did: list[str] = []
+        self.leapt = False
+        processes = [
+            *(self._process(f"worker{n + 1}", n % 2, self._work) for n in range(3)),
+            *(self._process(f"detector{n + 1}", n, self._detect) for n in range(2)),
+            *(self._process(f"beat{n + 1}", n, self._beat) for n in range(2)),
+        ]
+        self.hub = Hub(self.true, chance, processes, chances or Chances())
+        self._told = 0
+
+    def _process(self, name: str, host: int, main: Callable[[Process], None]) -> Process:
+        return Process(name, self.hosts[host], main, self.store.cut)
+
+    def unlucky(self, share: float) -> bool:
+        return not self.hub.calm and self.chance.random() < share
+
+    # --- what the processes do
+
+    def _work(self, process: Process) -> None:
+        ledger = ProcessLedger(self.store, process)
+        driver = Driver(
+            ledger=_Watched(ledger, self, process),  # type: ignore[arg-type]
+            scheduler=Hands(self, process, self.slurm, WRITES),  # type: ignore[arg-type]
+            rules=lambda: self.rules,
+            clock=process.clock,
+            checkpoint=lambda where: process.point(where.partition(":")[0]),
+            nodes=Hands(self, process, self.nodes, NODE_WRITES),  # type: ignore[arg-type]
+            checkpoints=self.store.checkpoints,
+            picture=lambda: self.store.snapshot,
+        )
+        while True:
+            if self.store.queue:
+                at = self.chance.randrange(len(self.store.queue))
+                run = self.store.queue.pop(at) if not self.unlucky(0.05) else self.store.queue[at]
+                driver.drive(run)
+            else:
+                process.point(IDLE)
+
+    def _detect(self, process: Process) -> None:
+        while self.store.leader is not None:
+            process.point(IDLE)
+        self.store.leader = process.session
+        ledger = ProcessLedger(self.store, process, leads=True)
+        detector = Detector(
+            cluster=CLUSTER,
+            ledger=ledger,
+            inbox=ledger,  # type: ignore[arg-type]
+            snapshots=self.store,  # type: ignore[arg-type]
+            rules=lambda: self.rules,
+            clock=process.clock,
+            wait=lambda _: None,
+            poke=self._poke,
+            cleared=list(self.store.returned.items()),
+        )
+        while True:
+            try:
+                detector.once()
+            except LedgerAway:
+                return
+            process.point(IDLE)
+
+    def _beat(self, process: Process) -> None:
+        ledger = ProcessLedger(self.store, process)
+        while True:
+            taken_at = process.clock.now()
+            snapshot = msgspec.structs.replace(self.slurm.snapshot(), taken_at=taken_at)
+            process.point("polled")
+            if not self.unlucky(0.05):
+                self.store.snapshot = snapshot
+            process.point("swept")
+            with contextlib.suppress(LedgerAway):
+                self._poke(ledger.due_runs(process.clock.now()))
+            process.point(IDLE)
+
+    def _poke(self, runs: list[str]) -> None:
+        """A message may be lost (Redis died), or come twice."""
+        for run in runs:
+            if not self.unlucky(0.1):
+                self.store.queue.append(run)
+
+    def job_of(self, verb: str, args: tuple[Any, ...]) -> SlurmJob | None:
+        return self.slurm.job(str(args[0])) if verb in {"requeue", "revive"} else None
+
+    def effect(self, process: Process, verb: str, args: tuple[Any, ...], called_for: SlurmJob | None) -> None:
+        claim = self.claims.get(process.name)
+        target = str(args[0]) if args else ""
+        before = None
+        if target.startswith("gpu"):
+            before = self.slurm.node(target)
+        elif called_for is not None:
+            before = called_for
+        run, epoch = (claim.run.id, claim.run.epoch) if claim is not None else ("", 0)
+        one = Effect(
+            at=self.true.now(), process=process.name, verb=verb, target=target, args=args, run=run,
+            epoch=epoch, before=before,
+        )  # fmt: skip
+        self.effects.append(one)
+        self.on_effect(one)
+        if verb != "annotate":
+            self.hub.tell(f"{process.name} {verb} {target} for {run[:12]}")
+
+    # --- what befalls the site
+
+    def run(
+        self, chaos_s: int = 120, calm_s: int = 420, check: Callable[["World"], None] = lambda _: None
+    ) -> None:
+        for _ in range(self.chance.randint(4, 9)):
+            self.slurm.add_job(
+                nodes=self.chance.choice((1, 1, 2, 3)), comment=self.chance.choice(("", "healer:requeue"))
+            )
+        for _ in range(chaos_s):
+            self._second(1)
+            check(self)
+        self.calm_down()
+        for second in range(calm_s // 3):
+            self._second(3 if second > 20 else 1, calm=True)
+            check(self)
+
+    def _second(self, seconds: float, *, calm: bool = False) -> None:
+        self.true.advance(seconds)
+        if not calm:
+            self._events()
+        self.hub.tick()
+
+    def calm_down(self) -> None:
+        """No more deaths; the clocks are right again, Slurm answers, every pause is ended."""
+        self.hub.tell("calm")
+        self.hub.calm = True
+        for host in self.hosts:
+            host.offset = timedelta()
+        self.store.tables.pauses.clear()
+        for number in range(1, NODES + 1):
+            self.slurm.answer(name(number))
+
+    def _events(self) -> None:
+        chance = self.chance
+        if self.store.tables.pauses and chance.random() < 0.06:
+            self.store.tables.pauses.clear()
+            self.hub.tell("ann: the pause is ended")
+        if chance.random() < 0.08:
+            self._fault()
+        if chance.random() < 0.10:
+            self._person()
+        if chance.random() < 0.01:
+            host = chance.choice(self.hosts)
+            leap = chance.choice((-300, -40, -8, 8, 40, 300))
+            host.offset += timedelta(seconds=leap)
+            self.leapt = True
+            self.hub.tell(f"the clock of host {self.hosts.index(host) + 1} leaps by {leap} s")
+        if chance.random() < 0.01:
+            for host in self.hosts:
+                host.offset = timedelta()
+
+    def _fault(self) -> None:
+        chance = self.chance
+        node = name(chance.randint(1, NODES))
+        kind = chance.choice(
+            ("lost", "lost", "fatal", "remap", "degraded", "slurm", "down", "person", "new job")
+        )
+        self.hub.tell(f"{kind} at {node}")
+        now = self.true.now()
+        match kind:
+            case "lost" | "fatal" | "remap" | "degraded":
+                text = {"lost": LOST, "fatal": FATAL, "remap": REMAP, "degraded": DEGRADED}[kind]
+                also = (TEARDOWN,) if chance.random() < 0.3 else ()
+                self.store.add(lines(node, text, *also, at=now))
+            case "slurm":
+                if self.slurm.node(node).in_service:
+                    self.slurm.person_drain(node, "Kill task failed", "root")
+            case "down":
+                self.slurm.set_node_down(node)
+            case "person":
+                if self.slurm.node(node).in_service:
+                    self.slurm.person_drain(node, "ann: looking at it", "ann")
+            case _:
+                self.slurm.add_job(nodes=chance.choice((1, 2)), comment="healer:requeue")
+
+    # --- people, as the API does it for them
+
+    def _person(self) -> None:
+        chance = self.chance
+        act = chance.choice(
+            ("answer", "answer", "cancel", "undo", "ask", "ask", "pause", "resume", "resolve", "reset")
+        )
+        people = MemoryLedger(CLUSTER, self.hosts[0])
+        people.tables, people.snapshot = self.store.tables, self.store.snapshot
+        did = getattr(self, f"_person_{act}")(people)
+        self.store.tables = people.tables
+        if did:
+            self.hub.tell(f"ann: {act} {did}")
+
+    def _pick(self, *states: RunState) -> Run | None:
+        found = [one for one in self.store.tables.runs.values() if one.state in states]
+        return self.chance.choice(found) if found else None
+
+    def _person_answer(self, people: MemoryLedger) -> str:
+        """Approves, rejects, retries: what the state of the run allows."""
+        run = self._pick(RunState.proposed, RunState.waiting_approval, RunState.stuck, RunState.held)
+        if run is None:
+            return ""
+        with people.transaction() as tx:
+            if run.state is RunState.stuck:
+                log = people.tables.log.get(run.id, [])
+                for key in stuck_at(self.rules.playbooks[run.playbook], log, people.clock.now()):
+                    self._mark(people, run, key, StepEvent.retry)
+                try:
+                    tx.set_run_state(run.id, RunState.running, why="ann retries", at=people.clock.now())
+                except ValueError:  # another run is working on the node: 409
+                    return ""
+                return f"retry {run.id}"
+            if self.chance.random() < 0.3:
+                self._stop(people, run, RunState.rejected)
+                return f"reject {run.id}"
+            held = msgspec.structs.replace(run, approved_by="ann", state=RunState.held, epoch=run.epoch + 1)
+            people.tables.runs[run.id] = held
+            return f"approve {run.id}"
+
+    def _person_cancel(self, people: MemoryLedger) -> str:
+        run = self._pick(RunState.running, RunState.waiting, RunState.stuck, RunState.held)
+        if run is None:
+            return ""
+        with people.transaction():
+            self._stop(people, run, RunState.cancelled)
+        return run.id
+
+    def _stop(self, people: MemoryLedger, run: Run, state: RunState) -> None:
+        now = people.clock.now()
+        from healer.sim.ledger import MemoryTx
+
+        MemoryTx(people).set_run_state(run.id, state, why="ann", at=now)
+        self.people_did.append(run.id)
+        if run.incident:
+            told = {"run": run.id, "playbook": run.playbook, "state": str(state)}
+            self._tell(people, CommandKind.run_changed, run.incident, told)
+
+    def _tell(self, people: MemoryLedger, kind: CommandKind, incident: str, data: dict[str, Any]) -> None:
+        command = Command(
+            kind=kind, cluster=CLUSTER, at=people.clock.now(), by="ann", incident=incident, reason="because",
+            data=data,
+        )  # fmt: skip
+        people.tables.commands.append(command)
+
+    def _mark(self, people: MemoryLedger, run: Run, key: str, event: StepEvent) -> None:
+        entry = LogEntry(
+            run=run.id, at=people.clock.now(), epoch=run.epoch + 1, step=key, event=event,
+            text="ann: because", data={"by": "ann"},
+        )  # fmt: skip
+        people.tables.log.setdefault(run.id, []).append(entry)
+
+    def _person_undo(self, people: MemoryLedger) -> str:
+        run = self._pick(RunState.running, RunState.waiting, RunState.stuck)
+        if run is None or run.shadow:
+            return ""
+        log = people.tables.log.get(run.id, [])
+        if any(one.step == UNDO for one in log) or not touched(self.rules.playbooks[run.playbook], log):
+            return ""
+        try:
+            with people.transaction() as tx:
+                self._mark(people, run, UNDO, StepEvent.done)
+                tx.set_run_state(run.id, RunState.running, why="ann undoes", at=people.clock.now())
+        except ValueError:
+            return ""
+        self.people_did.append(run.id)
+        return run.id
+
+    def _person_ask(self, people: MemoryLedger) -> str:
+        playbook = self.chance.choice(("resume", "validate", "drain", "resume"))
+        node = name(self.chance.randint(1, NODES))
+        if playbook == "resume":
+            out = [one.node for one in people.tables.slots.values()]
+            node = self.chance.choice(sorted(out)) if out else node
+        incident = next(
+            (one for one in people.tables.incidents.values() if one.is_open and one.root.node == node), None
+        )
+        self._told += 1
+        run = Run(
+            id=f"r-ann-{playbook}-{self._told}", cluster=CLUSTER, playbook=playbook, state=RunState.held,
+            by="ann", reason="because", created_at=people.clock.now(), node=node,
+            incident=incident.id if incident else None, rule=incident.rule if incident else playbook,
+            input={"reason_text": "ann: because"},
+        )  # fmt: skip
+        with people.transaction() as tx:
+            tx.create_run(run)
+        return f"{playbook} {node}"
+
+    def _person_pause(self, people: MemoryLedger) -> str:
+        if people.tables.pauses:
+            return ""
+        scope = self.chance.choice(("all", "node"))
+        node = name(self.chance.randint(1, NODES)) if scope == "node" else ""
+        now = people.clock.now()
+        people.tables.pauses.append(
+            Pause(id=f"p{self._told}", scope=scope, name=node, by="ann", reason="hands off", since=now)
+        )
+        return f"{scope} {node}"
+
+    def _person_resume(self, people: MemoryLedger) -> str:
+        """By hand, in Slurm."""
+        held = [one for one in self.slurm.snapshot().nodes.values() if one.held]
+        if not held or self.chance.random() < 0.5:
+            return ""
+        node = self.chance.choice(held).name
+        try:
+            self.slurm.resume(node)
+        except SchedulerError:
+            return ""
+        return f"{node} by scontrol"
+
+    def _person_resolve(self, people: MemoryLedger) -> str:
+        found = [one for one in people.tables.incidents.values() if one.is_open]
+        if not found or self.chance.random() < 0.5:
+            return ""
+        one = self.chance.choice(found)
+        if one.run is not None:
+            self.people_did.append(one.run)
+        self._tell(people, CommandKind.resolve, one.id, {})
+        return one.id[:8]
+
+    def _person_reset(self, people: MemoryLedger) -> str:
+        from healer.decisions import reset
+
+        breaker = people.tables.breaker
+        assert breaker is not None
+        try:
+            people.tables.breaker = reset(breaker, "ann", "looked at it", people.clock.now())
+        except ValueError:
+            return ""
+        return "breaker"
+
+
+class _Watched:
+    """The worker's ledger; the world knows by it for which run an effect is."""
+
+    def __init__(self, ledger: ProcessLedger, world: World, process: Process) -> None:
+        self._ledger, self._world, self._process = ledger, world, process
+
+    def __getattr__(self, what: str) -> Any:
+        return getattr(self._ledger, what)
+
+    def claim(self, run: str) -> Any:
+        return _WatchedClaim(self._ledger.claim(run), self._world, self._process)
+
+
+class _WatchedClaim:
+    def __init__(self, claim: Any, world: World, process: Process) -> None:
+        self._claim, self._world, self._process = claim, world, process
+
+    def __enter__(self) -> Any:
+        held = self._claim.__enter__()
+        self._world.claims[self._process.name] = held
+        if held is not None:
+            self._world.claimed[held.run.id] = held.run.epoch
+        return held
+
+    def __exit__(self, *error: Any) -> Any:
+        self._world.claims.pop(self._process.name, None)
+        return self._claim.__exit__(*error)
+
+
+__all__ = ["Effect", "World"]

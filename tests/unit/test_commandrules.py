@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from healer.bootstrap import command_check
+from healer.commandrules import read_commands
+from healer.rulefiles import Problem, Source
 from healer.ruleset import RulesInvalid, load
 from healer.settings import load as load_settings
 from tests.support.loop import SHIPPED
@@ -50,9 +52,12 @@ def test_the_file_may_be_left_out(folder: Path) -> None:
         ("timeout_s: 300", "timeout_s: 300, shell: true", "unknown field shell"),
     ],
 )
-def test_mistakes(folder: Path, old: str, new: str, says: str) -> None:
-    (folder / "commands.yaml").write_text("# ours\n" + GOOD.replace(old, new))
-    (told,) = problems(folder)
+def test_mistakes(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = tmp_path / "commands.yaml"
+    wrong: list[Problem] = []
+    path.write_text("# ours\n" + GOOD.replace(old, new))
+    read_commands(Source(path, path.name, wrong))
+    (told,) = (str(one) for one in wrong)
     assert told.startswith("commands.yaml:2:") and says in told
 
 

@@ -66,18 +66,22 @@ def check_uses(
     for source in sources:
         playbook = playbooks.get(source.name.rpartition("/")[2].removesuffix(".yaml"))
         if playbook is None or any(step.use for step in playbook.steps):
-            continue  # what is wrong with it is said already, or stands in the one that it uses
+            continue  # what is wrong with it is said already
+        written = source.data.get("steps") if isinstance(source.data, dict) else None
+        as_written = isinstance(written, list) and len(written) == len(playbook.steps)
         drained = False
         for index, step in enumerate(playbook.steps):
             drained = drained or step.do is Verb.drain
             if step.do is not Verb.site_command:
                 continue
             for command in (commands[name] for name in _named(step, playbook) if name in commands):
-                _check_use(source, index, step, command, drained=drained)
+                path = ("steps", index) if as_written else ("steps",)  # else it comes from another file
+                _check_use(source, path, step, command, drained=drained)
 
 
-def _check_use(source: Source, index: int, step: Step, command: SiteCommand, *, drained: bool) -> None:
-    path = ("steps", index)
+def _check_use(
+    source: Source, path: Sequence[str | int], step: Step, command: SiteCommand, *, drained: bool
+) -> None:
     if command.takes_capacity and not drained:
         text = f"the step {step.id}: {command.name} takes capacity, and no drain stands before it"
         source.problem(path, text, "let the gate judge it: do: drain, wait: empty")

@@ -17,7 +17,7 @@ def _probe(ctx: Context) -> Result | None:
     if ctx.nodes is None:
         return no_way(ctx, _BY_HAND)
     if ctx.evidence is None:
-        return Failed(text="healer has no place to keep evidence here: nothing was collected", final=True)
+        return Failed(text="healer has no place to keep evidence here: nothing was collected.", final=True)
     try:
         return _fetched(ctx, ctx.nodes, ctx.evidence)
     except NodeUnavailable as error:
@@ -61,7 +61,7 @@ def _fetched(ctx: Context, nodes: NodeExec, book: EvidenceBook) -> Result:
         ctx.fence()
         data = nodes.read_collection(ctx.node, ctx.key, have)[: bundle.size_bytes - have]
         if not data:
-            return Failed(text=f"The file on {ctx.node} ended after {have} of {bundle.size_bytes} bytes")
+            return Failed(text=f"The file on {ctx.node} ended after {have} of {bundle.size_bytes} bytes.")
         book.add(file, have, data)
         have += len(data)
     if have < bundle.size_bytes:

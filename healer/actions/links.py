@@ -83,9 +83,9 @@ def _check(ctx: Context) -> Result:
     Moving when its time is over: no. Not known then: a person is asked.
     """
     if ctx.incident is None or (link := link_of(ctx.incident)) is None:
-        return Failed(text="The run's incident names no link, so no counter can be looked at", final=True)
+        return Failed(text="The run's incident names no link, so no counter can be looked at.", final=True)
     if ctx.readings is None:
-        return Failed(text="healer reads no counters here", final=True)
+        return Failed(text="healer reads no counters here.", final=True)
     still = timedelta(seconds=min(int(ctx.step.input.get("still_s", STILL_S)), STILL_MOST_S))
     now = ctx.now()
     told = ctx.readings.counters(link.subject, ctx.began_at)
@@ -106,7 +106,7 @@ def _check(ctx: Context) -> Result:
         text = f"Nobody tells error counters of {where} since {ctx.began_at:%H:%M:%S} UTC"
     else:
         text = f"{where}: whether its {len(answers)} error counters stand still is not known yet"
-    return Failed(text=f"{text}. Look at the link yourself", final=True) if over else _again(text)
+    return Failed(text=f"{text}. Look at the link yourself.", final=True) if over else _again(text)
 
 
 def _again(text: str) -> Again:

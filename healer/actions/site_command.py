@@ -68,13 +68,13 @@ def _probe(ctx: Context) -> Result | None:
     if command is None:
         return _by_hand(ctx, name)
     if ctx.commands is None:
-        return Failed(text=f"healer starts no commands here: {name} was not run", final=True)
+        return Failed(text=f"healer starts no commands here: {name} was not run.", final=True)
     seen = ctx.commands.look(ctx.key)
     if seen.state != "never":
         return _told(ctx, seen)
     if ctx.asked:
         # Another machine's worker started it, or its record is gone: to start it again might do it twice.
-        text = f"{name} was started, and this machine knows nothing of it. See what it did, then try again"
+        text = f"{name} was started, and this machine knows nothing of it. See what it did, then Try again."
         return Failed(text=text, final=True)
     return None
 
@@ -84,8 +84,8 @@ def _by_hand(ctx: Context, name: str) -> Result:
     what = ctx.step.input.get("by_hand")
     text = f"The site has no command {name} (rules/commands.yaml)"
     if not what:
-        return Failed(text=f"{text}: nothing was done", final=True)
-    text = f"{text}. By hand: {what}. Then Try again: the run goes on from there"
+        return Failed(text=f"{text}: nothing was done.", final=True)
+    text = f"{text}. By hand: {what}. Then Try again: the run goes on from there."
     own = [one for one in ctx.log if one.step == ctx.part]
     for question, answer in pairwise(own):
         if question.text == text and answer.event is StepEvent.retry:
@@ -99,12 +99,12 @@ def _do(ctx: Context) -> Result | None:
     try:
         argv = filled(command.argv, values_of(ctx))
     except NotFilled as error:
-        return Failed(text=f"{command.name} was not run: {error}", final=True)
+        return Failed(text=f"{command.name} was not run: {error}.", final=True)
     ctx.fence()
     try:
         ctx.commands.start(ctx.key, argv, command.timeout_s)
     except CommandFailed as error:
-        return Failed(text=f"{command.name} was not run: {error}", final=True)
+        return Failed(text=f"{command.name} was not run: {error}.", final=True)
     return None
 
 
@@ -117,6 +117,8 @@ def _told(ctx: Context, seen: CommandSeen) -> Result:
     name = _name(ctx)
     if seen.state == "running":
         return Again(text=f"{name} is running", after_s=LOOK_AGAIN_S)
+    if seen.state == "never":  # its runner was too slow, and ended before it
+        return Failed(text=f"{name} did not begin.")
     said = f": {' '.join(seen.output.split())[-300:]}" if seen.output.strip() else ""
     if seen.state == "ended" and seen.code in (0, 1):
         data = {"passed": seen.code == 0, "code": seen.code, "output": seen.output}
@@ -125,9 +127,8 @@ def _told(ctx: Context, seen: CommandSeen) -> Result:
         "ended": f"ended with {seen.code}",
         "timed_out": "did not end in time and was killed",
         "lost": "was cut short",
-        "never": "left no record",
     }[seen.state]
-    text = f"{name} {how}{said}. Nobody knows what it did: look, then Try again runs it once more"
+    text = f"{name} {how}{said}. Nobody knows what it did: look, then Try again runs it once more."
     return Failed(text=text, final=True)
 
 

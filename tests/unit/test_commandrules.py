@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from healer.bootstrap import command_check
+from healer.commandrules import read_commands
+from healer.rulefiles import Problem, Source
 from healer.ruleset import RulesInvalid, load
 from healer.settings import load as load_settings
 from tests.support.loop import SHIPPED
@@ -50,9 +52,12 @@ def test_the_file_may_be_left_out(folder: Path) -> None:
         ("timeout_s: 300", "timeout_s: 300, shell: true", "unknown field shell"),
     ],
 )
-def test_mistakes(folder: Path, old: str, new: str, says: str) -> None:
-    (folder / "commands.yaml").write_text("# ours\n" + GOOD.replace(old, new))
-    (told,) = problems(folder)
+def test_mistakes(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = tmp_path / "commands.yaml"
+    wrong: list[Problem] = []
+    path.write_text("# ours\n" + GOOD.replace(old, new))
+    read_commands(Source(path, path.name, wrong))
+    (told,) = (str(one) for one in wrong)
     assert told.startswith("commands.yaml:2:") and says in told
 
 
@@ -91,3 +96,16 @@ def test_doctor_names_what_is_missing_or_cannot_be_started(folder: Path, tmp_pat
 def test_doctor_finds_nothing_wrong_with_an_empty_list(tmp_path: Path) -> None:
     (only,) = command_check.look(load_settings({"HEALER_DATA_DIR": str(tmp_path)}))
     assert only.ok and only.text.startswith("none")
+
+
+def test_what_another_playbook_brings_along_is_judged_where_it_is_used(folder: Path) -> None:
+    """The inner one has a drain of its own; the outer takes its command alone."""
+    (folder / "commands.yaml").write_text(GOOD.replace("timeout_s", "takes_capacity: true, timeout_s"))
+    inner = (folder / "playbooks" / "switch-or-link.yaml").read_text()
+    (folder / "playbooks" / "switch-or-link.yaml").unlink()
+    (folder / "playbooks" / "inner.yaml").write_text(inner.replace("name: switch-or-link", "name: inner"))
+    outer = "{name: outer, title: x, target: node, steps: [{id: all, use: inner}, {id: tell, do: notify}]}"
+    (folder / "playbooks" / "outer.yaml").write_text(outer)
+    told = problems(folder)
+    assert [one.partition(":")[0] for one in told] == ["playbooks/inner.yaml", "playbooks/outer.yaml"]
+    assert all("no drain stands before it" in one for one in told)

@@ -7,7 +7,18 @@ import msgspec
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import target
 from healer.decisions import stands_beside
-from healer.model import ENDED_RUN_STATES, Incident, Input, InputType, LogEntry, Playbook, Role, Run, RunState
+from healer.model import (
+    ENDED_RUN_STATES,
+    Incident,
+    Input,
+    InputType,
+    LogEntry,
+    Playbook,
+    Role,
+    Run,
+    RunState,
+    Verb,
+)
 from healer.playbooks import BEGIN, UNDO
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
@@ -247,6 +258,10 @@ def _field(name: str, given: Input) -> InputField:
     )
 
 
+def _only_looks(playbook: Playbook) -> bool:
+    return stands_beside(playbook) and all(step.do is not Verb.site_command for step in playbook.steps)
+
+
 def node_buttons(
     row: NodeRow, cluster: str, role: Role, playbooks: Iterable[Playbook] = ()
 ) -> tuple[Button, ...]:
@@ -259,7 +274,7 @@ def node_buttons(
         return ()
     body = {"cluster": cluster, "node": row.name}
     playbooks = tuple(playbooks)
-    looks = tuple(_by_hand(one, body) for one in playbooks if stands_beside(one))
+    looks = tuple(_by_hand(one, body) for one in playbooks if _only_looks(one))
     if row.in_service:
         others = [one for one in playbooks if one.target == "node" and one.name not in _OWN_BUTTON]
         return (

@@ -34,20 +34,15 @@ def test_each_asks_for_its_plan_first_and_names_the_node() -> None:
 
 
 def test_what_healer_took_out_is_only_returned() -> None:
-    assert labels(row(NodeKind.out_healer)) == [
-        "Resume",
-        "Return to service",
-        "Collect evidence",
-        "Switch or link",
-    ]
+    assert labels(row(NodeKind.out_healer)) == ["Resume", "Return to service", "Collect evidence"]
 
 
 def test_what_slurm_took_out_may_be_taken_over() -> None:
-    assert labels(row(NodeKind.out_slurm)) == ["Adopt slurm drain", "Collect evidence", "Switch or link"]
+    assert labels(row(NodeKind.out_slurm)) == ["Adopt slurm drain", "Collect evidence"]
 
 
 def test_what_a_person_took_out_is_theirs_but_may_be_looked_at() -> None:
-    assert labels(row(NodeKind.out_person)) == ["Collect evidence", "Switch or link"]
+    assert labels(row(NodeKind.out_person)) == ["Collect evidence"]
 
 
 @pytest.mark.parametrize("role", [Role.viewer, Role.responder, Role.auditor])

@@ -11,7 +11,7 @@ from healer.console.machine_routes import ALERTS_SHOWN
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.console.sign_in import _local
 from healer.console.views.signals import LOSS_WORDS
-from healer.model import LossReason, Retest, Role, SetAside
+from healer.model import Bundle, EvidenceFile, LossReason, Retest, Role, SetAside
 from tests.support.console_site import CSRF, Site, make_sample
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
@@ -244,3 +244,18 @@ def test_what_a_line_says_stays_text_in_the_verdict_too() -> None:
     answer = TestClient(Site(sample).app).get(f"/incidents/{lost.incident.id}", headers=COOKIE)
     assert evil not in answer.text
     assert answer.text.count("&lt;script&gt;alert(2)") >= 4
+
+
+@pytest.mark.parametrize(("role", "shown"), [(Role.operator, True), (Role.viewer, False)])
+def test_what_was_collected_is_linked_for_operators(role: Role, shown: bool) -> None:
+    sample = make_sample(32)
+    (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
+    bundle = Bundle(size_bytes=4_200_000, sha256="0" * 64, parts=("dmesg: 9 lines",))
+    file = EvidenceFile(
+        id="e1", cluster="pod1", node="gpu0017", run="r1", name="<b>.gz", at=lost.incident.opened,
+        bundle=bundle,
+    )  # fmt: skip
+    sample.details[lost.incident.id] = msgspec.structs.replace(lost, collected=(file,))
+    page = TestClient(Site(sample, role=role).app).get(f"/incidents/{lost.incident.id}", headers=COOKIE).text
+    assert ('href="/api/v1/evidence/e1"' in page) is shown
+    assert ("4.2 MB" in page and "&lt;b&gt;.gz" in page) is shown

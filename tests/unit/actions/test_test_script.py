@@ -8,7 +8,7 @@ import pytest
 from healer.actions.test_results import Ended, Told, compared, sentence, told_in
 from healer.actions.test_script import ROOM, batch
 from healer.model import Reference, figures_in
-from tests.support.node_tests import SMI, Bench, shipped
+from tests.support.node_tests import SMI, VALIDATION, Bench, shipped
 
 PASSES = "#!/bin/sh\necho healer-result driver 580.65.06\necho noise\necho healer-says all well\n"
 
@@ -91,6 +91,11 @@ def test_the_depth_that_ships_runs_whole(bench: Bench) -> None:
     assert code == 0 and told is not None and told.whole
     assert [str(one) for one in told.tests.values()] == ["passed", "passed", "passed", "untested"]
     assert (told.results["gpu_count"], told.results["vbios"]) == ("2", "96.00.CF.00.01")
+
+
+def test_the_demos_pretended_gpus_pass(bench: Bench) -> None:
+    code, told = bench.job({"gpus": (VALIDATION.parents[1] / "demo" / "gpus.sh").read_text()})
+    assert code == 0 and told is not None and told.results == {"gpu_count": "2"}
 
 
 # --- the form ---

@@ -140,7 +140,10 @@ def test_a_fact_is_the_same_a_count_as_high_and_a_rate_nine_tenths(
     name: str, value: str, worse: str | None
 ) -> None:
     found = compared({name: value}, GOOD)
-    assert found.worse == ((worse,) if worse else ()) and found.alike == (() if worse else (name,))
+    assert found.worse + found.other == ((worse,) if worse else ()) and found.alike == (
+        () if worse else (name,)
+    )
+    assert bool(found.other) is (worse is not None and name in GOOD.facts)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     tests: tuple[str, ...]
     limit_s: int
     depth: str = ""
+    same_facts: bool = False
 
 
 def wanted(ctx: Context) -> Wanted | None:
@@ -44,7 +45,8 @@ def wanted(ctx: Context) -> Wanted | None:
     found = ctx.validation.depths.get(name)
     if found is None:
         return Wanted(tests=(), limit_s=LIMIT_S, depth=name)
-    return Wanted(tests=found.tests, limit_s=limit_s or found.limit_s, depth=name)
+    limit_s = limit_s or found.limit_s
+    return Wanted(tests=found.tests, limit_s=limit_s, depth=name, same_facts=found.same_facts)
 
 
 def _done_to_it(ctx: Context) -> Remedy | None:
@@ -108,9 +110,10 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
     held = compared(told.results, reference)
     if job.state != "COMPLETED":
         text = f"{text}, exit code {job.exit_code or 'unknown'}"
-    text = "; ".join([text, *held.worse])
+    worse = (*held.worse, *(held.other if asked.same_facts else ()))
+    text = "; ".join([text, *held.worse, *held.other])
     data = {
-        "passed": job.state == "COMPLETED" and not held.worse,
+        "passed": job.state == "COMPLETED" and not worse,
         "job": job.id,
         "exit_code": job.exit_code,
         "tests": {name: str(one) for name, one in told.tests.items()},
@@ -118,7 +121,8 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
         "says": told.says,
         "results": told.results,
         "whole": told.whole,
-        "worse": list(held.worse),
+        "worse": list(worse),
+        "other": list(held.other),
         "compared": list(held.alike),
         "depth": asked.depth,
         "reference": reference.node if reference is not None else None,

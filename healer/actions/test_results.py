@@ -60,9 +60,11 @@ def told_in(comment: str) -> Told | None:
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """`worse`: a sentence for each result that is not as on the good node. `alike`: the names that are."""
+    """Sentences: `worse` of figures below those of the good node, `other` of facts that are not the same
+    there. `alike`: the names of what is as good."""
 
     worse: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
 
 
@@ -71,23 +73,28 @@ def compared(results: Mapping[str, str], reference: Reference | None) -> Compare
     What the reference does not have, or is no number where one belongs, is not compared."""
     if reference is None:
         return Compared()
-    worse, alike = [], []
+    worse, other, alike = [], [], []
     for name, value in results.items():
-        said = _worse(name, value, reference)
+        if name in FACTS:
+            found, said = other, _other(name, value, reference)
+        else:
+            found, said = worse, _worse(name, value, reference)
         if said is not None:
-            (worse if said else alike).append(said or name)
-    return Compared(worse=tuple(worse), alike=tuple(alike))
+            (found if said else alike).append(said or name)
+    return Compared(worse=tuple(worse), other=tuple(other), alike=tuple(alike))
+
+
+def _other(name: str, value: str, reference: Reference) -> str | None:
+    """Empty: the same as there; None: not compared."""
+    good = reference.facts.get(name)
+    if good is None or name in NOT_COMPARED:
+        return None
+    return "" if value == written(good) else f"{FACTS[name]} {value}, {reference.node} has {good}"
 
 
 def _worse(name: str, value: str, reference: Reference) -> str | None:
     """Empty: as good as there; None: not compared."""
-    if name in FACTS:
-        good = reference.facts.get(name)
-        if good is None or name in NOT_COMPARED:
-            return None
-        return "" if value == written(good) else f"{FACTS[name]} {value}, {reference.node} has {good}"
-    wanted = reference.figures.get(name)
-    told = figures_in({name: value}).get(name)
+    wanted, told = reference.figures.get(name), figures_in({name: value}).get(name)
     if wanted is None or told is None:
         return None
     share = FIGURE_SHARE if name.endswith("_per_s") else 1.0

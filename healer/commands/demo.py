@@ -82,6 +82,7 @@ def _environ(folder: Path, config: Path, listen: str, real: "RealSlurm | None") 
     rules = folder / "rules"
     shutil.copytree(rules_folder(load({})), rules)
     shutil.copy(config.with_name("topology.yaml"), rules / "topology.yaml")
+    shutil.copy(config.with_name("gpus.sh"), rules / "validation" / "gpus.sh")
     _say(f"modes and guards: {config}")
     return {
         "HEALER_CONFIG": str(config.resolve()),

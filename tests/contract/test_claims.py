@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.references import save_reference
 from healer.model import (
     CommandKind,
     Component,
@@ -17,6 +18,7 @@ from healer.model import (
     IncidentState,
     Observation,
     ObservationKind,
+    Reference,
     Remedy,
     RemedyUse,
     RequeueUse,
@@ -184,6 +186,24 @@ def test_a_claim_knows_what_its_node_has_had(bench: Bench) -> None:
         found = claimed(stack, bench).history(node(1), days[14])
     assert [one.id for one in found.incidents] == [incident(2).id, incident(1).id]
     assert found.ticketed == {incident(2).id}
+
+
+def test_a_claim_knows_the_good_nodes_of_its_cluster(real: PostgresBench) -> None:
+    begin(real, run())
+    good = Reference(
+        cluster=CLUSTER,
+        kind="h100",
+        node=node(1),
+        at=START,
+        by="ann",
+        facts={"driver": "580"},
+        figures={"a": 1.5},
+    )
+    with real.engine.begin() as conn:
+        for one in (good, msgspec.structs.replace(good, cluster="other")):
+            save_reference(conn, one)
+    with ExitStack() as stack:
+        assert claimed(stack, real).references() == [good]
 
 
 def test_what_a_claim_sets_is_what_others_read(bench: Bench) -> None:

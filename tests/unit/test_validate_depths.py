@@ -60,21 +60,25 @@ def test_what_the_tests_told_is_the_steps_evidence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "returns"),
+    ("depth", "told", "returns"),
     [
-        ({"facts": {"driver": "580.65.06"}, "figures": {"gpu_count": 8.0}}, True),
-        ({"facts": {"driver": "575.57.08"}}, False),
-        ({"figures": {"gpu_count": 9.0}}, False),
+        ("full", {"facts": {"driver": "580.65.06"}, "figures": {"gpu_count": 8.0}}, True),
+        ("full", {"facts": {"driver": "575.57.08"}}, False),
+        ("soft", {"facts": {"driver": "575.57.08"}}, True),  # told, and left to drift
+        ("soft", {"figures": {"gpu_count": 9.0}}, False),
     ],
 )
-def test_a_node_that_is_not_like_the_good_one_does_not_return(told: dict[str, object], returns: bool) -> None:
-    site, run = in_test()
+def test_a_node_that_is_not_like_the_good_one_does_not_return(
+    depth: str, told: dict[str, object], returns: bool
+) -> None:
+    site, run = in_test(depth=depth)
     learn(site, **told)
     ends(site, TOLD)
     assert site.run_named(run).state is (RunState.done if returns else RunState.waiting)
     assert site.node(1).drain is not returns
     data = evidence(site, run)
     assert (bool(data["worse"]), data["reference"]) == (not returns, name(2))
+    assert bool(data["other"]) is (told == {"facts": {"driver": "575.57.08"}})
 
 
 def test_a_node_whose_gpus_nobody_could_look_at_asks_a_person() -> None:

@@ -8,7 +8,7 @@ import pytest
 from healer.actions.test_results import Ended, Told, compared, sentence, told_in
 from healer.actions.test_script import ROOM, batch
 from healer.model import Reference, figures_in
-from tests.support.node_tests import SMI, Bench, shipped
+from tests.support.node_tests import SMI, VALIDATION, Bench, shipped
 
 PASSES = "#!/bin/sh\necho healer-result driver 580.65.06\necho noise\necho healer-says all well\n"
 
@@ -93,6 +93,11 @@ def test_the_depth_that_ships_runs_whole(bench: Bench) -> None:
     assert (told.results["gpu_count"], told.results["vbios"]) == ("2", "96.00.CF.00.01")
 
 
+def test_the_demos_pretended_gpus_pass(bench: Bench) -> None:
+    code, told = bench.job({"gpus": (VALIDATION.parents[1] / "demo" / "gpus.sh").read_text()})
+    assert code == 0 and told is not None and told.results == {"gpu_count": "2"}
+
+
 # --- the form ---
 
 
@@ -135,7 +140,10 @@ def test_a_fact_is_the_same_a_count_as_high_and_a_rate_nine_tenths(
     name: str, value: str, worse: str | None
 ) -> None:
     found = compared({name: value}, GOOD)
-    assert found.worse == ((worse,) if worse else ()) and found.alike == (() if worse else (name,))
+    assert found.worse + found.other == ((worse,) if worse else ()) and found.alike == (
+        () if worse else (name,)
+    )
+    assert bool(found.other) is (worse is not None and name in GOOD.facts)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from datetime import timedelta
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.look import at_node
-from healer.model import SlurmNode
+from healer.actions.base import Action, Again, Context, Done, Result
 from healer.model.reasons import is_ours, slurm_kind
 
 LOOK_AGAIN_S = 30.0
@@ -21,10 +19,13 @@ def lifted(ctx: Context) -> Result:
     An owner who gives a new reason has answered: the time counts from there. Who took the incident on is not
     asked again.
     """
-    node = at_node(ctx, after_s=LOOK_AGAIN_S)
-    if not isinstance(node, SlurmNode):
-        # A node that Slurm no longer knows holds nothing.
-        return Done(text=node.text, data={"ends_run": True}) if isinstance(node, Failed) else node
+    # The stored picture does: hundreds of drains, each for weeks, are no reason to ask Slurm all the time.
+    shown = ctx.picture()
+    if shown is None:
+        return Again(text="There is no picture of Slurm yet", after_s=LOOK_AGAIN_S)
+    node = shown.nodes.get(ctx.node)
+    if node is None:
+        return Done(text=f"Slurm no longer knows {ctx.node}", data={"ends_run": True})
     if not node.held:
         return Done(text=f"{node.name} is not held any more", data={"ends_run": True})
     if is_ours(node.reason) or slurm_kind(node.reason):

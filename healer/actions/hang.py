@@ -22,7 +22,7 @@ STACKS_OF = 4
 #: Twice quiet, so far apart: one look may meet a pause of a job that works.
 APART = timedelta(seconds=60)
 #: A dump proves nothing of a collective that had only just begun, and an old one nothing of now.
-STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(hours=1)
+STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(minutes=30)
 #: What one node's dumps may come to in the run's log.
 KEPT_BYTES = 512 * 1024
 #: A GPU that does nothing, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full
@@ -90,9 +90,10 @@ def _looked(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -> Agai
 
 
 def _of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
-    """The job's own, where Slurm tells which; nvidia-smi lists them in the order of their numbers."""
-    own = job.gpus.get(node)
-    return gpus if own is None else tuple(gpus[index] for index in own if index < len(gpus))
+    """The job's own, where Slurm tells which; nvidia-smi lists them in the order of their numbers. Of one
+    that it does not list nothing is known."""
+    own, unknown = job.gpus.get(node), GpuActivity(pci="")
+    return gpus if own is None else tuple(gpus[one] if one < len(gpus) else unknown for one in own)
 
 
 def is_quiet(gpus: tuple[GpuActivity, ...]) -> bool | None:
@@ -157,7 +158,13 @@ def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done
             ranks[int(rank)] = {name: msgspec.convert(one, Group, strict=False) for name, one in groups}
     stand = stand_of(ranks)
     quiet = [line.data["quiet"] for line in (*first, *again)]
-    why = _unproven(stand, quiet, dumped)
+    stood_s = [
+        datetime.fromisoformat(dumped[rank]).timestamp() - group.open.created_ns / 1e9
+        for rank, groups in ranks.items()
+        if stand is not None and (group := groups.get(stand.group)) is not None
+        if group.open is not None and group.open.seq == stand.seq
+    ]
+    why = _unproven(stand, quiet, max(stood_s, default=0.0))
     if why is None and twice:
         why = "Two nodes tell of the same rank: dumps of another job may be among them"
     text = (
@@ -169,8 +176,9 @@ def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done
     return Done(text=words, data=data)
 
 
-def _unproven(stand: Stand | None, quiet: list[bool | None], dumped: dict[int, str]) -> str | None:
-    """What is missing for a proof; None: nothing."""
+def _unproven(stand: Stand | None, quiet: list[bool | None], stood_s: float) -> str | None:
+    """What is missing for a proof; None: nothing. `stood_s`: how long a rank had waited when it was dumped,
+    by its own node's clock."""
     if False in quiet:
         return "Its GPUs work, so it may go on"
     if None in quiet:
@@ -181,14 +189,9 @@ def _unproven(stand: Stand | None, quiet: list[bool | None], dumped: dict[int, s
         return "A restart would not mend that"
     if not stand.whole:
         return "Not every rank has left a dump, so it is not proven"
-    last_ns = max(_ns(at) for at in dumped.values())
-    if last_ns - stand.since_ns < STOOD_FOR / timedelta(microseconds=1) * 1000:
+    if stood_s < STOOD_FOR.total_seconds():
         return "It had stood for less than a minute when the dumps were written"
     return None
-
-
-def _ns(at: str) -> float:
-    return datetime.fromisoformat(at).timestamp() * 1e9
 
 
 # --- the check `job_works` ---

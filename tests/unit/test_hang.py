@@ -275,3 +275,15 @@ def test_quiet_is_only_what_is_known_to_be() -> None:
     assert is_quiet((QUIET, unknown)) is None
     assert is_quiet((unknown, BUSY)) is False
     assert is_quiet(()) is None
+
+
+def test_a_gpu_of_the_job_that_nvidia_smi_does_not_list_is_unknown() -> None:
+    site, job, run = hanging()
+    assert job_of(site, job).gpus[name(2)] == tuple(range(8))
+    at = site.now - timedelta(seconds=30)
+    dumps = {rank: up_to(7, members=MEMBERS, waits=rank != 3, at=at) for rank in (2, 3)}
+    shown = msgspec.structs.replace(on_node(dumps, at), gpus=(QUIET,) * 7)
+    site.nodes.put_job(name(2), job, shown, STACKS)
+    site.run_for(120)
+    assert proof(site, run).endswith("What its GPUs do is not known of all nodes")
+    assert job_of(site, job).restarts == 0

@@ -97,8 +97,8 @@ def main() -> int:
     options = parser.parse_args()
     print(f"{options.blows} blows, seed {options.seed}", flush=True)
     chance, results = random.Random(options.seed), list[Round]()
-    settings = {"HEALER_BREAKER_SHARE": "1.0", "HEALER_GUARD_REPEAT_H": "0.0001"}
-    with site_on(started(), **settings) as site, seconds(site) as more:
+    caps_off = site_on(started(), HEALER_BREAKER_SHARE="1.0", HEALER_GUARD_REPEAT_H="0.0001")
+    with caps_off as site, seconds(site) as more:
         while sum(len(one.blows) for one in results) < options.blows:
             results.append(one_round(site, more, blows_of(chance), f"gpu{len(results) % 28 + 1:04d}"))
         site.audit_holds()

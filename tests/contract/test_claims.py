@@ -310,6 +310,29 @@ def test_a_run_whose_worker_died_is_taken_over_after_its_lease(real: PostgresBen
         assert [one.event for one in claimed(stack, real).log()] == [StepEvent.started, StepEvent.done]
 
 
+def test_a_persons_word_hands_over_nothing_that_a_lost_worker_may_be_doing(real: PostgresBench) -> None:
+    begin(real, run())
+    with pytest.raises((LeaseLost, LedgerAway)), real.ledger.claim("r1") as dead:
+        assert dead is not None
+        kill_workers(real)
+        with real.ledger.transaction() as tx:
+            tx.set_run_state("r1", RunState.running, why="ann retries", at=START)
+        assert not free(real)
+        real.clock.advance(LEASE_S)
+        assert free(real)
+        dead.write(entry("drain", StepEvent.started))
+
+
+def test_a_worker_that_learns_of_a_persons_word_gives_the_run_back_at_once(real: PostgresBench) -> None:
+    begin(real, run())
+    with pytest.raises(LeaseLost), real.ledger.claim("r1") as held:
+        assert held is not None
+        with real.ledger.transaction() as tx:
+            tx.set_run_state("r1", RunState.running, why="ann retries", at=START)
+        held.write(entry("drain", StepEvent.started))
+    assert free(real)
+
+
 def test_news_reach_the_detector_with_the_state_or_not_at_all(bench: Bench) -> None:
     begin(bench, run())
     told = command(CommandKind.run_changed, run="r1", state="waiting")

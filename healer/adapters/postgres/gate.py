@@ -26,7 +26,7 @@ from healer.model import (
     Waiting,
 )
 
-_FACTS = sa.text("""
+FACTS = sa.text("""
 SELECT json_build_object(
   'slots', coalesce((SELECT json_agg(one) FROM (
      SELECT cluster, node, incident, run, granted_at, unusable, drained_at FROM slots
@@ -79,7 +79,7 @@ SELECT json_build_object(
 
 
 class _Known(msgspec.Struct):
-    """What `_FACTS` answers: those fields of GateFacts."""
+    """What `FACTS` answers: those fields of GateFacts."""
 
     slots: tuple[Slot, ...] = ()
     granted: tuple[datetime, ...] = ()
@@ -97,9 +97,9 @@ class _Known(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Known).decode
 #: A drain that came of a hook is known as ours for so long, if nothing gave it our reason before.
 PERMITS_KEPT = timedelta(hours=24)
-_REMOVING = [str(verb) for verb in NODE_REMOVING]
+REMOVING = [str(verb) for verb in NODE_REMOVING]
 #: What several may wait for at once.
-_CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
+CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
 
 
 def read_pauses(conn: sa.Connection, cluster: str, now: datetime) -> list[str]:
@@ -135,9 +135,9 @@ def read_facts(
     if breaker is None:
         row = conn.execute(sa.select(gate.c.breaker).where(gate.c.cluster == cluster)).first()
         breaker = msgspec.convert(row.breaker, Breaker) if row else Breaker(cluster=cluster)
-    asked = {"cluster": cluster, "now": now, "removing": _REMOVING, "permits_kept": PERMITS_KEPT}
-    asked["capacity"] = _CAPACITY
-    known = _decode(conn.execute(_FACTS, asked).scalar_one())
+    asked = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
+    asked["capacity"] = CAPACITY
+    known = _decode(conn.execute(FACTS, asked).scalar_one())
     fields = {name: getattr(known, name) for name in known.__struct_fields__}
     return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
 

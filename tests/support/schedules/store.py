@@ -15,6 +15,7 @@ from healer.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
 from healer.model import (
     Breaker,
     Command,
+    Component,
     Controller,
     Observation,
     ObservationKind,
@@ -82,8 +83,6 @@ class Store:
 
 
 def _observed(cluster: str, command: Command) -> Observation:
-    from healer.model import Component
-
     return Observation(
         digest=f"command-{hash(msgspec.json.encode(command))}",
         kind=ObservationKind.command,
@@ -114,7 +113,7 @@ class ProcessLedger(MemoryLedger):
         if self._made:  # the constructor's own are empty
             self.store.tables = tables
 
-    @property
+    @property  # type: ignore[override]
     def snapshot(self) -> SlurmSnapshot | None:
         return self.store.snapshot
 

@@ -2,12 +2,13 @@
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from healer.decisions import reset
 from healer.drive import Driver
 from healer.model import (
     Command,
@@ -24,7 +25,7 @@ from healer.model import (
 from healer.playbooks import UNDO, stuck_at, touched
 from healer.ports import LedgerAway, NodeUnavailable, SchedulerError, SchedulerUnavailable
 from healer.processes.detector import Detector
-from healer.sim.ledger import MemoryLedger
+from healer.sim.ledger import MemoryLedger, MemoryTx
 from healer.sim.nodes import SimNodes
 from healer.sim.slurm_core import SimScheduler, sim_nodes
 from tests.support.loop import CLUSTER, DEGRADED, FATAL, LOST, REMAP, START, TEARDOWN, lines, name, rules_in
@@ -207,7 +208,7 @@ class World:
                 self._poke(ledger.due_runs(process.clock.now()))
             process.point(IDLE)
 
-    def _poke(self, runs: list[str]) -> None:
+    def _poke(self, runs: Sequence[str]) -> None:
         """A message may be lost (Redis died), or come twice."""
         for run in runs:
             if not self.unlucky(0.1):
@@ -360,8 +361,6 @@ class World:
 
     def _stop(self, people: MemoryLedger, run: Run, state: RunState) -> None:
         now = people.clock.now()
-        from healer.sim.ledger import MemoryTx
-
         MemoryTx(people).set_run_state(run.id, state, why="ann", at=now)
         self.people_did.append(run.id)
         if run.incident:
@@ -452,8 +451,6 @@ class World:
         return one.id[:8]
 
     def _person_reset(self, people: MemoryLedger) -> str:
-        from healer.decisions import reset
-
         breaker = people.tables.breaker
         assert breaker is not None
         try:

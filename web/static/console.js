@@ -148,25 +148,8 @@ function open(button) {
   ($("act-inputs").querySelector("select, input") || (data.field ? $("act-text") : $("act-go"))).focus();
   if (data.preview) preview(press);
 }
-function inputField(one) {
-  const label = el("label", one.help), field = document.createElement(one.choices.length ? "select" : "input");
-  if (one.choices.length) {
-    if (!one.default) field.append(new Option("choose…", ""));
-    for (const choice of one.choices) field.append(new Option(choice, choice, choice === one.default, choice === one.default));
-  } else { field.value = one.default; field.maxLength = 256; field.autocomplete = "off"; }
-  field.name = one.name;
-  field.required = one.required;
-  field.addEventListener("change", () => { if (press && press.data.preview) preview(press); });
-  label.append(field);
-  return label;
-}
-function given() { // what was chosen; what is left empty has its default
-  const fields = [...$("act-inputs").querySelectorAll("select, input")].filter((field) => field.value.trim());
-  return fields.length ? { inputs: Object.fromEntries(fields.map((field) => [field.name, field.value.trim()])) } : {};
-}
 async function preview(mine) {
-  const missing = [...$("act-inputs").querySelectorAll("select, input")].find((field) => field.required && !field.value.trim());
-  if (missing) return $("act-preview").replaceChildren(el("p", `First: ${missing.parentNode.firstChild.textContent}.`));
+  if (missing()) return $("act-preview").replaceChildren(el("p", `First: ${missing().name}.`));
   $("act-preview").textContent = "Asking the guards…";
   let answer;
   try { answer = await send("POST", mine.data.preview + "?dry_run=true", { ...JSON.parse(mine.data.previewBody), ...given() }); } catch { answer = { ok: false, data: { detail: "No answer." } }; }
@@ -216,8 +199,7 @@ async function go(event) {
   const mine = press, text = $("act-text").value.trim();
   const fail = (node) => { $("act-problem").replaceChildren(node); $("act-problem").hidden = false; $("act-go").disabled = false; };
   if ($("act-text").required && !text) { $("act-text").focus(); return fail(el("span", `${LABELS[mine.data.field]} is missing: it stands in the audit.`)); }
-  const missing = [...$("act-inputs").querySelectorAll("select, input")].find((field) => field.required && !field.value.trim());
-  if (missing) { missing.focus(); return fail(el("span", `${missing.parentNode.firstChild.textContent} is missing.`)); }
+  if (missing()) { missing().field.focus(); return fail(el("span", `${missing().name} is missing.`)); }
   const body = { ...JSON.parse(mine.data.body), ...given() };
   if (mine.data.field && text) body[mine.data.field] = text;
   $("act-go").disabled = true;

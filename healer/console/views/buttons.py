@@ -230,7 +230,7 @@ def quiet_buttons(incident: Incident, role: Role) -> list[Button]:
     return buttons
 
 
-def _by_hand(playbook: Playbook, body: dict[str, str]) -> Button:
+def _by_hand(playbook: Playbook, body: dict[str, str], *, more: bool = False) -> Button:
     """Any playbook of the site's on this node: what it does stands in its own title."""
     where = f"/api/v1/playbooks/{playbook.name}/runs"
     return Button(
@@ -242,7 +242,7 @@ def _by_hand(playbook: Playbook, body: dict[str, str]) -> Button:
         preview=where,
         preview_body={**body, "reason": "preview"},
         inputs=tuple(_field(name, one) for name, one in playbook.inputs.items()),
-        more=playbook.name not in _FIRST,
+        more=more,
     )
 
 
@@ -259,7 +259,9 @@ def _field(name: str, given: Input) -> InputField:
 
 
 def _only_looks(playbook: Playbook) -> bool:
-    return stands_beside(playbook) and all(step.do is not Verb.site_command for step in playbook.steps)
+    """It may be asked for at any time, whoever has the node."""
+    verbs = {step.do for step in playbook.steps}
+    return stands_beside(playbook) and Verb.collect in verbs and Verb.site_command not in verbs
 
 
 def node_buttons(
@@ -287,7 +289,7 @@ def node_buttons(
                 preview="/api/v1/playbooks/drain/runs",
                 preview_body={**body, "reason": "preview"},
             ),
-            *(_by_hand(playbook, body) for playbook in others),
+            *(_by_hand(one, body, more=one.name not in _FIRST) for one in others),
         )
     if row.kind is NodeKind.out_healer:
         return (

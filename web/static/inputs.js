@@ -1,0 +1,23 @@
+// The fields of the dialog for what a playbook may be given. console.js opens the dialog and sends it.
+"use strict";
+function inputField(one) {
+  const label = el("label", one.help), field = document.createElement(one.choices.length ? "select" : "input");
+  if (one.choices.length) {
+    if (!one.default) field.append(new Option("choose…", ""));
+    for (const choice of one.choices) field.append(new Option(choice, choice, choice === one.default, choice === one.default));
+  } else { field.value = one.default; field.maxLength = 256; field.autocomplete = "off"; }
+  field.name = one.name;
+  field.required = one.required;
+  field.addEventListener("change", () => { if (press && press.data.preview) preview(press); });
+  label.append(field);
+  return label;
+}
+const inputFields = () => [...$("act-inputs").querySelectorAll("select, input")];
+function given() { // what was chosen; what is left empty has its default
+  const fields = inputFields().filter((field) => field.value.trim());
+  return fields.length ? { inputs: Object.fromEntries(fields.map((field) => [field.name, field.value.trim()])) } : {};
+}
+function missing() { // the first that has to be given and is not, with its words
+  const field = inputFields().find((one) => one.required && !one.value.trim());
+  return field ? { field, name: field.parentNode.firstChild.textContent } : null;
+}

@@ -113,8 +113,10 @@ class ProcessLedger(MemoryLedger):
         if self._made:  # the constructor's own are empty
             self.store.tables = tables
 
-    @property  # type: ignore[override]
-    def snapshot(self) -> SlurmSnapshot | None:
+    @property
+    def snapshot(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self,
+    ) -> SlurmSnapshot | None:
         return self.store.snapshot
 
     @snapshot.setter

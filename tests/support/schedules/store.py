@@ -114,13 +114,13 @@ class ProcessLedger(MemoryLedger):
             self.store.tables = tables
 
     @property
-    def snapshot(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self,
-    ) -> SlurmSnapshot | None:
+    def snapshot(self) -> SlurmSnapshot | None:
         return self.store.snapshot
 
     @snapshot.setter
-    def snapshot(self, snapshot: SlurmSnapshot | None) -> None:
+    def snapshot(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, snapshot: SlurmSnapshot | None
+    ) -> None:
         if snapshot is not None:
             self.store.snapshot = snapshot
 

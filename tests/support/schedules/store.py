@@ -113,12 +113,14 @@ class ProcessLedger(MemoryLedger):
         if self._made:  # the constructor's own are empty
             self.store.tables = tables
 
-    @property  # type: ignore[override]
+    @property
     def snapshot(self) -> SlurmSnapshot | None:
         return self.store.snapshot
 
     @snapshot.setter
-    def snapshot(self, snapshot: SlurmSnapshot | None) -> None:
+    def snapshot(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, snapshot: SlurmSnapshot | None
+    ) -> None:
         if snapshot is not None:
             self.store.snapshot = snapshot
 

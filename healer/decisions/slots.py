@@ -11,7 +11,6 @@ from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run, Verb
 #: They take nothing from a node: nobody else's work on it is in their way, nor they in its. A command of the
 #: site that takes capacity stands behind a drain.
 _TAKES_NOTHING = frozenset({None, Verb.collect, Verb.site_command, Verb.ticket, Verb.notify})
-_TELLING = frozenset({Verb.ticket, Verb.notify})
 
 #: Looks that are over at once, and may end the run.
 _BRIEF = frozenset({"still_silent"})
@@ -31,10 +30,6 @@ def stands_beside(playbook: Playbook | None) -> bool:
     return all(step.do in _TAKES_NOTHING for step in playbook.steps)
 
 
-def _only_tells(playbook: Playbook) -> bool:
-    return {step.do for step in playbook.steps if step.do is not None} <= _TELLING
-
-
 def holds_slot(facts: GateFacts, run: Run) -> bool:
     """The node's slot was granted to this very run."""
     return any(slot.node == run.node and slot.run == run.id for slot in facts.slots)
@@ -50,11 +45,8 @@ def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
     """The run waits, and has taken nothing yet: it may end at any moment, and nobody would notice.
 
-    Certain under the gate's lock only: the slot is granted under it, before the first effect. One that only
-    ever tells people takes nothing at all.
+    Certain under the gate's lock only: the slot is granted under it, before the first effect.
     """
-    if playbook is not None and not run.shadow and _only_tells(playbook):
-        return True
     if run.shadow or playbook is None or not slot_later(playbook) or holds_slot(facts, run):
         return False
     removing = next(step for step in playbook.steps if step.do in REMOVING_VERBS)

@@ -92,8 +92,9 @@ def approval_page(run: Run) -> Message:
         title=f"Nobody has approved {run.playbook} on {run.node or run.job}",
         text=f"{what}\nIt was asked at {asked_at:%H:%M} UTC and waits. Nothing is done before "
         "somebody approves or rejects it.",
-        severity=Severity.P0,
-        page=True,
+        # A run that has begun has done what is urgent: nobody is woken for the rest.
+        severity=Severity.P1 if begun else Severity.P0,
+        page=not begun,
         incident=run.incident,
         about=About(rule=run.rule, node=run.node or "", run=run.id),
     )

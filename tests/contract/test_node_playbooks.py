@@ -41,7 +41,7 @@ class Workplace:
         self.rules: Ruleset = rules_in(
             Mode.auto,
             scripts={"gpus": look, "versions": shipped.scripts["versions"]},
-            validation=Validation(depths={"soft": depth}, otherwise="soft"),
+            validation=Validation(depths={"soft": depth, "full": depth}, otherwise="soft"),
             **rules,
         )
         self.clock = SystemClock()

@@ -73,6 +73,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_installation(stack: Stack
         "slurm",
         "nodes",
         "node actions",
+        "site commands",
         "api",
     }
     assert all(check["ok"] for check in checks)

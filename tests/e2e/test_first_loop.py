@@ -47,7 +47,7 @@ def test_a_lost_gpu_is_drained_its_job_restarted_once_and_the_node_comes_back(si
     assert site.resume(node).status_code == 202
     wait_until(lambda: site.node(node).in_service, 20, what=f"{node} is back", every_s=0.1)
     wait_until(lambda: site.incident(node)["state"] == "resolved", 10, what="resolved", every_s=0.1)
-    assert site.runs(node)[0]["state"] == "done"
+    wait_until(lambda: site.runs(node)[0]["state"] == "done", 10, what="its run is over", every_s=0.1)
     assert site.job(job).restarts == 1
     assert (site.drains(node), len(site.incidents(node))) == (1, 1)
     assert site.sql("SELECT count(*) FROM slots WHERE released_at IS NULL") == [(0,)]

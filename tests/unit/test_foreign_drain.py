@@ -12,11 +12,13 @@ DAY_S = 86400
 
 
 def chasing(mode: Mode | None = Mode.auto) -> Ruleset:
-    """The shipped rules, with this mode for the chase; None: as they ship."""
+    """The shipped rules, with the chase in this mode; None: as they ship."""
     if mode is None:
         return rules_in(Mode.auto)
     chase = tuple(
-        msgspec.structs.replace(rule, mode=mode) if rule.playbook == "foreign-drain" else rule
+        msgspec.structs.replace(rule, mode=mode, playbook="foreign-drain")
+        if rule.name in {"person-drain", "foreign-drain"}
+        else rule
         for rule in shipped().rules
     )
     return rules_in(Mode.auto, rules=chase)
@@ -82,8 +84,16 @@ def test_who_took_the_incident_on_is_not_asked() -> None:
     assert site.log(run)[-1].text == "ann has it: nobody is asked again"
 
 
-def test_as_shipped_it_is_only_watched() -> None:
-    site, run = drained(mode=None)
+def test_as_shipped_nobody_is_asked() -> None:
+    site = TestSite(4, rules=chasing(None))
+    site.run_for(2)
+    site.slurm.person_drain(name(1), "replacing PSU", "ann")
+    wait_days(site, 2)
+    assert list(site.runs) == [] and asked(site) == [] and len(site.open_incidents) == 1
+
+
+def test_in_shadow_it_is_only_watched() -> None:
+    site, run = drained(Mode.shadow)
     assert site.runs[0].shadow
     wait_days(site, 11)
     assert asked(site) == []
@@ -101,8 +111,9 @@ def test_a_persons_run_on_the_node_goes_first() -> None:
     site.slurm.resume(name(1))
     other = site.ask("validate", 1)
     site.run_for(5)
-    assert state_of(site, run)[0] is RunState.done
     assert "drain" in over(site, other)
+    site.run_for(60)
+    assert state_of(site, run)[0] is RunState.done
 
 
 @pytest.mark.parametrize("words", ["healer:hand inc:0a1b2c3d PSU", "Kill task failed"])

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import msgspec
 
-from healer.model import APPROVAL_LASTS, Message, Mode, Playbook, RunState, Step, Verb
+from healer.model import APPROVAL_LASTS, Message, Mode, Playbook, RunState, Severity, Step, Verb
 from tests.support.loop import LOST, START, Site, name, rules_in, shipped
 
 ASKS = Playbook(
@@ -44,7 +44,8 @@ def test_people_are_told_once_after_half_an_hour_and_it_goes_on_waiting() -> Non
     assert pages(site) == []
     site.run_for(5)
     (page,) = pages(site)
-    assert page.page and page.title == f"Nobody has approved gpu-fatal on {name(1)}"
+    assert (page.severity, page.page) == (Severity.P1, False)
+    assert page.title == f"Nobody has approved gpu-fatal on {name(1)}"
     assert page.text.startswith(f"{run.question}\nIt was asked at {asked_at:%H:%M} UTC")
     (run,) = site.ledger.tables.runs.values()
     assert run.state is RunState.waiting

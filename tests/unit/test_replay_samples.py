@@ -69,9 +69,11 @@ def played(rows: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("form", [columnar, text, written])
 def test_metrics_of_each_form_find_the_same_fault(form: Any) -> None:
     document = played(recorded("ecc-uncorrectable", 8, 2, form, seconds=420))
-    (incident,) = document["incidents"]
-    assert (incident["root"]["node"], incident["root"]["gpu"]) == (name(8), 2)
+    # The recorded errors go on after the reset that was only simulated: a relapse, which waits for people.
+    assert {(one["root"]["node"], one["root"]["gpu"]) for one in document["incidents"]} == {(name(8), 2)}
+    assert len(document["incidents"]) <= 2
     assert [one["node"] for one in document["actions"] if one["action"] == "drain"] == [name(8)]
+    assert [one["action"] for one in document["actions"]].count("reset_gpu") == 1
 
 
 def test_a_slow_node_is_found_by_two_senses_and_taken_out_after_a_checkpoint() -> None:

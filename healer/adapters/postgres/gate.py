@@ -22,6 +22,7 @@ from healer.model import (
     RemedyUse,
     RequeueUse,
     Slot,
+    Trial,
     Veto,
     Waiting,
 )
@@ -88,6 +89,7 @@ class _Known(msgspec.Struct):
     remedies: tuple[RemedyUse, ...] = ()
     vetoes: tuple[Veto, ...] = ()
     modes: dict[str, Mode] = {}
+    trials: tuple[Trial, ...] = ()
     actions: tuple[bool, ...] = ()
     permits: tuple[Permit, ...] = ()
     running: dict[str, str] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
-from healer.actions.look import at_job
+from healer.actions.look import at_job, at_job_of_run
 from healer.detection.flight_recorder import Group, RecorderError, read
 from healer.detection.stands import Stand, said, stand_of
 from healer.model import GpuActivity, JobOnNode, LogEntry, SlurmJob, StepEvent
@@ -262,13 +262,10 @@ def _sample(ctx: Context, job: SlurmJob) -> list[str]:
 
 def _job(ctx: Context) -> SlurmJob | Result:
     """The job, while it is at work in the life that the run is about; else the run is over."""
-    job = at_job(ctx)
-    if isinstance(job, Skipped):
-        return Done(text=job.text, data={"ends_run": True})
+    job = at_job_of_run(ctx)
     if not isinstance(job, SlurmJob):
         return job
-    if ctx.restarts is None:
-        return Failed(text=f"the restart count of job {ctx.job} is not known", final=True)
+    assert ctx.restarts is not None  # that look has seen to it
     if job.restarts > ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
         text = f"Job {job.title} is {job.state}, restart {job.restarts}: it does not hang any more"
         return Done(text=text, data={"ends_run": True})

@@ -1,7 +1,7 @@
 """Waits for one job: for the moment at which a restart costs it least, and until it runs again."""
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
-from healer.actions.look import at_job
+from healer.actions.look import at_job, at_job_of_run
 from healer.actions.waits import LOOK_AGAIN_S, MOMENT_S, is_saved
 from healer.decisions.consent import impossible
 from healer.decisions.wishes import wish_of
@@ -18,13 +18,10 @@ def checkpoint(ctx: Context) -> Result:
     A job that saves its work on a signal is ready at any time: its restart sends the signal. One that ended
     or was restarted meanwhile needs nothing any more. Where Slurm would refuse the restart a person is asked.
     """
-    job = at_job(ctx)
-    if isinstance(job, Skipped):
-        return Done(text=job.text, data={"ends_run": True})
+    job = at_job_of_run(ctx)
     if not isinstance(job, SlurmJob):
         return job
-    if ctx.restarts is None:
-        return Failed(text=f"the restart count of job {ctx.job} is not known", final=True)
+    assert ctx.restarts is not None  # that look has seen to it
     if job.restarts > ctx.restarts:
         return Done(text=f"Job {job.title} was restarted meanwhile", data={"ends_run": True})
     if not job.active or "COMPLETING" in job.flags:

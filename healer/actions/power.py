@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
-from healer.actions.look import at_node
-from healer.actions.reason import holder_of, own_words, reason_of
+from healer.actions.look import at_free_node
+from healer.actions.reason import reason_of
 from healer.actions.reboot import BOOT_MOVES, boot_of
 from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
 from healer.model.power import OFF, ON
@@ -75,19 +75,10 @@ def _booted(ctx: Context, node: SlurmNode) -> bool:
     return node.boot_at > since
 
 
-def _read(ctx: Context) -> SlurmNode | Result:
-    node = at_node(ctx, LOOK_AGAIN_S)
-    if not isinstance(node, SlurmNode):
-        return node
-    if holder := holder_of(node, own_words(ctx.log)):
-        return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
-    return node
-
-
 def _probe(ctx: Context) -> Result | None:
     if ctx.bmc is None:
         return Failed(text=f"{_no_bmc(ctx)} Power-cycle it by hand, then *validate* it.", final=True)
-    node = _read(ctx)
+    node = at_free_node(ctx, LOOK_AGAIN_S)
     if not isinstance(node, SlurmNode):
         return node
     if not _booted(ctx, node):
@@ -121,12 +112,12 @@ def _power(ctx: Context) -> Power | Result:
 
 
 def _only_keeps(ctx: Context) -> bool:
-    node = _read(ctx)
+    node = at_free_node(ctx, LOOK_AGAIN_S)
     return isinstance(node, SlurmNode) and _booted(ctx, node) and not node.drain
 
 
 def _do(ctx: Context) -> Result | None:
-    node = _read(ctx)
+    node = at_free_node(ctx, LOOK_AGAIN_S)
     if not isinstance(node, SlurmNode):
         return node
     if _booted(ctx, node):

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.look import at_node
-from healer.actions.reason import holder_of, is_ours, own_words, reason_of
+from healer.actions.look import at_free_node
+from healer.actions.reason import is_ours, reason_of
 from healer.model import SlurmNode, StepEvent
 from healer.ports import SchedulerRefused, SchedulerUnavailable
 
@@ -40,17 +40,8 @@ def _booted(ctx: Context, node: SlurmNode) -> bool | None:
     return node.boot_at - datetime.fromisoformat(before["boot_at"]) > BOOT_MOVES
 
 
-def _read(ctx: Context) -> SlurmNode | Result:
-    node = at_node(ctx, LOOK_AGAIN_S)
-    if not isinstance(node, SlurmNode):
-        return node
-    if holder := holder_of(node, own_words(ctx.log)):
-        return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
-    return node
-
-
 def _probe(ctx: Context) -> Result | None:
-    node = _read(ctx)
+    node = at_free_node(ctx, LOOK_AGAIN_S)
     if not isinstance(node, SlurmNode):
         return node
     booted, state = _booted(ctx, node), "+".join(node.state)
@@ -70,12 +61,12 @@ def _probe(ctx: Context) -> Result | None:
 
 
 def _only_keeps(ctx: Context) -> bool:
-    node = _read(ctx)
+    node = at_free_node(ctx, LOOK_AGAIN_S)
     return isinstance(node, SlurmNode) and bool(_booted(ctx, node)) and not node.drain
 
 
 def _do(ctx: Context) -> Result | None:
-    node = _read(ctx)
+    node = at_free_node(ctx, LOOK_AGAIN_S)
     if not isinstance(node, SlurmNode):
         return node
     if not node.drain and not _booted(ctx, node):
@@ -103,7 +94,7 @@ def _verify(ctx: Context) -> Result:
 
 
 def _undo(ctx: Context) -> Result:
-    node = _read(ctx)
+    node = at_free_node(ctx, LOOK_AGAIN_S)
     if not isinstance(node, SlurmNode):
         return node
     if "REBOOT_REQUESTED" not in node.state:

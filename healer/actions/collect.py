@@ -2,10 +2,11 @@
 
 from hashlib import sha256
 
+from healer.actions import keyed
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.nodes import LOOK_AGAIN_S, TESTS_AGAIN_S, no_way
+from healer.actions.nodes import TESTS_AGAIN_S
 from healer.model import Bundle, EvidenceFile
-from healer.ports import EvidenceBook, EvidenceBroken, NodeError, NodeExec, NodeUnavailable
+from healer.ports import EvidenceBroken, NodeExec
 
 #: Pieces fetched at one visit (256 KB each, about 0.2 s): a worker's thread is not kept for a large file.
 PIECES = 16
@@ -14,42 +15,23 @@ _BY_HAND = "dmesg; nvidia-smi -q; nvidia-bug-report.sh"
 
 
 def _probe(ctx: Context) -> Result | None:
-    if ctx.nodes is None:
-        return no_way(ctx, _BY_HAND)
-    if ctx.evidence is None:
+    if ctx.nodes is not None and ctx.evidence is None:
         return Failed(text="healer has no place to keep evidence here: nothing was collected.", final=True)
-    try:
-        return _fetched(ctx, ctx.nodes, ctx.evidence)
-    except NodeUnavailable as error:
-        return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S) if ctx.asked else None
-    except NodeError:
-        return None  # never begun, or cut short: it begins again
+    return keyed.probe(ctx, _fetched, _BY_HAND)
 
 
 def _do(ctx: Context) -> Result | None:
-    assert ctx.nodes is not None  # the probe has looked
-    ctx.fence()
-    try:
-        ctx.nodes.start_collection(ctx.node, ctx.key)
-    except NodeUnavailable as error:
-        return None if error.sent else Again(text=str(error), after_s=LOOK_AGAIN_S)
-    except NodeError as error:
-        return Failed(text=str(error))
-    return None
+    return keyed.begin(ctx, lambda nodes: nodes.start_collection(ctx.node, ctx.key))
 
 
 def _verify(ctx: Context) -> Result:
-    assert ctx.nodes is not None and ctx.evidence is not None
-    try:
-        return _fetched(ctx, ctx.nodes, ctx.evidence)
-    except NodeUnavailable as error:
-        return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
-    except NodeError as error:
-        return Failed(text=str(error))
+    return keyed.ended(ctx, _fetched, _BY_HAND)
 
 
-def _fetched(ctx: Context, nodes: NodeExec, book: EvidenceBook) -> Result:
+def _fetched(ctx: Context, nodes: NodeExec) -> Result:
     """Goes on where the last visit, or a worker that died, left off."""
+    book = ctx.evidence
+    assert book is not None  # the probe has looked
     bundle = nodes.collection(ctx.node, ctx.key)
     if bundle is None:
         return Again(text=f"The logs of {ctx.node} are being collected", after_s=TESTS_AGAIN_S)

@@ -1,11 +1,12 @@
 """What is done on a node itself: a service restarted, its tests run, its fabric read."""
 
+from healer.actions import keyed
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.keyed import LOOK_AGAIN_S, no_way
 from healer.actions.look import at_node
 from healer.model import SlurmNode
 from healer.ports import NodeError, NodeExec, NodeUnavailable
 
-LOOK_AGAIN_S = 2.0
 #: Tests run for minutes.
 TESTS_AGAIN_S = 5.0
 #: For a person, where healer cannot start them.
@@ -14,15 +15,6 @@ _TESTS = "dcgmi diag -r 2"
 
 def _nothing(_: Context) -> None:
     return None
-
-
-def no_way(ctx: Context, command: str) -> Failed:
-    """Handed to a person, with what to type there."""
-    text = (
-        f"healer has no way to work on {ctx.node} itself: none is configured, so nothing was done there. "
-        f"By hand, as root on {ctx.node}: `{command}`."
-    )
-    return Failed(text=text, final=True)
 
 
 # --- restart_service ---
@@ -69,37 +61,15 @@ def _restarted(ctx: Context) -> Result:
 
 
 def diagnosis_probe(ctx: Context) -> Result | None:
-    if ctx.nodes is None:
-        return no_way(ctx, _TESTS)
-    try:
-        return _result(ctx, ctx.nodes)
-    except NodeUnavailable as error:
-        # Unknown whether they run: to start them again under the same key is nothing.
-        return Again(text=f"{ctx.node} did not answer: {error}", after_s=TESTS_AGAIN_S) if ctx.asked else None
-    except NodeError:
-        return None  # never started
+    return keyed.probe(ctx, _result, _TESTS, TESTS_AGAIN_S)
 
 
 def start_diagnosis(ctx: Context) -> Result | None:
-    assert ctx.nodes is not None  # the probe has looked
-    ctx.fence()
-    try:
-        ctx.nodes.start_diagnosis(ctx.node, ctx.key)
-    except NodeUnavailable as error:
-        # Unknown whether they began: looked for. Surely not (other tests run there): a little later.
-        return None if error.sent else Again(text=str(error), after_s=TESTS_AGAIN_S)
-    except NodeError as error:
-        return Failed(text=str(error))
-    return None
+    return keyed.begin(ctx, lambda nodes: nodes.start_diagnosis(ctx.node, ctx.key), TESTS_AGAIN_S)
 
 
 def diagnosed(ctx: Context) -> Result:
-    try:
-        return _result(ctx, ctx.nodes) if ctx.nodes is not None else no_way(ctx, _TESTS)
-    except NodeUnavailable as error:
-        return Again(text=f"{ctx.node} did not answer: {error}", after_s=TESTS_AGAIN_S)
-    except NodeError as error:
-        return Failed(text=str(error))
+    return keyed.ended(ctx, _result, _TESTS, TESTS_AGAIN_S)
 
 
 def _result(ctx: Context, nodes: NodeExec) -> Result:

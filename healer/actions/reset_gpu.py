@@ -1,8 +1,9 @@
 """Reset of a GPU, or of all of a node: began once under its key, read back, and told whether it worked."""
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.nodes import LOOK_AGAIN_S, no_way
-from healer.ports import NodeError, NodeExec, NodeUnavailable
+from healer.actions import keyed
+from healer.actions.base import Action, Again, Context, Done, Result
+from healer.actions.keyed import LOOK_AGAIN_S
+from healer.ports import NodeExec
 
 ALL = "all"
 
@@ -16,39 +17,21 @@ def _which(ctx: Context) -> str:
     return pci if "." in pci else f"{pci}.0"
 
 
+def _by_hand(ctx: Context) -> str:
+    which = _which(ctx)
+    return "nvidia-smi --gpu-reset" + ("" if which == ALL else f" -i {which}")
+
+
 def _probe(ctx: Context) -> Result | None:
-    if ctx.nodes is None:
-        which = _which(ctx)
-        return no_way(ctx, "nvidia-smi --gpu-reset" + ("" if which == ALL else f" -i {which}"))
-    try:
-        return _result(ctx, ctx.nodes)
-    except NodeUnavailable as error:
-        # Unknown whether it runs: to begin it again under the same key is nothing.
-        return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S) if ctx.asked else None
-    except NodeError:
-        return None  # never begun, or cut short: it begins again
+    return keyed.probe(ctx, _result, _by_hand(ctx))
 
 
 def _do(ctx: Context) -> Result | None:
-    assert ctx.nodes is not None  # the probe has looked
-    ctx.fence()
-    try:
-        ctx.nodes.start_reset(ctx.node, ctx.key, _which(ctx))
-    except NodeUnavailable as error:
-        return None if error.sent else Again(text=str(error), after_s=LOOK_AGAIN_S)
-    except NodeError as error:
-        return Failed(text=str(error))
-    return None
+    return keyed.begin(ctx, lambda nodes: nodes.start_reset(ctx.node, ctx.key, _which(ctx)))
 
 
 def _verify(ctx: Context) -> Result:
-    assert ctx.nodes is not None
-    try:
-        return _result(ctx, ctx.nodes)
-    except NodeUnavailable as error:
-        return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
-    except NodeError as error:
-        return Failed(text=str(error))
+    return keyed.ended(ctx, _result, _by_hand(ctx))
 
 
 def _result(ctx: Context, nodes: NodeExec) -> Result:

@@ -211,6 +211,26 @@ class Site:
             self.on_checkpoint = before
         raise AssertionError(f"the run never came to {where}")
 
+    def die_once(self, where: str, rounds: int, step_s: float = 1) -> list[str]:
+        """Drives and walks so many times, and dies once, at this checkpoint; the next worker comes when it
+        may. Where it died."""
+        died: list[str] = []
+
+        def dies(at: str) -> None:
+            if at == where and not died:
+                died.append(at)
+                raise Crash(at)
+
+        self.on_checkpoint = dies
+        for _ in range(rounds):
+            self.clock.advance(step_s)
+            try:
+                self.drive()
+            except Crash:
+                self.clock.advance(15)
+            self.walk()
+        return died
+
     def say(self, node: int | str, *texts: str, **fields: Any) -> list[Observation]:
         where = name(node) if isinstance(node, int) else node
         return lines(where, *texts, **({"at": self.now} | fields))

@@ -6,7 +6,7 @@ import pytest
 
 from healer.model import RunState, SlurmNode, StepEvent
 from healer.ports import NodeError
-from tests.support.loop import LOST, Crash, Site, name
+from tests.support.loop import LOST, Site, name
 
 NODE = name(1)
 
@@ -113,21 +113,7 @@ def test_a_pause_holds_it() -> None:
 def test_a_worker_that_dies_collects_once(where: str) -> None:
     site = Site()
     run = asked(site)
-    died = []
-
-    def dies(at: str) -> None:
-        if at == where and not died:
-            died.append(at)
-            raise Crash(at)
-
-    site.on_checkpoint = dies
-    for _ in range(40):
-        site.clock.advance(1)
-        try:
-            site.drive()
-        except Crash:
-            site.clock.advance(15)
-        site.walk()
+    died = site.die_once(where, rounds=40)
     assert died == [where] and state(site, run) is RunState.done
     assert len(site.nodes.collections(NODE)) == len(site.evidence.files(run=run)) == 1
     assert sum(one.event is StepEvent.done for one in site.log(run, "collect")) == 1

@@ -5,7 +5,7 @@ import pytest
 from healer.model import RunState, StepEvent
 from healer.ports import NodeError
 from healer.sim.nodes import HUNG
-from tests.support.loop import Crash, name
+from tests.support.loop import name
 from tests.support.under_test import TestSite
 
 NODE = name(1)
@@ -102,21 +102,7 @@ def test_without_a_way_to_nodes_a_person_gets_the_command() -> None:
 @pytest.mark.parametrize("where", ["started:reset", "performed:reset"])
 def test_a_worker_that_dies_resets_once(where: str) -> None:
     site, run = asked(HUNG)
-    died = []
-
-    def dies(at: str) -> None:
-        if at == where and not died:
-            died.append(at)
-            raise Crash(at)
-
-    site.on_checkpoint = dies
-    for _ in range(60):
-        site.clock.advance(1)
-        try:
-            site.drive()
-        except Crash:
-            site.clock.advance(15)
-        site.walk()
+    died = site.die_once(where, rounds=60)
     assert died == [where]
     assert len(site.nodes.resets(NODE)) == 1
     assert "reset" in site.done(run)

@@ -21,7 +21,7 @@ from healer.model import (
     SiteCommand,
     StepEvent,
 )
-from tests.support.loop import CLUSTER, START, Crash, Site, later, name, rules_in
+from tests.support.loop import CLUSTER, START, Site, later, name, rules_in
 
 NODE = name(1)
 PORT = Part(port="mlx5_0/1")
@@ -203,21 +203,7 @@ def test_a_worker_that_dies_starts_it_once(where: str) -> None:
     site = CommandSite()
     site.commands.plant("/site/reroute")
     run = site.ask_for("switch-or-link")
-    died = []
-
-    def dies(at: str) -> None:
-        if at == where and not died:
-            died.append(at)
-            raise Crash(at)
-
-    site.on_checkpoint = dies
-    for _ in range(10):
-        site.clock.advance(2)
-        try:
-            site.drive()
-        except Crash:
-            site.clock.advance(15)
-        site.walk()
+    died = site.die_once(where, rounds=10, step_s=2)
     assert died == [where] and len(site.commands.started()) == 1
     assert "reroute" in site.done(run)
 

@@ -20,10 +20,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from email import message_from_bytes
 from email.message import Message as Mail
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.http_stand_in import Quiet, running
 
 SLACK_TOKEN = "xoxb-not-to-be-told"
 WECOM_KEY = "wecom-not-to-be-told"
@@ -258,7 +260,7 @@ def b64(raw: bytes) -> str:
 def serve_chats() -> Iterator[Chats]:
     chats = Chats()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["content-length"]))
             self._answer("POST", raw)
@@ -282,27 +284,11 @@ def serve_chats() -> Iterator[Chats]:
                 return
             status, more, body = told if isinstance(told, tuple) else answer
             content = b"" if body is None else json.dumps(body).encode()
-            self.send_response(status)
-            for name, value in {**more, "content-length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+            self.give(status, more, content)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    chats.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler), chats.closing) as port:
+        chats.url = f"http://127.0.0.1:{port}"
         yield chats
-    finally:
-        chats.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 # --- SMTP --------------------------------------------------------------------------------------------------

@@ -15,9 +15,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.http_stand_in import Quiet, running
 
 USER, TOKEN = "healer@site.example", "token-not-to-be-told"
 BASIC = "Basic " + base64.b64encode(f"{USER}:{TOKEN}".encode()).decode()
@@ -481,7 +483,7 @@ def _picked(record: dict[str, str], query: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def serve_desk(desk: Desk) -> Iterator[Desk]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def _take(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
@@ -503,24 +505,8 @@ def serve_desk(desk: Desk) -> Iterator[Desk]:
 
         def _say(self, status: int, more: dict[str, str], body: Any) -> None:
             content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-            self.send_response(status)
-            for name, value in {**more, "content-length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+            self.give(status, more, content)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    desk.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler), desk.closing) as port:
+        desk.url = f"http://127.0.0.1:{port}"
         yield desk
-    finally:
-        desk.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from healer.adapters.bmc.redfish import RedfishSettings
 from healer.sim.bmc import CYCLE_S
+from tests.support.http_stand_in import Quiet, running
 
 USER, PASSWORD = "healer", "never-to-be-told"
 _ACCOUNT = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -156,7 +157,7 @@ def redfish(authority: Path, server_pem: Path) -> Iterator[Bmcs]:
     """BMCs with the certificate of `server_pem` (`tests.support.tls`)."""
     bmcs = Bmcs(authority)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def _take(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
@@ -175,11 +176,7 @@ def redfish(authority: Path, server_pem: Path) -> Iterator[Bmcs]:
 
         def _say(self, status: int, more: dict[str, str], body: Any) -> None:
             content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-            self.send_response(status)
-            for name, value in {**more, "content-length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+            self.give(status, more, content)
 
         def _drip(self) -> None:
             self.send_response(200)
@@ -191,12 +188,7 @@ def redfish(authority: Path, server_pem: Path) -> Iterator[Bmcs]:
             except OSError:
                 return  # the reader has gone
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
-
     class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
         def handle_error(self, request: Any, client_address: Any) -> None:
             """A client that does not trust us breaks off."""
 
@@ -204,13 +196,6 @@ def redfish(authority: Path, server_pem: Path) -> Iterator[Bmcs]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server_pem)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    bmcs.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with running(server, bmcs.closing) as port:
+        bmcs.port = port
         yield bmcs
-    finally:
-        bmcs.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -4,8 +4,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import ThreadingHTTPServer
+
+from tests.support.http_stand_in import Quiet, running
 
 
 class Sink:
@@ -28,7 +29,7 @@ class Sink:
 def serve_sink() -> Iterator[Sink]:
     sink = Sink()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             headers = {name.lower(): value for name, value in self.headers.items()}
@@ -39,24 +40,8 @@ def serve_sink() -> Iterator[Sink]:
                 self.close_connection = True
                 return
             status, headers, content = answer
-            self.send_response(status)
-            for name, value in {**headers, "content-length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+            self.give(status, headers, content)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    sink.url = f"http://127.0.0.1:{server.server_port}/hooks/not-to-be-told"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler), sink.closing) as port:
+        sink.url = f"http://127.0.0.1:{port}/hooks/not-to-be-told"
         yield sink
-    finally:
-        sink.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -336,8 +336,10 @@ class Driver:
             text = "a pause: nothing is taken back now"
             return entry_of(claim.run, part, self.clock.now(), StepEvent.waiting, text, {"wake_at": wake})
         own = intent.key.partition(":")[2]
+        begun = is_started(entries, intent.key)
         ctx = self._context(claim, msgspec.structs.replace(part, key=own), entries)
-        if not is_started(entries, intent.key):
+        ctx = msgspec.structs.replace(ctx, asked=begun)
+        if not begun:
             # Whoever sees the node come back knows by this that it is no person's doing.
             lifts = {"verb": str(Verb.undrain)} if step.do in REMOVING_VERBS else {}
             self._write(claim, part, StepEvent.started, "", dict(lifts))

@@ -148,6 +148,8 @@ def undo(ctx: Context) -> Result:
     if not isinstance(node, SlurmNode):
         return node
     if not (node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id)):
+        if ctx.asked:  # lifted by a worker that died before it freed the slot: no person's doing
+            ctx.release_slot("the drain was undone")
         return Done(text="Our drain does not stand any more")
     ctx.fence()
     ctx.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile

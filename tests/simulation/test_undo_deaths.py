@@ -1,6 +1,8 @@
 """A run is taken back while its worker dies: after each commit, and around each effect. Law 7 holds for the
 way back too: in the end the node is in service, its reservation gone and its slot free."""
 
+from typing import Any
+
 import pytest
 
 from healer.model import LogEntry, Run, RunState, StepEvent
@@ -12,16 +14,35 @@ from tests.support.loop import CLUSTER, Crash, Site, name
 MOMENTS = 25
 
 
+class MortalSlurm(CountingSlurm):
+    """Whoever calls it dies once right after the effect `dies_after`, before writing anything of it."""
+
+    dies_after = ""
+
+    def __getattr__(self, verb: str) -> Any:
+        call = super().__getattr__(verb)
+        if verb != self.dies_after:
+            return call
+
+        def deadly(*given: object) -> object:
+            call(*given)
+            self.dies_after = ""
+            raise Crash(verb)
+
+        return deadly
+
+
 class WayBack:
     """`validate` has drained and reserved a node, and waits for its test to end."""
 
     def __init__(self) -> None:
-        self.site = Site(scheduler=CountingSlurm)
+        self.site = Site(scheduler=MortalSlurm)
         self.site.ledger = MortalLedger(CLUSTER, self.site.clock)
         self.site.driver.ledger = self.ledger = self.site.ledger
         self.checkpoints = 0
         self.dies_at: int | None = None
         self.dies_after: int | None = None
+        self.dies_at_effect = ""
         self.deaths = 0
 
     def _checkpoint(self, where: str) -> None:
@@ -50,6 +71,8 @@ class WayBack:
         with self.ledger.transaction() as tx:
             tx.set_run_state("r-back", RunState.running, why="bob: no", at=site.now)
         site.on_checkpoint = self._checkpoint
+        assert isinstance(site.driver.scheduler, MortalSlurm)
+        site.driver.scheduler.dies_after = self.dies_at_effect
         self.ledger.commits = 0
         self.ledger.dies_after = self.dies_after
         self._pass(90)
@@ -104,3 +127,13 @@ def test_a_death_around_any_effect(moment: int) -> None:
     story.run()
     story.assert_good()
     assert story.deaths == (moment <= story.checkpoints)
+
+
+@pytest.mark.parametrize("effect", ["drain", "unreserve", "undrain"])
+def test_a_death_right_after_the_effect(effect: str) -> None:
+    """Found by seed 326 of the schedules: an undrain whose slot nobody freed."""
+    story = WayBack()
+    story.dies_at_effect = effect
+    story.run()
+    story.assert_good()
+    assert story.deaths == 1

@@ -20,7 +20,7 @@ class MortalSlurm(CountingSlurm):
     dies_after = ""
 
     def __getattr__(self, verb: str) -> Any:
-        call = super().__getattr__(verb)
+        call: Any = super().__getattr__(verb)
         if verb != self.dies_after:
             return call
 

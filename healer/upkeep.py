@@ -118,7 +118,7 @@ class Upkeep:
         return waited and self.picture.slurm is not None and is_scheduled(self.rules, self.picture.cluster)
 
     def with_sweeps(self, facts: GateFacts, runs: Mapping[str, Run]) -> GateFacts:
-        """The facts with those of sweeps, where this walk may ask for one: a person's may wait for the gate."""
+        """The facts with those of sweeps, where this walk may ask for one: a person's may be held."""
         books = sweeping(self.rules)
         waits = any(run.state is RunState.held and run.playbook in books for run in runs.values())
         if not waits and not self.sweeps_due():

@@ -138,7 +138,7 @@ def _do(ctx: Context) -> Result | None:
     job = test_job.submission(
         ctx, asked, node, name=_name(ctx), partition=partition, qos=settings.qos, nice=NICE
     )
-    return test_job.hand_in(ctx, asked, job)
+    return test_job.hand_in(ctx, asked, job, look_again_s=LOOK_AGAIN_S)
 
 
 def _verify(ctx: Context) -> Result:

@@ -216,7 +216,9 @@ def submission(ctx: Context, asked: Wanted, node: SlurmNode, *, name: str, **mor
     )
 
 
-def hand_in(ctx: Context, asked: Wanted, job: Submission) -> Result | None:
+def hand_in(
+    ctx: Context, asked: Wanted, job: Submission, *, look_again_s: float = LOOK_AGAIN_S
+) -> Result | None:
     ctx.fence()
     try:
         number = ctx.scheduler.submit(job)
@@ -227,4 +229,4 @@ def hand_in(ctx: Context, asked: Wanted, job: Submission) -> Result | None:
         return Failed(text=f"Slurm did not say whether it took the test job of {ctx.node}: {error}")
     text = f"The test job {number} on {ctx.node} was submitted"
     data = {"submitted": number, "wanted": msgspec.to_builtins(asked)}
-    return Again(text=text, after_s=LOOK_AGAIN_S, data=data)
+    return Again(text=text, after_s=look_again_s, data=data)

@@ -10,6 +10,7 @@ from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import (
     GuardSettings,
     IncidentState,
+    LogEntry,
     Mode,
     Outcome,
     RunState,
@@ -17,6 +18,7 @@ from healer.model import (
     StepEvent,
     SweepSettings,
 )
+from healer.playbooks.advance import UNDO
 from tests.support.loop import LOST, name, rules_in
 from tests.support.under_test import TestSite
 
@@ -138,8 +140,8 @@ def test_a_picture_that_is_old_ends_it() -> None:
 def test_one_that_slurm_does_not_start_is_given_up() -> None:
     site = TestSite(nodes=2)
     run = site.ask("sweep", 1)
-    site.slurm.add_job(required=[NODE], name="first")  # after the gate had let it go
-    site.drive()
+    site.slurm.add_job(required=[NODE], name="first")  # the picture that the gate looks at is older
+    site.driver.drive(run)
     assert [job.state for job in jobs(site)] == ["PENDING"]
     site.run_for(70)
     assert "did not start" in site.last(run).text
@@ -163,7 +165,8 @@ def test_only_its_own_job_is_ended() -> None:
 
 def test_taking_it_back_ends_the_job() -> None:
     site, run = asked()
-    site.undo(run)
+    entry = LogEntry(run=run, at=site.now, epoch=0, step=UNDO, event=StepEvent.done, text="ann")
+    site.ledger.tables.log[run].append(entry)
     site.run_for(5)
     assert site.run_named(run).state is RunState.undone
     assert [job.state for job in jobs(site)] == ["CANCELLED"]
@@ -206,8 +209,14 @@ def test_told_twice_it_is_one_finding() -> None:
     (job,) = jobs(site)
     site.slurm.remark(job.id, WRONG)
     site.slurm.fail_job(job.id, "1:0")
-    assert site.die_once("performed:test", 30)
-    assert len(site.incident.evidence) == 1
+    site.clock.advance(2)
+    site.drive()
+    (told,) = site.ledger.tables.commands
+    for late_s in (0, 5):
+        again = msgspec.structs.replace(told, at=told.at + timedelta(seconds=late_s))
+        site.ledger.tables.commands.append(again)
+        site.run_for(5)
+    assert len(site.incident.evidence) == 1 and len(site.incidents) == 1
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL"])

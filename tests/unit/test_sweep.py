@@ -1,5 +1,5 @@
-"""A sweep: tests of an idle node by a job that gives way. It takes nothing, and nothing that ends it from outside
-is a verdict."""
+"""A sweep: tests of an idle node by a job that gives way. It takes nothing; what ends it from outside is no
+verdict."""
 
 from datetime import timedelta
 
@@ -19,6 +19,7 @@ from healer.model import (
     SweepSettings,
 )
 from healer.playbooks.advance import UNDO
+from healer.processes.left_jobs import left_jobs
 from tests.support.loop import LOST, name, rules_in
 from tests.support.under_test import TestSite
 
@@ -170,6 +171,28 @@ def test_taking_it_back_ends_the_job() -> None:
     site.run_for(5)
     assert site.run_named(run).state is RunState.undone
     assert [job.state for job in jobs(site)] == ["CANCELLED"]
+
+
+def test_a_cancelled_run_leaves_no_job() -> None:
+    """Nobody drives it any more: the scheduler's duty ends its job, and no other that has its name."""
+    site, run = asked()
+    called, key = f"{SWEEP_JOBS}{run[:8]}", f"{run}:test:0"
+    theirs = site.slurm.add_job(required=[name(2)], user="mallory", name=called, comment=key)
+    unknown = site.slurm.add_job(required=[name(3)], user="root", name=called, comment="r-other:test:0")
+
+    class Shown:
+        def latest(self, _: str) -> object:
+            return site.slurm.snapshot()
+
+    duty = left_jobs(site.scheduler, site.ledger, Shown(), lambda: ("root",))  # type: ignore[arg-type]
+    duty()
+    assert site.scheduler.writes == ["submit"], "its run goes on"
+    site.cancel(run)
+    duty()
+    duty()
+    assert site.scheduler.writes == ["submit", "cancel"]
+    left = [job.id for job in jobs(site) if job.state == "RUNNING"]
+    assert sorted(left) == sorted([theirs, unknown])
 
 
 # --- deaths ---

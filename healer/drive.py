@@ -423,6 +423,7 @@ class Driver:
             known_bad=claim.known_bad,
             permits=claim.permits,
             reserved=has_reserved(entries),
+            stays=lambda: Leave(claim, intent, entries, self.clock).stays(rules),
             picture=self.picture,
             users=self.users,
             scripts=rules.scripts,

@@ -24,6 +24,7 @@ from healer.decisions import (
     takes_canary,
 )
 from healer.decisions.places import node_of
+from healer.decisions.sweeps import since_of, sweeping
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.senses import ended_work, not_looked
 from healer.incidents.severity import urgency_of
@@ -95,6 +96,9 @@ class Leave:
         last = last_of(self.entries, self.intent.key)
         held_by = last.data.get("guard") if last is not None else None
         with self.claim.gate() as tx:
+            if verb is Verb.sweep:
+                known = tx.sweeps(sweeping(rules), since_of(rules, run.cluster, now))
+                tx.facts = msgspec.structs.replace(tx.facts, sweeps=known)
             proposal = self._proposal(rules, playbook, tx.facts, incident)
             takes = not proposal.ride and verb in SLOT_VERBS
             if takes and (why := _no_more(run, incident, tx.facts, now)):
@@ -102,6 +106,11 @@ class Leave:
                 tx.write(entry)
                 return entry
             verdict = judge(proposal, tx.facts, rules, now)
+            if verb is Verb.sweep and run.by == "healer" and verdict.outcome is not Outcome.act:
+                # Its turn comes again; a run that waited for it would keep the others' room.
+                entry = self._entry(StepEvent.skipped, verdict.why, {"ends_run": True})
+                tx.write(entry)
+                return entry
             if takes and incident is not None and run.by == "healer":
                 wait = not_looked(incident, now)
             if wait is not None and verdict.outcome is Outcome.act:
@@ -123,6 +132,14 @@ class Leave:
             if takes:
                 tx.grant_slot(_slot(proposal, run, now))
             return None if again else self._granted(tx, proposal)
+
+    def stays(self, rules: Ruleset) -> str | None:
+        """What speaks against something that takes no capacity and was begun; None: it may stay. Nothing is
+        written, and nobody is held up by it."""
+        facts = self.claim.facts(sweeping(rules))
+        proposal = self._proposal(rules, rules.playbooks[self.run.playbook], facts, None)
+        verdict = judge(proposal, facts, rules, self.clock.now())
+        return verdict.why if verdict.outcome is not Outcome.act else None
 
     def far(self, playbook: Playbook, ctx: Context) -> Result | None:
         """Why a requeue is not due: a run that waited for a good moment waits for each job's own again.
@@ -175,8 +192,8 @@ class Leave:
         restarts = restarts_of(run, intent.item, self.entries)
         asked = proposal_of(run, verb or Verb.drain, incident, job=intent.item, restarts=restarts)
         ride = rides_on_slot(run, playbook, facts)
-        # A second attempt at a reboot is one more reboot; one at a return is the same return.
-        attempt = None if verb in RETURNING_VERBS else intent.attempt
+        # A second attempt at a reboot is one more reboot; one at a return or a sweep is the same.
+        attempt = None if verb in RETURNING_VERBS or verb is Verb.sweep else intent.attempt
         return msgspec.structs.replace(
             asked,
             ride=ride,

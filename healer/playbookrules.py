@@ -32,6 +32,7 @@ _VERDICTS = frozenset(
         Verb.diagnose,
         Verb.reset_gpu,
         Verb.site_command,
+        Verb.sweep,
     }
 )
 #: They may end the run where nothing needs to be done: a node that is out already would stay so.
@@ -166,7 +167,7 @@ def _check_depth(
 ) -> None:
     """Each depth that may be meant is there, and its job may come to its end. A step has one of the two."""
     given = step.input.get("depth")
-    if step.do is not Verb.diagnose or not isinstance(given, str):
+    if step.do not in {Verb.diagnose, Verb.sweep} or not isinstance(given, str):
         return
     place = only_place(given)
     spec = playbook.inputs.get(place) if place is not None else None

@@ -12,6 +12,7 @@ from healer.model import (
     Maintenance,
     Peer,
     Place,
+    SweepSettings,
     Switch,
     Topology,
     WatchSettings,
@@ -29,6 +30,9 @@ _SHARES = (
 )
 _AT_LEAST_ONE = ("max_nodes",)
 _AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h", "trial_runs")
+#: A year: what was tested longer ago counts as never tested anyway.
+_SWEEP_DAYS_MAX = 365
+_SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 
 
@@ -51,6 +55,7 @@ def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]
         source.problem((*path, "earn", "incidents"), "earn: incidents has to be at least 1")
     if not 0 <= settings.earn.precision <= 1:
         source.problem((*path, "earn", "precision"), "earn: precision lies between 0 and 1")
+    _check_sweep(source, (*path, "sweep"), settings.sweep)
     protected = _hosts(source, (*path, "protected"), settings.protected)
     windows = tuple(
         _window(source, (*path, "maintenance", index), window)
@@ -59,6 +64,18 @@ def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]
     if len(source.problems) > before:
         return None
     return msgspec.structs.replace(settings, protected=protected, maintenance=windows)
+
+
+def _check_sweep(source: Source, path: Sequence[str | int], sweep: SweepSettings) -> None:
+    if not 0 <= sweep.max_share <= 1:
+        source.problem((*path, "max_share"), "sweep: max_share lies between 0 and 1")
+    if sweep.max_nodes < 1:
+        source.problem((*path, "max_nodes"), "sweep: max_nodes has to be at least 1")
+    if not 0 < sweep.every_days <= _SWEEP_DAYS_MAX:
+        source.problem((*path, "every_days"), f"sweep: every_days is above 0, and at most {_SWEEP_DAYS_MAX}")
+    for name in ("partition", "qos"):
+        if not _SLURM_NAME.fullmatch(getattr(sweep, name)):
+            source.problem((*path, name), f"sweep: {name} is no name of Slurm's")
 
 
 def _hosts(source: Source, path: Sequence[str | int], texts: Sequence[str]) -> tuple[str, ...]:

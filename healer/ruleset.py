@@ -90,6 +90,7 @@ OPEN_FAULTS = (
     "slurm-drain:",
     "foreign-drain:",
     "hook:",
+    "node-test:",
     "jobs-waiting:",
     "jobs-held:",
     "drift:",

@@ -35,6 +35,7 @@ _PAST = {
     Verb.reset_gpu: "gpu.reset",
     Verb.reserve: "node.reserved",
     Verb.collect: "evidence.collected",
+    Verb.sweep: "node.swept",
     Verb.site_command: "command.done",
 }
 

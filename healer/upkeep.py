@@ -6,16 +6,30 @@ from typing import Any
 
 import msgspec
 
-from healer.decisions import COOLDOWN, after_news, next_breaker, releases, storm_roots, take_backs
+from healer.decisions import (
+    COOLDOWN,
+    JudgeResult,
+    after_news,
+    beginning,
+    decision_of,
+    judge,
+    next_breaker,
+    releases,
+    storm_roots,
+    take_backs,
+)
+from healer.decisions.sweeps import in_turn, is_scheduled, since_of, sweeping, with_one_more
 from healer.incidents import Correlator, find_vetoes, idle_slots, slots_of_gone_nodes
 from healer.incidents.messages import breaker_page
 from healer.model import (
     AuditRecord,
     FaultClass,
     GateFacts,
+    Guard,
     Incident,
     IncidentState,
     Inventory,
+    Outcome,
     Ruleset,
     Run,
     RunState,
@@ -28,6 +42,10 @@ from healer.ports import WalkTx
 
 #: A person takes or forgets a reference rarely, and nothing is done for it.
 REFERENCES_EVERY = timedelta(seconds=15)
+#: Whose turn it is to be swept is looked at so often.
+SWEEPS_EVERY = timedelta(seconds=30)
+#: Guards that say the same of every node: the first answer is enough.
+HOLDS_ALL = frozenset({Guard.stale, Guard.breaker, Guard.cooldown})
 #: What a detector tells again while it stands: drains of others, silence.
 TOLD_ANEW = FaultClass.informational
 
@@ -93,6 +111,42 @@ class Upkeep:
             self.tx.audit(healers_record(self.picture, "run.started", f"run/{run.id}", data, self.now))
         return [run.id for run in begun]
 
+    def sweeps_due(self) -> bool:
+        """It is time to look whose turn it is to be swept."""
+        at = self.picture.swept_at
+        waited = at is None or abs(self.now - at) >= SWEEPS_EVERY
+        return waited and self.picture.slurm is not None and is_scheduled(self.rules, self.picture.cluster)
+
+    def with_sweeps(self, facts: GateFacts, runs: Mapping[str, Run]) -> GateFacts:
+        """The facts with those of sweeps, where this walk may ask for one: a person's may be held."""
+        books = sweeping(self.rules)
+        waits = any(run.state is RunState.held and run.playbook in books for run in runs.values())
+        if not waits and not self.sweeps_due():
+            return facts
+        known = self.tx.sweeps(books, since_of(self.rules, self.picture.cluster, self.now))
+        return msgspec.structs.replace(facts, sweeps=known)
+
+    def sweep(self, facts: GateFacts) -> tuple[GateFacts, list[str]]:
+        """Sweeps whose turn it is, as many as the gate lets begin; the facts after them."""
+        if not self.sweeps_due():
+            return facts, []
+        self.picture.swept_at = self.now
+        begun: list[str] = []
+        for run in in_turn(facts, self.rules, self.now):
+            proposal = beginning(run, self.rules.playbooks[run.playbook], None)
+            verdict = judge(proposal, facts, self.rules, self.now)
+            if verdict.guard in HOLDS_ALL or _is_full(verdict):
+                break
+            if verdict.outcome is not Outcome.act:
+                continue
+            self.tx.add_decision(decision_of(proposal, verdict, self.now))
+            self.tx.create_run(run)
+            data = {"playbook": run.playbook, "node": run.node, "reason": run.reason}
+            self.tx.audit(healers_record(self.picture, "run.started", f"run/{run.id}", data, self.now))
+            facts = with_one_more(facts, run)
+            begun.append(run.id)
+        return facts, begun
+
     def _breaker(self, facts: GateFacts) -> GateFacts:
         breaker = facts.breaker
         if breaker.canary is not None:
@@ -117,6 +171,14 @@ class Upkeep:
         """The canary's drain was read back long ago: it may wait for an empty node for a day yet."""
         drained = (slot.drained_at for slot in facts.slots if slot.run == run)
         return any(at is not None and self.now - at >= COOLDOWN for at in drained)
+
+
+def _is_full(verdict: JudgeResult) -> bool:
+    """As many nodes are in sweep as may be."""
+    answer = verdict.answer
+    if answer is None or answer.guard is not Guard.sweep or not answer.limit:
+        return False
+    return (answer.used or 0) >= answer.limit
 
 
 def open_on(work: Correlator, node: str) -> list[Incident]:

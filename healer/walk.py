@@ -30,6 +30,7 @@ from healer.decisions import (
     takes_canary,
 )
 from healer.decisions.places import planned_window
+from healer.decisions.sweeps import sweeping, with_one_more
 from healer.detection import detect
 from healer.explain import keep_verdict, note_cost, note_merged
 from healer.incidents import (
@@ -109,7 +110,7 @@ def walk(
     for command in commands:
         if command.kind is CommandKind.node_returned:
             picture.clear(str(command.data["node"]), _moment(command, "cleared_at"))
-    findings = detect(rules, picture, live, now)
+    findings = detect(rules, picture, live, now, commands)
     if sensed is not None:
         findings += sensed.findings
     context = Context(rules, picture, now, partial(planned_on, rules, picture, now))
@@ -167,10 +168,12 @@ class _Pass:
         self.started: list[str] = []
         #: What the gate knows; None while this walk has no need to ask it.
         self.facts: GateFacts | None = None
+        self.upkeep = Upkeep(tx, rules, picture, self.work, now=now)
 
     def lock(self, commands: Sequence[Command], findings: Sequence[Finding]) -> None:
         """Takes the gate before any run's row, as people's commands do, if this walk may touch either."""
         wanting = any(self._wants_gate(one) for one in self._open()) or kept_off(self.picture.slurm)
+        wanting = wanting or self.upkeep.sweeps_due()
         if commands or findings or wanting or self.tx.active_runs() or our_drains(self.picture):
             self.facts = self.tx.lock_gate()
             self.work.modes = self.facts.modes
@@ -321,10 +324,11 @@ class _Pass:
         if facts is None:
             return
         runs = {run.id: run for run in self.tx.active_runs()}
-        upkeep = Upkeep(self.tx, self.rules, self.picture, self.work, now=self.now)
-        facts = upkeep.put_right(facts, runs)
+        facts = self.upkeep.put_right(facts, runs)
         self._unfold(facts)
-        self.started += upkeep.release(facts, runs)
+        self.started += self.upkeep.release(facts, runs)
+        facts, swept = self.upkeep.sweep(self.upkeep.with_sweeps(facts, runs))
+        self.started += swept
         self.work.take_all(
             forgotten_drains(our_drains(self.picture), facts, list(runs.values()), self._open(), self.now)
         )
@@ -577,6 +581,8 @@ class _Pass:
         if run.state is not RunState.running or was_running:
             return facts
         self.started.append(run.id)
+        if facts.sweeps is not None and run.playbook in sweeping(self.rules):
+            return with_one_more(facts, run)
         if run.shadow or run.beside or decision.proposal is None or run.node is None:
             return facts
         facts = msgspec.structs.replace(facts, running={**facts.running, run.node: run.id})

@@ -24,6 +24,7 @@ from healer.actions import (
     revive,
     site_command,
     spares,
+    sweep,
     tell,
     under_test,
     waits,
@@ -48,6 +49,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.restart_service: nodes.RESTART_SERVICE,
         Verb.diagnose: diagnose.DIAGNOSE,
         Verb.collect: collect.COLLECT,
+        Verb.sweep: sweep.SWEEP,
         Verb.site_command: site_command.SITE_COMMAND,
         Verb.ticket: tell.TICKET,
         Verb.notify: tell.NOTIFY,
@@ -100,6 +102,7 @@ _CALLS: Mapping[Verb, tuple[SlurmCall, ...]] = MappingProxyType(
         Verb.reserve: (SlurmCall.reserve, SlurmCall.resume, SlurmCall.unreserve),
         Verb.requeue: (SlurmCall.requeue, SlurmCall.start_now),
         Verb.revive: (SlurmCall.revive, SlurmCall.start_now),
+        Verb.sweep: (SlurmCall.submit, SlurmCall.cancel),
     }
 )
 

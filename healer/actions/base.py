@@ -111,6 +111,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     #: Asks for the hooks that were permitted to fail of late.
     permits: Callable[[], Collection[Permit]] = tuple
     reserved: bool = False
+    #: Asks the gate whether what this step began may stay; the sentence of what speaks against it.
+    stays: Callable[[], str | None] = lambda: None
     picture: Callable[[], SlurmSnapshot | None] = lambda: None
     users: Callable[[], Sequence[str]] = tuple
     scripts: Mapping[str, str] = {}

@@ -6,13 +6,25 @@ line leaves its name and comment in Slurm's own list, by which the next one find
 not run has not passed: that asks a person.
 """
 
+from typing import Any
+
 import msgspec
 
 from healer.actions import under_test
 from healer.actions.base import Again, Context, Done, Failed, Result
 from healer.actions.test_results import Told, compared, sentence, told_in
 from healer.actions.test_script import NOT_TESTED, batch
-from healer.model import FIT, REMEDY_LADDER, Reference, Remedy, SlurmJob, SlurmSnapshot, Submission, kind_of
+from healer.model import (
+    FIT,
+    REMEDY_LADDER,
+    Reference,
+    Remedy,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Submission,
+    kind_of,
+)
 from healer.model.reserved import our_reservation
 from healer.model.run import tried_of
 from healer.ports import SchedulerUnavailable
@@ -97,22 +109,36 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
     if job.active or job.state == "PENDING":
         waits = f" waits: {job.reason}" if job.state == "PENDING" and job.reason else " runs"
         return Again(text=f"The test job {job.id} on {ctx.node}{waits}", after_s=LOOK_AGAIN_S)
+    answer = judged(ctx, job)
+    untested = job.state == "FAILED" and exit_status(job) == NOT_TESTED
+    if untested or (job.state != "COMPLETED" and job.state not in _FAILED):
+        return Failed(text=f"{answer.head}: the node is not tested", final=True)
+    return Done(text=answer.text, data=answer.data)
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job that has ended told: `head` alone, with `text` what is compared with the good node."""
+
+    head: str
+    text: str
+    data: dict[str, Any]
+    told: Told
+
+
+def judged(ctx: Context, job: SlurmJob) -> Judged:
+    """`data["passed"]`: it ended well, and nothing is worse than on the good node of its kind."""
     asked = _submitted(ctx)
     told = told_in(job.admin_comment) or Told()
     head = f"{asked.depth or asked.tests[0]} on {ctx.node}, job {job.id}: {job.state}"
     said = sentence(told, asked.tests) if told.tests else ""
-    text = f"{head}; {said}" if said else head
-    if job.state == "FAILED" and _code(job) == NOT_TESTED:
-        return Failed(text=f"{text}: the node is not tested", final=True)
-    if job.state != "COMPLETED" and job.state not in _FAILED:
-        return Failed(text=f"{text}: the node is not tested", final=True)
+    head = f"{head}; {said}" if said else head
     reference = _reference(ctx)
     held = compared(told.results, reference)
+    text = head
     if job.state != "COMPLETED":
         text = f"{text}, exit code {job.exit_code or 'unknown'}"
     worse = (*held.worse, *(held.other if asked.same_facts else ()))
-    text = "; ".join([text, *held.worse, *held.other])
-    data = {
+    data: dict[str, Any] = {
         "passed": job.state == "COMPLETED" and not worse,
         "job": job.id,
         "exit_code": job.exit_code,
@@ -127,10 +153,10 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
         "depth": asked.depth,
         "reference": reference.node if reference is not None else None,
     }
-    return Done(text=text, data=data)
+    return Judged(head=head, text="; ".join([text, *held.worse, *held.other]), data=data, told=told)
 
 
-def _code(job: SlurmJob) -> int | None:
+def exit_status(job: SlurmJob) -> int | None:
     status = (job.exit_code or "").partition(":")[0]
     return int(status) if status.isdecimal() else None
 
@@ -152,14 +178,22 @@ def _reference(ctx: Context) -> Reference | None:
     return next((one for one in ctx.references() if one.kind == kind), None)
 
 
-def submit(ctx: Context) -> Result | None:
-    """Whole nodes, with all the GPUs that Slurm believes in: the script compares them with those it sees."""
+def asked_for(ctx: Context) -> Wanted | Failed:
+    """What this step runs as a job; Failed where `rules/validation` does not have it."""
     asked = wanted(ctx)
     if asked is None or not asked.tests:
         return Failed(text=f"There is no depth {asked.depth if asked else ''} of tests in rules", final=True)
-    missing = next((one for one in asked.tests if one not in ctx.scripts), None)
-    if missing is not None:
-        return Failed(text=f"There is no script {missing} in rules/validation", final=True)
+    lacks = next((one for one in asked.tests if one not in ctx.scripts), None)
+    if lacks is not None:
+        return Failed(text=f"There is no script {lacks} in rules/validation", final=True)
+    return asked
+
+
+def submit(ctx: Context) -> Result | None:
+    """Whole nodes, with all the GPUs that Slurm believes in: the script compares them with those it sees."""
+    asked = asked_for(ctx)
+    if isinstance(asked, Failed):
+        return asked
     try:
         node = ctx.scheduler.node(ctx.node)
         kept = under_test.reservation(ctx)
@@ -167,25 +201,32 @@ def submit(ctx: Context) -> Result | None:
             return Failed(text=f"{ctx.node} is in no reservation of ours", final=True)
     except SchedulerUnavailable:
         return None  # nothing was submitted
+    return hand_in(ctx, asked, submission(ctx, asked, node, name=_name(ctx), reservation=kept.name))
+
+
+def submission(ctx: Context, asked: Wanted, node: SlurmNode, *, name: str, **more: Any) -> Submission:
+    return Submission(
+        name=name,
+        script=batch({one: ctx.scripts[one] for one in asked.tests}, asked.depth),
+        nodes=(ctx.node,),
+        time_limit_s=asked.limit_s,
+        comment=ctx.key,
+        gpus_per_node=0 if node.gpus_shared else node.gpus,
+        **more,
+    )
+
+
+def hand_in(
+    ctx: Context, asked: Wanted, job: Submission, *, look_again_s: float = LOOK_AGAIN_S
+) -> Result | None:
     ctx.fence()
     try:
-        job = ctx.scheduler.submit(
-            Submission(
-                name=_name(ctx),
-                script=batch({one: ctx.scripts[one] for one in asked.tests}, asked.depth),
-                nodes=(ctx.node,),
-                time_limit_s=asked.limit_s,
-                reservation=kept.name,
-                comment=ctx.key,
-                gpus_per_node=0 if node.gpus_shared else node.gpus,
-            )
-        )
+        number = ctx.scheduler.submit(job)
     except SchedulerUnavailable as error:
         if not error.sent:
             return None
         # Unknown whether it was taken: the next attempt looks for its name first, and attempts are few.
         return Failed(text=f"Slurm did not say whether it took the test job of {ctx.node}: {error}")
-    text = f"The test job {job} on {ctx.node} was submitted"
-    return Again(
-        text=text, after_s=LOOK_AGAIN_S, data={"submitted": job, "wanted": msgspec.to_builtins(asked)}
-    )
+    text = f"The test job {number} on {ctx.node} was submitted"
+    data = {"submitted": number, "wanted": msgspec.to_builtins(asked)}
+    return Again(text=text, after_s=look_again_s, data=data)

@@ -39,6 +39,8 @@ from healer.model import Role, Ruleset
 from healer.observations.controller import POLL_S
 from healer.ports import Bmc, NodeExec, Poke, Scheduler, SchedulerError
 from healer.processes.detector import Detector
+from healer.processes.left_jobs import LOOK_S as LEFT_S
+from healer.processes.left_jobs import left_jobs
 from healer.processes.rulebook import Rulebook
 from healer.processes.scheduler import (
     DELIVER_S,
@@ -423,8 +425,9 @@ def run_scheduler(settings: Settings) -> None:
 
     poll = Poll(scheduler(settings), snapshots, rules, failed, cluster, clock=clock)
     switch = Switch(settings, telling_db, cluster, rules)
+    slurm, book = scheduler(settings, cluster=cluster), ledger(settings, db, cluster)
     woken = [
-        Duty("sweep", SWEEP_S, sweep(ledger(settings, db, cluster), poke(settings, cluster), clock)),
+        Duty("sweep", SWEEP_S, sweep(book, poke(settings, cluster), clock)),
         Duty("seal", SEAL_S, seal),
         Duty("deliver", DELIVER_S, delivery(settings, db, lambda: rules().notifications.console_url)),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
@@ -433,6 +436,7 @@ def run_scheduler(settings: Settings) -> None:
         Duty("poll", POLL_S, switch.seen(poll)),
         Duty("alive", ALIVE_S, switch),
         Duty("tidy", TIDY_S, forget),
+        Duty("left jobs", LEFT_S, left_jobs(slurm, book, snapshots, lambda: slurm_users(settings))),
         *woken_by(Waiting(db, cluster, clock), woken),
         *event_duty(settings, db, cluster),
     ]

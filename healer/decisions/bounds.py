@@ -16,6 +16,7 @@ from healer.decisions.capacity import (
     slots_limit,
 )
 from healer.decisions.places import matches, place_of, settings_of
+from healer.decisions.sweeps import limit_of
 from healer.model import GateFacts, Guard, GuardSettings, Ruleset, SlurmNode, SlurmSnapshot, storm_size
 
 #: Slurm is asked this often; a picture must be allowed to be older than that.
@@ -43,6 +44,7 @@ def odd_bounds(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Bound]:
         *_floor(settings, fleet, facts, rules, now),
         *_of_places(settings, snapshot, rules, facts.cluster),
         *_of_repeats(settings, fleet),
+        *_of_sweeps(settings, fleet),
     ]
 
 
@@ -101,6 +103,13 @@ def _of_repeats(settings: GuardSettings, fleet: list[SlurmNode]) -> Iterator[Bou
     shut = [node for node in fleet if any(matches(pattern, node) for pattern in settings.protected)]
     if len(shut) == len(fleet):
         yield Bound(guard=Guard.protected, always=True, text="every node is protected", setting="protected")
+
+
+def _of_sweeps(settings: GuardSettings, fleet: list[SlurmNode]) -> Iterator[Bound]:
+    most = limit_of(settings, len(fleet))
+    if settings.sweep.scheduled and most >= len(fleet):
+        text = f"{most} of {len(fleet)} nodes may be in sweep at once"
+        yield _never(Guard.sweep, text, "sweep.max_share, sweep.max_nodes")
 
 
 def _never(guard: Guard, text: str, setting: str) -> Bound:

@@ -8,6 +8,7 @@ import msgspec
 from healer.decisions import capacity, consent, guards, history
 from healer.decisions.places import active_slot_nodes, place_of, settings_of
 from healer.decisions.promises import reserved
+from healer.decisions.sweeps import sweep
 from healer.model import (
     NODE_REMOVING,
     RESTARTING_VERBS,
@@ -50,13 +51,14 @@ GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
     (Guard.switch, capacity.switch),
     (Guard.partition, capacity.partition),
     (Guard.reserved, reserved),
+    (Guard.sweep, sweep),
     (Guard.mode, consent.mode),
     (Guard.approval, consent.approval),
 )
 
 _ALL = frozenset(Guard)
 #: A node is taken out of service, or what runs on it is stopped.
-_NODE_OUT = _ALL - {Guard.requeue_cap}
+_NODE_OUT = _ALL - {Guard.requeue_cap, Guard.sweep}
 #: Work is taken from a job; the node's slot is another question.
 _JOB = frozenset(
     {
@@ -79,6 +81,14 @@ _TOUCH = frozenset(
 )  # fmt: skip
 #: What would end or slow the work of jobs on the node: it must be drained and empty.
 _TOUCH_EMPTY = _TOUCH | {Guard.consent}
+#: A job of our own on an idle node, which gives way to everybody's. That it goes by itself is a setting of
+#: its own, and no rule has to earn it.
+_SWEEP = frozenset(
+    {
+        Guard.pause, Guard.stale, Guard.ownership, Guard.protected, Guard.maintenance, Guard.breaker,
+        Guard.cooldown, Guard.sweep,
+    }
+)  # fmt: skip
 #: Something is read on a node.
 _LOOK = frozenset({Guard.pause, Guard.protected, Guard.mode, Guard.approval})
 _TOUCH_JOB = frozenset({Guard.pause, Guard.stale, Guard.mode, Guard.approval})
@@ -104,6 +114,7 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.reroute: _TOUCH,
     Verb.site_command: _TOUCH_EMPTY,
     Verb.collect: _LOOK,
+    Verb.sweep: _SWEEP,
     Verb.release: _TOUCH_JOB,
     Verb.exclude: _TOUCH_JOB,
     Verb.ticket: _TELL,

@@ -10,7 +10,7 @@ from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run, Verb
 
 #: They take nothing from a node: nobody else's work on it is in their way, nor they in its. A command of the
 #: site that takes capacity stands behind a drain.
-_TAKES_NOTHING = frozenset({None, Verb.collect, Verb.site_command, Verb.ticket, Verb.notify})
+_TAKES_NOTHING = frozenset({None, Verb.collect, Verb.sweep, Verb.site_command, Verb.ticket, Verb.notify})
 
 #: Looks that are over at once, and may end the run.
 _BRIEF = frozenset({"still_silent"})

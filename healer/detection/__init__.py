@@ -5,15 +5,21 @@ from datetime import datetime
 
 import msgspec
 
-from healer.detection import alerts, drains, hooks, kernel, silence, slurm_watch
+from healer.detection import alerts, drains, hooks, kernel, node_tests, silence, slurm_watch
 from healer.detection.match import rule_for
-from healer.model import Finding, Observation, Ruleset
+from healer.model import Command, Finding, Observation, Ruleset
 from healer.observations import Picture
 
 __all__ = ["detect", "rule_for"]
 
 
-def detect(rules: Ruleset, picture: Picture, live: Sequence[Observation], now: datetime) -> list[Finding]:
+def detect(
+    rules: Ruleset,
+    picture: Picture,
+    live: Sequence[Observation],
+    now: datetime,
+    commands: Sequence[Command] = (),
+) -> list[Finding]:
     """All findings of this moment. A fault that no rule takes gives none: the last rules take all others."""
     found = kernel.findings(rules, live, picture.slurm.nodes if picture.slurm else None)
     told = (
@@ -21,6 +27,7 @@ def detect(rules: Ruleset, picture: Picture, live: Sequence[Observation], now: d
         *silence.findings(picture, now),
         *drains.findings(picture, now),
         *slurm_watch.findings(picture, rules.watches, now),
+        *node_tests.findings(picture.cluster, commands),
     )
     for finding in told:
         if rule := rule_for(rules, finding.fault, finding.fault_class):

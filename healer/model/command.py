@@ -17,6 +17,7 @@ class CommandKind(StrEnum):
     run_changed = "run_changed"  # a run started, waits, ended, got stuck
     jobs_hit = "jobs_hit"  # listed after the drain was read back
     node_returned = "node_returned"
+    test_failed = "test_failed"  # a sweep's test of a node in service
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

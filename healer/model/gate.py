@@ -6,7 +6,7 @@ import msgspec
 
 from healer.model.slurm import SlurmSnapshot
 from healer.model.trials import Trial
-from healer.model.words import BreakerState, Guard, Mode, Remedy, Severity
+from healer.model.words import BreakerState, FaultClass, Guard, Mode, Remedy, Severity
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +141,20 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime | None = None
 
 
+class Sweeps(msgspec.Struct, frozen=True, kw_only=True):
+    """What the guard over sweeps looks at beside the rest; read only where a sweep is asked for.
+
+    `running`: node -> the run that sweeps it now, or got stuck at it. `ailing`: node -> the worst class of
+    the hardware faults that are open there. `tested`: node -> when it last passed or failed a test, `begun`:
+    when its last sweep began; both as far back as two turns.
+    """
+
+    running: dict[str, str] = {}
+    ailing: dict[str, FaultClass] = {}
+    tested: dict[str, datetime] = {}
+    begun: dict[str, datetime] = {}
+
+
 class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a guard may look at. `snapshot` is Slurm's latest picture, None before the first.
 
@@ -167,3 +181,5 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[Waiting, ...] = ()
     #: New or changed rules and playbooks that have runs left.
     trials: tuple[Trial, ...] = ()
+    #: None: not read, because nobody asked for a sweep.
+    sweeps: Sweeps | None = None

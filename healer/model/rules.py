@@ -160,6 +160,26 @@ class Earn(msgspec.Struct, frozen=True, kw_only=True):
     precision: float = 0.95
 
 
+class SweepSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Tests of idle nodes in turn. `scheduled`: healer starts them by itself; by hand they go always.
+
+    `max_share` (0..1) and `max_nodes`: nodes in sweep at once, the lower binds, one is always allowed.
+    `every_days`: a node's turn comes so long after it was last tested. `partition` and `qos` are those of its
+    job; empty: the first partition of the node, Slurm's default.
+    """
+
+    scheduled: bool = False
+    max_share: float = 0.01
+    max_nodes: int = 4
+    every_days: float = 7
+    partition: str = ""
+    qos: str = ""
+
+    @property
+    def every(self) -> timedelta:
+        return timedelta(days=self.every_days)
+
+
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The caps. Shares are 0..1 of the GPU nodes that Slurm knows."""
 
@@ -183,6 +203,7 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     spares: Spares | None = None
     #: So many runs of a new or changed rule or playbook wait for a person first; 0: none.
     trial_runs: int = 3
+    sweep: SweepSettings = SweepSettings()
 
     @property
     def repeat(self) -> timedelta:

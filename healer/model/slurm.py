@@ -117,6 +117,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     comment: str = ""
     gpus_per_node: int = 0
     exclusive: bool = True
+    #: Empty: Slurm's default. `nice`: by so much below the priority that it would have.
+    partition: str = ""
+    qos: str = ""
+    nice: int = 0
 
 
 class Trouble(StrEnum):
@@ -211,6 +215,10 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Jobs that ended FAILED or NODE_FAIL there, as long as slurmctld knows them (MinJobAge)."""
         return list(_failed_by_node(_Same(self.jobs)).get(node, ()))
 
+    def waiting_in(self, partition: str) -> list[SlurmJob]:
+        """Jobs that wait in the partition, in the order of `jobs`."""
+        return list(_waiting_by_partition(_Same(self.jobs)).get(partition, ()))
+
 
 class _Same:
     """A mapping as itself: equal to no other one, whatever it holds."""
@@ -235,6 +243,16 @@ def _by_node(same: _Same) -> dict[str, list[SlurmJob]]:
 @lru_cache(maxsize=4)
 def _failed_by_node(same: _Same) -> dict[str, list[SlurmJob]]:
     return _placed(job for job in same.jobs.values() if job.crashed)
+
+
+@lru_cache(maxsize=4)
+def _waiting_by_partition(same: _Same) -> dict[str, list[SlurmJob]]:
+    found: dict[str, list[SlurmJob]] = {}
+    for job in same.jobs.values():
+        if job.state == "PENDING" and not job.active:
+            for partition in job.partition.split(","):
+                found.setdefault(partition, []).append(job)
+    return found
 
 
 def _placed(jobs: Iterable[SlurmJob]) -> dict[str, list[SlurmJob]]:

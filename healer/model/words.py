@@ -134,6 +134,7 @@ class Verb(StrEnum):
     diagnose = "diagnose"
     reroute = "reroute"
     collect = "collect"
+    sweep = "sweep"
     site_command = "site_command"
     ticket = "ticket"
     notify = "notify"
@@ -188,6 +189,7 @@ class Guard(StrEnum):
     consent = "consent"
     reserved = "reserved"
     stale = "stale"
+    sweep = "sweep"
 
 
 #: Law 2: a surely unusable node passes these and these alone.

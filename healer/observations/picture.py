@@ -240,6 +240,8 @@ class Picture:
         self.facts_changed: set[str] = set()
         self.references: dict[str, Reference] = {}
         self.references_at: datetime | None = None
+        #: When it was last looked whose turn it is to be swept.
+        self.swept_at: datetime | None = None
         #: What other systems' alerting tells.
         self.alerts = Alerts()
         #: Teardown findings of the last half minute, which a root may still explain.

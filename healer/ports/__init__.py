@@ -47,6 +47,7 @@ from healer.model import (
     Sender,
     Slot,
     SlurmSnapshot,
+    Sweeps,
     Ticket,
     Trial,
     Veto,
@@ -182,6 +183,10 @@ class WalkTx(Protocol):
         """Takes the gate's lock until the end of the transaction and reads all that guards may look at."""
         ...
 
+    def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
+        """What is in sweep by these playbooks, which nodes are ill, and what was tested since then."""
+        ...
+
     def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
         """Incidents that a command speaks of which is committed and not in this batch.
 
@@ -279,6 +284,11 @@ class RunClaim(Protocol):
         """What nodes of each kind of the run's cluster should be."""
         ...
 
+    def facts(self, playbooks: Sequence[str]) -> GateFacts:
+        """What the gate knows now, without its lock, with what is in sweep by these playbooks: for looking
+        whether something may stay that takes no capacity."""
+        ...
+
     def paused(self) -> bool:
         """Whether any pause stands for this cluster, now; whom it concerns the gate tells."""
         ...
@@ -346,6 +356,10 @@ class GateTx(Protocol):
     """One transaction under the gate's lock."""
 
     facts: GateFacts
+
+    def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
+        """As of `WalkTx`."""
+        ...
 
     def add_decision(self, decision: Decision) -> None: ...
     def write(self, entry: LogEntry) -> None: ...

@@ -14,6 +14,7 @@ import msgspec
 from healer.decisions.trials import COUNTED
 from healer.model import (
     ENDED_RUN_STATES,
+    HARDWARE,
     LIFTING_VERBS,
     NODE_REMOVING,
     SLOT_GUARDS,
@@ -47,8 +48,10 @@ from healer.model import (
     Slot,
     SlurmSnapshot,
     StepEvent,
+    Sweeps,
     Ticket,
     Trial,
+    Verb,
     VerdictAt,
     Veto,
     Waiting,
@@ -231,6 +234,28 @@ class MemoryLedger:
             trials=tuple(one for one in tables.texts.values() if one.left),
         )
 
+    def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
+        tables = self.tables
+        own = [run for run in tables.runs.values() if run.playbook in playbooks and run.node]
+        ill = [one for one in tables.incidents.values() if one.is_open and one.fault_class in HARDWARE]
+        ill.sort(key=lambda one: str(one.fault_class))
+        tests = [
+            (run.node or "", one.at)
+            for run in tables.runs.values()
+            for one in tables.log.get(run.id, ())
+            if one.event is StepEvent.done
+            and one.data.get("passed") is not None
+            and one.data.get("verb") in {Verb.diagnose, Verb.sweep}
+        ]
+        begun = sorted((run.created_at, run.node or "") for run in own if not run.shadow)
+        at_work = {RunState.running, RunState.stuck}
+        return Sweeps(
+            running={run.node or "": run.id for run in own if run.state in at_work and not run.shadow},
+            ailing={one.root.node: one.fault_class for one in ill if one.root.node},
+            tested={node: at for node, at in sorted(tests, key=lambda one: one[1]) if node and at > since},
+            begun={node: at for at, node in begun if at > since},
+        )
+
     def _waiting(self) -> Iterator[Waiting]:
         """Runs that a cap holds back, before they began or at a step."""
         for run in self.tables.runs.values():
@@ -301,6 +326,9 @@ class MemoryTx:
 
     def lock_gate(self) -> GateFacts:
         return self._ledger.facts()
+
+    def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
+        return self._ledger.sweeps(playbooks, since)
 
     def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
         return {one.incident for one in self._tables.commands if one.incident is not None}
@@ -476,6 +504,10 @@ class MemoryClaim:
 
     def references(self) -> list[Reference]:
         return list(self._ledger.tables.references.values())
+
+    def facts(self, playbooks: Sequence[str]) -> GateFacts:
+        sweeps = self._ledger.sweeps(playbooks, self._ledger.clock.now())
+        return msgspec.structs.replace(self._ledger.facts(), sweeps=sweeps)
 
     def paused(self) -> bool:
         return bool(self._ledger.facts().pauses)

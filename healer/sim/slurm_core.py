@@ -282,6 +282,8 @@ class SimScheduler:
                 comment=submission.comment,
                 requeue=False,
                 runtime_s=self._test_s,
+                nice=submission.nice,
+                **{name: value for name in ("partition", "qos") if (value := getattr(submission, name))},
             )
 
     def cancel(self, job: str) -> None:

@@ -36,6 +36,7 @@ class Job:
     siblings: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    nice: int = 0
     array_job: str = ""
     array_task: int | None = None
     het_job: str = ""

@@ -229,8 +229,10 @@ class World:
                 del self.reservations[name]
 
     def _starts(self, now: datetime) -> None:
-        """First come, first served; a job that does not fit holds nobody up."""
+        """First come, first served, those that are nice after the others; one that does not fit holds nobody
+        up."""
         waiting = [job for job in self.jobs.values() if job.state == "PENDING" and not job.completing_until]
+        waiting.sort(key=lambda job: job.nice)
         if not waiting:
             return
         usable = [node for node in self.nodes.values() if node.usable]

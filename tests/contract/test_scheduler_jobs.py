@@ -5,10 +5,11 @@
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from healer.ports import SchedulerRefused
-from tests.contract.benches import PATIENCE_S, Bench, job_of, running, wait_for
+from tests.contract.benches import PATIENCE_S, Bench, job_of, running, submission, wait_for
 from tests.support.slurm import CRED_EXPIRE_S
 from tests.support.wait import wait_until
 
@@ -294,3 +295,29 @@ def test_a_cancelled_job_ends_and_a_second_cancel_is_nothing(bench: Bench) -> No
     assert wait_for(bench, job, "CANCELLED").restarts == 0
     bench.scheduler.cancel(job)
     assert job_of(bench, job).state == "CANCELLED"
+
+
+def test_a_job_of_ours_that_is_nice_waits_for_everybody_elses(bench: Bench) -> None:
+    """What a sweep rests on: submitted first, it starts last, in the partition that it names."""
+    node = bench.free()[0]
+    before = running(bench, node, gpus=8)
+    ours = bench.scheduler.submit(
+        msgspec.structs.replace(submission(node), partition="train", nice=1_000_000)
+    )
+    theirs = bench.submit(node, gpus=8)
+    waits_for_nodes = {"Resources", "Priority"}
+    for job in (ours, theirs):
+        wait_until(lambda job=job: job_of(bench, job).reason in waits_for_nodes, 15, what="why it waits")
+    assert job_of(bench, ours).partition == "train"
+    bench.finish(before)
+    wait_for(bench, theirs, "RUNNING")
+    assert job_of(bench, ours).state == "PENDING"
+    bench.scheduler.cancel(ours)
+    assert wait_for(bench, ours, "CANCELLED").nodes == ()
+
+
+def test_a_partition_or_qos_that_is_no_name_is_never_sent(bench: Bench) -> None:
+    asked = submission(bench.free()[0])
+    for wrong in ({"partition": "a b"}, {"partition": "--uid=0"}, {"qos": "a,b"}):
+        with pytest.raises(ValueError):
+            bench.bare.submit(msgspec.structs.replace(asked, **wrong))

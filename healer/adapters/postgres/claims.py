@@ -5,7 +5,7 @@ one takes the run only after it has seen the lock free for a lease's time (`heal
 its epoch, so a worker that was overtaken is refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
@@ -38,6 +38,7 @@ from healer.model import (
     Run,
     RunState,
     Slot,
+    Sweeps,
     Ticket,
 )
 from healer.ports import AlreadyRequeued, Clock, LeaseLost
@@ -205,6 +206,13 @@ class PostgresClaim:
         with ledger_errors(), self._conn.begin():
             return [msgspec.convert(doc, Permit) for doc in self._conn.execute(query).scalars()]
 
+    def facts(self, playbooks: Sequence[str]) -> GateFacts:
+        now = self._clock.now()
+        with ledger_errors(), self._conn.begin():
+            facts = gate.read_facts(self._conn, self.run.cluster, self._snapshots, now)
+            sweeps = gate.read_sweeps(self._conn, self.run.cluster, playbooks, now)
+        return msgspec.structs.replace(facts, sweeps=sweeps)
+
     def paused(self) -> bool:
         with ledger_errors(), self._conn.begin():
             return bool(gate.read_pauses(self._conn, self.run.cluster, self._clock.now()))
@@ -327,6 +335,9 @@ class PostgresGateTx:
 
     def __init__(self, conn: sa.Connection, run: Run, facts: GateFacts) -> None:
         self._conn, self._run, self.facts = conn, run, facts
+
+    def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
+        return gate.read_sweeps(self._conn, self._run.cluster, playbooks, since)
 
     def add_decision(self, decision: Decision) -> None:
         gate.add_decision(self._conn, decision)

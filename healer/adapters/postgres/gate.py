@@ -1,5 +1,6 @@
 """The gate's lock and what guards may look at, read in one transaction."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -10,6 +11,7 @@ from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import decisions, gate, pauses, runs, slots
 from healer.model import (
     ENDED_RUN_STATES,
+    HARDWARE,
     NODE_REMOVING,
     SLOT_GUARDS,
     Breaker,
@@ -22,7 +24,9 @@ from healer.model import (
     RemedyUse,
     RequeueUse,
     Slot,
+    Sweeps,
     Trial,
+    Verb,
     Veto,
     Waiting,
 )
@@ -77,6 +81,32 @@ SELECT json_build_object(
      WHERE guard = ANY(:capacity) ORDER BY severity, since) AS one), '[]')
 )::text
 """)
+
+
+SWEEPS = sa.text("""
+SELECT json_build_object(
+  'running', coalesce((SELECT json_object_agg(node, id) FROM runs
+     WHERE cluster = :cluster AND state IN ('running', 'stuck') AND NOT shadow
+       AND state NOT IN ('done', 'undone', 'rejected', 'cancelled') -- as the index `runs_active` has it
+       AND node IS NOT NULL AND playbook = ANY(:playbooks)), '{}'),
+  'ailing', coalesce((SELECT json_object_agg(node, class) FROM (
+     SELECT node, max(doc->>'fault_class') AS class FROM incidents
+     WHERE cluster = :cluster AND state <> 'resolved' AND node IS NOT NULL
+       AND doc->>'fault_class' = ANY(:hardware) GROUP BY node) AS ill), '{}'),
+  'begun', coalesce((SELECT json_object_agg(node, at) FROM (
+     SELECT node, max(created_at) AS at FROM runs
+     WHERE cluster = :cluster AND created_at > :since AND NOT shadow AND node IS NOT NULL
+       AND playbook = ANY(:playbooks) GROUP BY node) AS tried), '{}'),
+  'tested', coalesce((SELECT json_object_agg(node, at) FROM (
+     SELECT runs.node, max(run_log.at) AS at FROM run_log JOIN runs ON runs.id = run_log.run
+     WHERE run_log.event = 'done' AND run_log.doc->'data'->>'passed' IS NOT NULL AND run_log.at > :since
+       AND run_log.doc->'data'->>'verb' = ANY(:tests)
+       AND runs.cluster = :cluster AND runs.node IS NOT NULL GROUP BY runs.node) AS proven), '{}')
+)::text
+""")
+#: `fatal` comes after `degraded`: the worst is the greatest.
+_HARDWARE = sorted(str(one) for one in HARDWARE)
+_TESTS = [str(Verb.diagnose), str(Verb.sweep)]
 
 
 class _Known(msgspec.Struct):
@@ -142,6 +172,13 @@ def read_facts(
     known = _decode(conn.execute(FACTS, asked).scalar_one())
     fields = {name: getattr(known, name) for name in known.__struct_fields__}
     return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
+
+
+def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], since: datetime) -> Sweeps:
+    """Apart from the facts: nobody who waits for a drain needs them."""
+    asked = {"cluster": cluster, "playbooks": list(playbooks), "since": since}
+    found = conn.execute(SWEEPS, {**asked, "hardware": _HARDWARE, "tests": _TESTS}).scalar_one()
+    return msgspec.json.decode(found, type=Sweeps)
 
 
 def add_decision(conn: sa.Connection, decision: Decision) -> None:

@@ -51,6 +51,7 @@ from healer.model import (
     Run,
     RunState,
     Slot,
+    Sweeps,
     Ticket,
     Trial,
     Veto,
@@ -200,6 +201,9 @@ class PostgresWalkTx:
 
     def lock_gate(self) -> GateFacts:
         return gate.lock_gate(self.conn, self._cluster, self._snapshots, self._clock.now())
+
+    def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
+        return gate.read_sweeps(self.conn, self._cluster, playbooks, since)
 
     def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
         taken = [one.inbox_id for one in batch if one.kind is ObservationKind.command]

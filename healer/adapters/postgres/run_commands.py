@@ -37,6 +37,7 @@ from healer.decisions import (
     stands_beside,
     takes_canary,
 )
+from healer.decisions.sweeps import since_of, sweeping
 from healer.incidents.jobs import hit_among
 from healer.model import (
     ENDED_RUN_STATES,
@@ -91,6 +92,7 @@ class PostgresRunCommands:
         playbook = playbook_of(rules, request)
         with translated(), self._engine.connect() as conn:
             facts = gate.read_facts(conn, request.cluster, self._snapshots, now)
+            facts = self._with_sweeps(conn, facts, playbook)
             incident = incident_of(conn, request, facts)
         node = job = None
         jobs = []
@@ -145,6 +147,7 @@ class PostgresRunCommands:
             if known is not None:
                 return msgspec.convert(known, Run)
             facts = gate.lock_gate(conn, request.cluster, self._snapshots, now)
+            facts = self._with_sweeps(conn, facts, playbook)
             incident = incident_of(conn, request, facts)
             run = self._asked(request, playbook, incident, job)
             proposal = beginning(run, playbook, incident)
@@ -165,6 +168,15 @@ class PostgresRunCommands:
         if run.state is RunState.running:
             self._poke([run.id])
         return run
+
+    def _with_sweeps(self, conn: sa.Connection, facts: GateFacts, playbook: Playbook) -> GateFacts:
+        """What the guard over sweeps looks at, where this playbook is one."""
+        rules, now = self._rules(), self._clock.now()
+        books = sweeping(rules)
+        if playbook.name not in books:
+            return facts
+        known = gate.read_sweeps(conn, facts.cluster, books, since_of(rules, facts.cluster, now))
+        return msgspec.structs.replace(facts, sweeps=known)
 
     def _asked(
         self, request: RunRequest, playbook: Playbook, incident: Incident | None, job: SlurmJob | None
@@ -329,6 +341,7 @@ class PostgresRunCommands:
             incident = incident_named(conn, known.incident)
             approved = msgspec.structs.replace(known, approved_by=by)
             proposal = beginning(approved, playbook, incident)
+            facts = self._with_sweeps(conn, facts, playbook)
             verdict = judge(proposal, facts, rules, now)
             gate.add_decision(conn, decision_of(proposal, verdict, now))
             if verdict.outcome is Outcome.refused:

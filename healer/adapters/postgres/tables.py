@@ -341,6 +341,12 @@ run_log = sa.Table(
         "seq",
         postgresql_where=sa.text("event IN ('done', 'failed') AND doc -> 'data' ->> 'verb' IS NOT NULL"),
     ),
+    # Whose turn it is to be swept goes by the tests that came to a verdict.
+    sa.Index(
+        "run_log_tests",
+        "at",
+        postgresql_where=sa.text("event = 'done' AND doc -> 'data' ->> 'passed' IS NOT NULL"),
+    ),
 )
 
 slots = sa.Table(

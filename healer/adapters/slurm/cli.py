@@ -233,6 +233,12 @@ class CliScheduler:
             options.append(f"--gres=gpu:{submission.gpus_per_node}")
         if submission.exclusive:
             options.append("--exclusive")
+        if submission.partition:
+            options.append(f"--partition={words.checked_names('a partition', [submission.partition])}")
+        if submission.qos:
+            options.append(f"--qos={words.checked_names('a QOS', [submission.qos])}")
+        if submission.nice:
+            options.append(f"--nice={submission.nice}")
         action = f"take the job {submission.name}"
         told = self._commands.ask(action, "sbatch", *options, stdin=submission.script.encode()).text
         match = _SUBMITTED.fullmatch(told)

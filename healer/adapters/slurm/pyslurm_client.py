@@ -238,6 +238,12 @@ class PyslurmScheduler:
             fields["resource_sharing"] = "no"
         if submission.reservation:
             fields["reservations"] = [words.checked_reservation(submission.reservation)]
+        if submission.partition:
+            fields["partitions"] = [words.checked_names("a partition", [submission.partition])]
+        if submission.qos:
+            fields["qos"] = words.checked_names("a QOS", [submission.qos])
+        if submission.nice:
+            fields["nice"] = submission.nice
         if submission.comment:
             fields["comment"] = words.checked_line("a comment", submission.comment)
         return str(self._ask("take the job", "submit", script=submission.script, fields=fields))

@@ -59,6 +59,12 @@ def submission(wanted: Submission, version: int) -> dict[str, Any]:
         job["tres_per_node"] = f"gres{':' if version < 40 else '/'}gpu:{wanted.gpus_per_node}"
     if wanted.reservation:
         job["reservation"] = words.checked_reservation(wanted.reservation)
+    if wanted.partition:
+        job["partition"] = words.checked_names("a partition", [wanted.partition])
+    if wanted.qos:
+        job["qos"] = words.checked_names("a QOS", [wanted.qos])
+    if wanted.nice:
+        job["nice"] = wanted.nice
     if wanted.comment:
         job["comment"] = words.checked_line("a comment", wanted.comment)
     return {"script": wanted.script, "job": job}

@@ -40,6 +40,9 @@ class JobSubmitDescription:
             time_limit_s=60 * int(minutes) + int(seconds),
             reservation=(self.get("reservations") or [""])[0],
             comment=self.get("comment") or "",
+            partition=(self.get("partitions") or [""])[0],
+            qos=self.get("qos") or "",
+            nice=self.get("nice") or 0,
             gpus_per_node=(self.get("gres_per_node") or {}).get("gpu", 0),
             exclusive=self.get("resource_sharing") in {"no", "exclusive"},
         )

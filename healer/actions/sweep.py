@@ -1,0 +1,158 @@
+"""Sweep: the tests of an idle node by one job of ours, with no drain and no reservation. It gives way.
+
+Slurm decides when the job starts: it is submitted with the lowest priority that a user may ask for, for this
+node alone, with a short limit, and is never requeued. While it is there the gate is asked again every second
+whether it may stay; where it may not, it is cancelled, and nothing else ever is. A job that was cancelled,
+preempted or killed says nothing of its node: the verdict is what its tests told.
+"""
+
+from collections.abc import Iterator
+
+from healer.actions import test_job
+from healer.actions.base import Action, Again, Context, Done, Failed, Result
+from healer.actions.test_results import Ended
+from healer.decisions.sweeps import SWEEP_JOBS
+from healer.model import Command, CommandKind, SlurmJob
+from healer.ports import SchedulerRefused, SchedulerUnavailable
+
+LOOK_AGAIN_S = 1.0
+#: A job that has not started by then has lost its node to somebody else's.
+STARTS_WITHIN_S = 60
+#: Below the priority that the site's own reckoning gives it; a user may ask for that too.
+NICE = 1_000_000
+#: A job that is not known or has ended.
+_JOB_OVER = frozenset({2017, 2021})
+
+
+def _name(ctx: Context) -> str:
+    return f"{SWEEP_JOBS}{ctx.run.id[:8]}"
+
+
+def _submitted(ctx: Context) -> str | None:
+    return next((one.data["submitted"] for one in ctx.lines if one.data.get("submitted")), None)
+
+
+def _job(ctx: Context) -> SlurmJob | None:
+    """Our job by the id that Slurm gave for it. Where a worker died before it could note that: by its name,
+    comment and user, of which anybody can give the first two."""
+    number = _submitted(ctx)
+    if number is not None:
+        job = ctx.scheduler.job(number)
+        return job if job is not None and job.name == _name(ctx) else None
+    return next(_by_name(ctx), None)
+
+
+def _by_name(ctx: Context) -> Iterator[SlurmJob]:
+    users = ctx.users()
+    for job in ctx.scheduler.snapshot().jobs.values():
+        if (job.name, job.comment) == (_name(ctx), ctx.key) and job.user in users:
+            yield job
+
+
+def _gives_way(ctx: Context) -> str | None:
+    """Why it gave way, as it was noted before the job was cancelled."""
+    return next((str(one.data["gives_way"]) for one in ctx.lines if one.data.get("gives_way")), None)
+
+
+def _probe(ctx: Context) -> Result | None:
+    try:
+        job = _job(ctx)
+    except SchedulerUnavailable as error:
+        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+    if job is None:
+        number = _submitted(ctx)
+        return _no_verdict(ctx, f"Slurm no longer knows job {number}") if number is not None else None
+    if not job.active and job.state != "PENDING":
+        return _verdict(ctx, job)
+    if _gives_way(ctx) is not None:
+        return _cancelled(ctx, job)
+    if (why := ctx.stays() or _too_late(ctx, job)) is not None:
+        # Noted first: what the tests say from here on comes of their end.
+        return Again(text=f"Gives way: {why}", after_s=0, data={"gives_way": why, "submitted": job.id})
+    waits = f"waits: {job.reason}" if job.state == "PENDING" else "runs"
+    return Again(text=f"The test job {job.id} on {ctx.node} {waits}", after_s=LOOK_AGAIN_S)
+
+
+def _too_late(ctx: Context, job: SlurmJob) -> str | None:
+    waited_s = (ctx.now() - ctx.began_at).total_seconds()
+    if job.state != "PENDING" or waited_s <= STARTS_WITHIN_S:
+        return None
+    return f"it did not start within {STARTS_WITHIN_S} s ({job.reason or 'no reason given'})."
+
+
+def _cancelled(ctx: Context, job: SlurmJob) -> Result:
+    """Its own job and no other: by the id that Slurm gave, under the name that we gave."""
+    if "COMPLETING" not in job.flags:
+        ctx.fence()
+        try:
+            ctx.scheduler.cancel(job.id)
+        except SchedulerRefused as error:
+            if error.code not in _JOB_OVER:
+                return Failed(text=f"Job {job.id} could not be cancelled: {error}", final=error.no_right)
+        except SchedulerUnavailable:
+            pass  # unknown whether it happened: the next look tells
+    return Again(text=f"Job {job.id} was cancelled and comes to its end", after_s=LOOK_AGAIN_S)
+
+
+def _no_verdict(ctx: Context, why: str) -> Done:
+    return Done(text=f"{why}: no verdict on {ctx.node}", data={"verdict": "none"})
+
+
+def _verdict(ctx: Context, job: SlurmJob) -> Result:
+    """An answer is what a test told; whatever ended the job from outside is none."""
+    why, answer = _gives_way(ctx), test_job.judged(ctx, job)
+    if why is not None:
+        return _no_verdict(ctx, f"Gave way: {why.rstrip('.')}")
+    failed = [name for name, one in answer.told.tests.items() if one is Ended.failed]
+    told = job.state == "COMPLETED" or (job.state == "FAILED" and bool(failed))
+    if not told:
+        return _no_verdict(ctx, answer.head)
+    if not answer.data["passed"]:
+        ctx.tell_detector(_news(ctx, failed, answer))
+    return Done(text=answer.text, data=answer.data)
+
+
+def _news(ctx: Context, failed: list[str], answer: test_job.Judged) -> Command:
+    """A finding of this node, for no incident that there is. Told twice after a death, it is one."""
+    test = failed[0] if failed else "compared"
+    says = answer.told.says.get(test, "") if failed else "; ".join(answer.data["worse"])
+    return Command(
+        kind=CommandKind.test_failed,
+        cluster=ctx.run.cluster,
+        at=ctx.now(),
+        by=ctx.run.by,
+        data={"run": ctx.run.id, "node": ctx.node, "test": test, "says": says or answer.head},
+    )
+
+
+def _do(ctx: Context) -> Result | None:
+    asked = test_job.asked_for(ctx)
+    if isinstance(asked, Failed):
+        return asked
+    try:
+        node = ctx.scheduler.node(ctx.node)
+    except SchedulerUnavailable:
+        return None  # nothing was submitted
+    settings = ctx.guards.sweep
+    partition = settings.partition or next(iter(node.partitions), "")
+    job = test_job.submission(
+        ctx, asked, node, name=_name(ctx), partition=partition, qos=settings.qos, nice=NICE
+    )
+    return test_job.hand_in(ctx, asked, job, look_again_s=LOOK_AGAIN_S)
+
+
+def _verify(ctx: Context) -> Result:
+    return _probe(ctx) or Again(text=f"The tests of {ctx.node} begin", after_s=LOOK_AGAIN_S)
+
+
+def _undo(ctx: Context) -> Result:
+    try:
+        job = _job(ctx)
+    except SchedulerUnavailable as error:
+        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+    if job is None or not (job.active or job.state == "PENDING"):
+        return Done(text="No job of ours is left")
+    return _cancelled(ctx, job)
+
+
+SWEEP = Action(probe=_probe, do=_do, verify=_verify, undo=_undo)

@@ -424,6 +424,9 @@ class Driver:
             permits=claim.permits,
             reserved=has_reserved(entries),
             stays=lambda: Leave(claim, intent, entries, self.clock).stays(rules),
+            may_borrow=lambda node, begun: Leave(claim, intent, entries, self.clock).borrows(
+                rules, node, begun=begun
+            ),
             picture=self.picture,
             users=self.users,
             scripts=rules.scripts,

@@ -141,6 +141,17 @@ class Leave:
         verdict = judge(proposal, facts, rules, self.clock.now())
         return verdict.why if verdict.outcome is not Outcome.act else None
 
+    def borrows(self, rules: Ruleset, node: str, *, begun: bool) -> str | None:
+        """What speaks against testing the run's node together with this one, which stays in service: the
+        guards of a sweep. `begun`: it is tested with already. None: nothing does."""
+        facts, run = self.claim.facts(sweeping(rules)), self.run
+        proposal = Proposal(
+            cluster=run.cluster, verb=Verb.sweep, node=node, run=run.id, playbook=run.playbook,
+            granted=begun, borrows=True,
+        )  # fmt: skip
+        verdict = judge(proposal, facts, rules, self.clock.now())
+        return verdict.why if verdict.outcome is not Outcome.act else None
+
     def far(self, playbook: Playbook, ctx: Context) -> Result | None:
         """Why a requeue is not due: a run that waited for a good moment waits for each job's own again.
 

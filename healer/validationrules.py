@@ -23,10 +23,13 @@ def read_validation(source: Source | None, scripts: Mapping[str, str]) -> Valida
             source.problem(where, f"depths: {FIT} is what follows from the remedy", "take another name")
         if not depth.tests or len(set(depth.tests)) != len(depth.tests):
             source.problem((*where, "tests"), "tests: a list of different tests, not empty")
-        for index, test in enumerate(depth.tests):
-            if test not in scripts:
-                hint = did_you_mean(test, list(scripts)) or "a file rules/validation/NAME.sh"
-                source.problem((*where, "tests", index), f"tests: there is no script {test}", hint)
+        if len(set(depth.pair)) != len(depth.pair):
+            source.problem((*where, "pair"), "pair: a list of different tests")
+        for key, tests in (("tests", depth.tests), ("pair", depth.pair)):
+            for index, test in enumerate(tests):
+                if test not in scripts:
+                    hint = did_you_mean(test, list(scripts)) or "a file rules/validation/NAME.sh"
+                    source.problem((*where, key, index), f"{key}: there is no script {test}", hint)
         if not 0 < depth.limit_s <= _LIMIT_MAX_S:
             source.problem((*where, "limit_s"), f"limit_s: above 0, and at most {_LIMIT_MAX_S}")
     for remedy, name in read.fits.items():

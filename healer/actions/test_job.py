@@ -43,6 +43,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: int
     depth: str = ""
     same_facts: bool = False
+    pair: tuple[str, ...] = ()
 
 
 def wanted(ctx: Context) -> Wanted | None:
@@ -58,7 +59,14 @@ def wanted(ctx: Context) -> Wanted | None:
     if found is None:
         return Wanted(tests=(), limit_s=LIMIT_S, depth=name)
     limit_s = limit_s or found.limit_s
-    return Wanted(tests=found.tests, limit_s=limit_s, depth=name, same_facts=found.same_facts)
+    return Wanted(
+        tests=found.tests, limit_s=limit_s, depth=name, same_facts=found.same_facts, pair=found.pair
+    )
+
+
+def pair_of(ctx: Context) -> tuple[str, ...]:
+    """The tests of two nodes that belong to what was submitted."""
+    return _submitted(ctx).pair
 
 
 def _done_to_it(ctx: Context) -> Remedy | None:
@@ -96,12 +104,12 @@ def _find(ctx: Context, picture: SlurmSnapshot) -> SlurmJob | None:
     mine = (
         job
         for job in picture.jobs.values()
-        if kept is not None and (job.reservation, job.name, job.comment) == (kept.name, _name(ctx), ctx.key)
+        if kept is not None and (job.reservation, job.name, job.comment) == (kept.name, name_of(ctx), ctx.key)
     )
     return next(mine, None)
 
 
-def _name(ctx: Context) -> str:
+def name_of(ctx: Context) -> str:
     return f"{under_test.TEST_JOBS}{(ctx.run.incident or ctx.run.id)[:8]}"
 
 
@@ -201,7 +209,7 @@ def submit(ctx: Context) -> Result | None:
             return Failed(text=f"{ctx.node} is in no reservation of ours", final=True)
     except SchedulerUnavailable:
         return None  # nothing was submitted
-    return hand_in(ctx, asked, submission(ctx, asked, node, name=_name(ctx), reservation=kept.name))
+    return hand_in(ctx, asked, submission(ctx, asked, node, name=name_of(ctx), reservation=kept.name))
 
 
 def submission(ctx: Context, asked: Wanted, node: SlurmNode, *, name: str, **more: Any) -> Submission:

@@ -19,6 +19,8 @@ TEST_JOBS = "healer-test-"
 _NO_RESERVATION = 2053
 _JOB_OVER = frozenset({2017, 2021})
 LOOK_AGAIN_S = 1.0
+#: A job of this reservation may use a node outside of it too: the partner in tests of two (pair_job).
+_FLAGS = ("FLEX",)
 
 
 def reservation(ctx: Context) -> Reservation | None:
@@ -105,6 +107,7 @@ def _do(ctx: Context) -> Result | None:
                     nodes=(ctx.node,),
                     users=tuple(ctx.users()),
                     maintenance=True,
+                    flags=_FLAGS,
                 )
             )
         elif node.held:

@@ -33,6 +33,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None = None
     approved_by: str | None = None
     ride: bool = False
+    #: The node is to be the partner of another one in its tests, whether or not its own turn has come.
+    borrows: bool = False
     #: The run only begins: it looks and waits before it takes anything, and asks again then.
     begins: bool = False
     #: Restart count of the job a requeue is about.

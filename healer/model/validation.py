@@ -11,11 +11,13 @@ FIT = "fit"
 class Depth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`tests` of `rules/validation` in their order, the first of which decides whether the node was tested at
     all; `limit_s` is the time limit of their one job. `same_facts`: versions other than on the good node of
-    its kind fail it; else they are only told (drift has incidents of its own)."""
+    its kind fail it; else they are only told (drift has incidents of its own). `pair`: tests of it and an
+    idle node together, once it has passed alone."""
 
     tests: tuple[str, ...]
     limit_s: int
     same_facts: bool = False
+    pair: tuple[str, ...] = ()
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

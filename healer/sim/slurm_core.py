@@ -190,7 +190,8 @@ class SimScheduler:
                 raise SchedulerRefused(f"{wanted.name}: Duplicate reservation name", 2082)
             if any(node.jobs for node in nodes) and not wanted.maintenance:
                 raise SchedulerRefused(f"Reservation {wanted.name}: Requested nodes are busy", 2016)
-            flags = ("MAINT", "IGNORE_JOBS", "SPEC_NODES") if wanted.maintenance else ("SPEC_NODES",)
+            planned = ("MAINT", "IGNORE_JOBS") if wanted.maintenance else ()
+            flags = tuple(dict.fromkeys((*planned, *wanted.flags, "SPEC_NODES")))
             kept = replace(wanted, since=wanted.since or now, flags=flags)
             self._world.reservations[wanted.name] = kept
 

@@ -276,9 +276,14 @@ class World:
             and not node.exclusive
             and not (job.exclusive and node.jobs)
             and node.spec.name not in job.excluded
-            and bool(held or not job.reservation)
+            and bool(held or not job.reservation or self._flexible(job.reservation))
             and self._let_in(job, held)
         )
+
+    def _flexible(self, reservation: str) -> bool:
+        """Its jobs may use nodes outside of it too."""
+        found = self.reservations.get(reservation)
+        return found is not None and "FLEX" in found.flags
 
     def _let_in(self, job: Job, held: list[Reservation]) -> bool:
         """A job of a MAINT reservation is not kept out by others that hold the node too."""

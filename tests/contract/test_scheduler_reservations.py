@@ -5,6 +5,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from healer.model import Reservation
@@ -128,6 +129,21 @@ def test_trap_validation_reserve_then_resume_then_test_inside(
         bench.scheduler.unreserve(NAME)
         assert bench.scheduler.node(node).drain
         assert job_of(bench, users).state == "PENDING"
+
+
+def test_a_job_of_a_flexible_reservation_has_a_partner_outside_of_it(bench: Bench) -> None:
+    """Tests of two nodes: one in our reservation, and one in service."""
+    node, partner = bench.free(2)
+    bench.scheduler.reserve(msgspec.structs.replace(maintenance(node), flags=("FLEX",)))
+    found = read(bench)
+    assert found is not None and found.maintenance and "FLEX" in found.flags
+    alone = submission(node, reservation=NAME, script="#!/bin/sh\nexec sleep 60\n")
+    job = bench.scheduler.submit(msgspec.structs.replace(alone, nodes=(node, partner)))
+    assert set(wait_for(bench, job, "RUNNING").nodes) == {node, partner}
+    assert not bench.scheduler.node(partner).planned
+    bench.scheduler.cancel(job)
+    wait_for(bench, job, "CANCELLED")
+    bench.scheduler.unreserve(NAME)
 
 
 def test_a_submission_that_slurm_cannot_take_is_refused(bench: Bench) -> None:

@@ -1,42 +1,23 @@
 """A run is taken back while its worker dies: after each commit, and around each effect. Law 7 holds for the
 way back too: in the end the node is in service, its reservation gone and its slot free."""
 
-from typing import Any
-
 import pytest
 
 from healer.model import LogEntry, Run, RunState, StepEvent
 from healer.playbooks import UNDO
-from tests.simulation.test_every_death import DEAD_S, CountingSlurm, MortalLedger
+from tests.simulation.test_every_death import DEAD_S, MortalLedger
 from tests.support.loop import CLUSTER, Crash, Site, name
+from tests.support.under_test import Written
 
 #: The way back has fewer moments than this; the test says so if it ever has more.
 MOMENTS = 25
-
-
-class MortalSlurm(CountingSlurm):
-    """Whoever calls it dies once right after the effect `dies_after`, before writing anything of it."""
-
-    dies_after = ""
-
-    def __getattr__(self, verb: str) -> Any:
-        call: Any = super().__getattr__(verb)
-        if verb != self.dies_after:
-            return call
-
-        def deadly(*given: object) -> object:
-            call(*given)
-            self.dies_after = ""
-            raise Crash(verb)
-
-        return deadly
 
 
 class WayBack:
     """`validate` has drained and reserved a node, and waits for its test to end."""
 
     def __init__(self) -> None:
-        self.site = Site(scheduler=MortalSlurm)
+        self.site = Site(scheduler=Written)
         self.site.ledger = MortalLedger(CLUSTER, self.site.clock)
         self.site.driver.ledger = self.ledger = self.site.ledger
         self.checkpoints = 0
@@ -71,7 +52,7 @@ class WayBack:
         with self.ledger.transaction() as tx:
             tx.set_run_state("r-back", RunState.running, why="bob: no", at=site.now)
         site.on_checkpoint = self._checkpoint
-        assert isinstance(site.driver.scheduler, MortalSlurm)
+        assert isinstance(site.driver.scheduler, Written)
         site.driver.scheduler.dies_after = self.dies_at_effect
         self.ledger.commits = 0
         self.ledger.dies_after = self.dies_after

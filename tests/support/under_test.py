@@ -1,11 +1,13 @@
 """A site on which nodes are tested in reservations: what was written to Slurm, and the test jobs of ours."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from healer.actions.under_test import TEST_JOBS
 from healer.model import LogEntry, Reservation, Run, SlurmJob, StepEvent
 from healer.sim.slurm_core import SimScheduler
-from tests.support.loop import Site, name
+from tests.support.loop import Crash, Site, name
 
 WRITES = frozenset(
     {
@@ -16,16 +18,24 @@ WRITES = frozenset(
 
 
 class Written:
-    """The simulated Slurm, with a list of what was changed in it; `annotate` and `start_now` apart."""
+    """The simulated Slurm, with a list of what was changed in it; `annotate` and `start_now` apart. Whoever
+    calls `dies_after` dies once right after it, before writing anything of it."""
 
     def __init__(self, slurm: SimScheduler) -> None:
         self.slurm = slurm
         self.writes: list[str] = []
+        self.dies_after = ""
 
     def __getattr__(self, call: str) -> Any:
         if call in WRITES:
             self.writes.append(call)
-        return getattr(self.slurm, call)
+        does = getattr(self.slurm, call)
+        return partial(self._deadly, does, call) if call == self.dies_after else does
+
+    def _deadly(self, does: Callable[..., object], call: str, *given: object) -> None:
+        does(*given)
+        self.dies_after = ""
+        raise Crash(call)
 
 
 class TestSite(Site):

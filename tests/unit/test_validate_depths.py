@@ -29,7 +29,11 @@ def ends(site: TestSite, comment: str, *, code: str | None = None) -> None:
     job = site.running_test()
     site.slurm.remark(job, comment)
     site.slurm.complete(job) if code is None else site.slurm.fail_job(job, code)
-    site.run_for(30)
+    site.run_for(10)
+    for both in [one for one in site.test_jobs() if one.state == "RUNNING"]:  # with a partner, where full
+        site.slurm.remark(both.id, "healer-test/1; pair:passed:1")
+        site.slurm.complete(both.id)
+    site.run_for(20)
 
 
 def learn(site: TestSite, **told: object) -> None:
@@ -54,7 +58,7 @@ def test_what_the_tests_told_is_the_steps_evidence() -> None:
     ends(site, TOLD)
     assert site.run_named(run).state is RunState.done
     data = evidence(site, run)
-    assert data["tests"] == {"gpus": "passed", "versions": "passed"}
+    assert data["tests"] == {"gpus": "passed", "versions": "passed", "pair": "passed"}
     assert data["results"] == {"gpu_count": "8", "driver": "580.65.06"}
     assert (data["depth"], data["says"]) == ("full", {"versions": "driver 580"})
 

@@ -142,8 +142,8 @@ class CliScheduler:
             options.append(f"Users={words.checked_names('a user', reservation.users)}")
         if reservation.accounts:
             options.append(f"Accounts={words.checked_names('an account', reservation.accounts)}")
-        if reservation.maintenance:
-            options.append("Flags=MAINT,IGNORE_JOBS")
+        if flags := words.reservation_flags(reservation):
+            options.append(f"Flags={','.join(flags)}")
         self._commands.ask(f"make the reservation {name}", "scontrol", "create", "reservation", *options)
 
     def change_reservation(self, name: str, nodes: Sequence[str]) -> None:

@@ -17,12 +17,11 @@ def number(value: float) -> dict[str, Any]:
 
 def reservation(wanted: Reservation, now: datetime) -> dict[str, Any]:
     """For POST /reservation, from v0.0.43 on."""
-    flags = {*wanted.flags, *(("MAINT", "IGNORE_JOBS") if wanted.maintenance else ())}
     body: dict[str, Any] = {
         "name": words.checked_reservation(wanted.name),
         "node_list": words.checked_nodes(wanted.nodes),
         "start_time": number((wanted.since or now).timestamp()),
-        "flags": sorted(flags),
+        "flags": words.reservation_flags(wanted),
     }
     if wanted.until is None:
         body["duration"] = _ENDLESS

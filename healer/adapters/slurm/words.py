@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from healer.adapters.slurm import hostlist
+from healer.model import Reservation
 from healer.model.node_words import node_words
 from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
@@ -178,6 +179,11 @@ def checked_reservation(name: str) -> str:
     if not _RESERVATION_NAME.fullmatch(name):
         raise SchedulerRefused(f"{name[:80]!r} is not the name of a reservation.", RESERVATION_UNKNOWN)
     return name
+
+
+def reservation_flags(reservation: Reservation) -> list[str]:
+    """What Slurm is told: MAINT with IGNORE_JOBS for planned work, as jobs may still run there."""
+    return sorted({*reservation.flags, *(("MAINT", "IGNORE_JOBS") if reservation.maintenance else ())})
 
 
 def checked_names(what: str, names: Sequence[str]) -> str:

@@ -8,7 +8,9 @@ the pyslurm to be (24.11.0), PYSLURM_FAKE_LIBSLURM its libslurm where that is an
 
 import time
 from enum import Flag
-from types import SimpleNamespace
+from functools import reduce
+from operator import or_
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from pyslurm._base import LIBSLURM, RELEASE, VERSION, PyslurmError, RPCError, integer, rpc, seconds, sim
@@ -42,7 +44,7 @@ def _reservations() -> dict[str, dict[str, Any]]:
             "node_list": ",".join(kept.nodes),
             "start_time": seconds(kept.since),
             "end_time": seconds(kept.until) or int(time.time()) + 365 * 86_400,
-            "flags": "MAINT,IGNORE_JOBS,SPEC_NODES" if kept.maintenance else "SPEC_NODES",
+            "flags": ",".join(kept.flags),
         }
         for name, kept in rpc(sim.snapshot).reservations.items()
     }
@@ -76,18 +78,26 @@ else:
         MAINTENANCE = 1
         IGNORE_RUNNING_JOBS = 2
         SPECIFIC_NODES = 4
+        FLEX = 8
+
+    _THEIRS = MappingProxyType(
+        {
+            "MAINT": ReservationFlags.MAINTENANCE,
+            "IGNORE_JOBS": ReservationFlags.IGNORE_RUNNING_JOBS,
+            "SPEC_NODES": ReservationFlags.SPECIFIC_NODES,
+            "FLEX": ReservationFlags.FLEX,
+        }
+    )
 
     class Reservations(dict[str, SimpleNamespace]):
         @staticmethod
         def load() -> "Reservations":
-            flags = ReservationFlags.SPECIFIC_NODES
-            planned = flags | ReservationFlags.MAINTENANCE | ReservationFlags.IGNORE_RUNNING_JOBS
             return Reservations(
                 {
                     name: SimpleNamespace(
                         **record
                         | {"name": name, "nodes": record["node_list"]}
-                        | {"flags": planned if "MAINT" in record["flags"] else flags}
+                        | {"flags": reduce(or_, (_THEIRS[one] for one in record["flags"].split(",")))}
                     )
                     for name, record in _reservations().items()
                 }

@@ -89,7 +89,10 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
         return allow(Guard.sweep, f"Nobody wants {node.name}; {figures} beside it.", limit=limit, used=others)
     if others >= limit:
         return hold(Guard.sweep, f"{figures}.", limit=limit, used=others)
-    if proposal.by is None and (turn := _turn(node.name, known, settings)) is not None and turn > now:
+    # That its turn has come was asked when its run began, which has counted as tried since.
+    begun = known.running.get(node.name, "") == proposal.run
+    turn = _turn(node.name, known, settings) if proposal.by is None and not begun else None
+    if turn is not None and turn > now:
         why = f"{node.name} was tested, or tried, of late: its turn comes at {at(turn)}."
         return hold(Guard.sweep, why, limit=limit, used=others, frees_at=turn)
     return allow(

@@ -89,8 +89,11 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
         return allow(Guard.sweep, f"Nobody wants {node.name}; {figures} beside it.", limit=limit, used=others)
     if others >= limit:
         return hold(Guard.sweep, f"{figures}.", limit=limit, used=others)
-    own = proposal.by is None and not proposal.borrows
-    if own and (turn := _turn(node.name, known, settings)) is not None and turn > now:
+    # That its turn has come was asked when its run began, which has counted as tried since.
+    begun = known.running.get(node.name, "") == proposal.run
+    asks_turn = proposal.by is None and not begun and not proposal.borrows
+    turn = _turn(node.name, known, settings) if asks_turn else None
+    if turn is not None and turn > now:
         why = f"{node.name} was tested, or tried, of late: its turn comes at {at(turn)}."
         return hold(Guard.sweep, why, limit=limit, used=others, frees_at=turn)
     return allow(

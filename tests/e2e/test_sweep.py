@@ -165,7 +165,7 @@ def test_a_wrong_answer_is_a_finding_and_no_drain(sweeps: Sweeps) -> None:
     node, site = "gpu0007", sweeps.site
     run = sweeps.ask(node)
     (sweeps.folder / f"fails-{node}").touch()
-    assert "plays failed (GPU 3: a wrong answer in fp32)" in sweeps.ended(run)["text"]
+    assert "plays (GPU 3: a wrong answer in fp32) failed" in sweeps.ended(run)["text"]
     found = site.incident(node)
     assert (found["rule"], found["severity"], found["state"]) == ("sweep-failed", "P2", "open")
     assert site.node(node).in_service and site.drains(node) == 0

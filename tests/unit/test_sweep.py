@@ -288,6 +288,7 @@ def test_nodes_come_in_turn_and_few_at_once() -> None:
         assert len({job.nodes for job in jobs(site) if job.active}) <= 2
     assert swept(site) == [name(number) for number in range(1, 6)]
     assert {run.state for run in site.runs} == {RunState.done}
+    assert [verdict(site, run.id).get("passed") for run in site.runs] == [True] * 5
     site.clock.advance(timedelta(days=7).total_seconds())
     site.run_for(5)
     assert swept(site)[5:] == [name(1), name(2)], "the oldest first"
@@ -295,7 +296,7 @@ def test_nodes_come_in_turn_and_few_at_once() -> None:
 
 def test_what_is_begun_is_on_record_with_its_figures() -> None:
     site = scheduled()
-    site.run_for(1)
+    site.walk()
     begun = [one for one in site.ledger.tables.decisions if one.playbook == "sweep"]
     assert [one.outcome for one in begun] == [Outcome.act, Outcome.act]
     assert [(one.used, one.limit) for each in begun for one in each.answers if one.guard == "sweep"] == [
@@ -315,6 +316,7 @@ def test_nobody_is_swept_where_somebody_waits() -> None:
 def test_a_node_that_gave_way_is_left_alone_for_an_hour() -> None:
     site = scheduled(1)
     site.run_for(2)
+    assert [job.state for job in jobs(site)] == ["RUNNING"]
     site.pause()
     site.run_for(5)
     site.end_pause()

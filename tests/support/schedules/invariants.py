@@ -7,10 +7,12 @@
 from collections import Counter
 from fractions import Fraction
 
+from healer.actions.under_test import TEST_JOBS
+from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import ENDED_RUN_STATES, LogEntry, RunState, Slot, StepEvent
 from healer.model.reasons import is_ours, slurm_kind
 from healer.model.reserved import is_our_reservation
-from tests.support.schedules.world import NODES, RACK, WRITE_S, Effect, World
+from tests.support.schedules.world import NODES, RACK, SWEEPS, WRITE_S, Effect, World
 
 #: A drain of ours may stand so long before an incident or a run must speak for it (`forgotten.GRACE` and what
 #: a walk takes until it comes to it, with a detector that died).
@@ -19,6 +21,8 @@ FORGOTTEN_S = 150.0
 LEAPT_S = 300.0
 #: A pause takes effect within a second; a call that was under way may still end.
 PAUSE_S = 1.0 + WRITE_S
+#: A sweep's job is gone so soon after somebody waits, also when its worker died.
+GIVES_WAY_S = 30.0
 #: What is told or noted beside the work takes nothing.
 _NOTES = frozenset({"annotate", "remark", "notify"})
 #: States in which a run is over, or waits for a person.
@@ -36,6 +40,7 @@ class Watch:
         self._unspoken: dict[str, float] = {}
         self._paused_at: dict[str, float] = {}
         self._seen = 0
+        self._in_the_way: float | None = None
         world.store.on_grant = self.granted
         world.on_effect = self.effect
 
@@ -88,9 +93,17 @@ class Watch:
             self.say(f"{one.verb} {one.target} before its step was stored as started")
         standing = {one.name for one in tables.pauses} & {"", run.node}
         paused = [self._paused_at[name] for name in standing if name in self._paused_at]
-        if one.verb not in _NOTES and any(at - began > PAUSE_S for began in paused):
+        gives_way = one.verb == "cancel" and self._is_sweep(one)
+        if one.verb not in _NOTES and not gives_way and any(at - began > PAUSE_S for began in paused):
             self.say(f"{one.verb} {one.target} for {one.run} {at - min(paused):.0f} s after a pause")
         self._owner(one)
+        job = self.world.slurm.job(one.target) if one.verb == "cancel" else None
+        if job is not None and (job.user != "root" or not job.name.startswith((SWEEP_JOBS, TEST_JOBS))):
+            self.say(f"{one.verb} of job {job.id} of {job.user}, which is not healer's own")
+
+    def _is_sweep(self, one: Effect) -> bool:
+        run = self.world.store.tables.runs.get(one.run)
+        return run is not None and run.playbook == "sweep"
 
     def _owner(self, one: Effect) -> None:
         """A person's drain that has stood for a while is neither lifted nor given other words."""
@@ -113,13 +126,14 @@ class Watch:
         at_work = Counter(
             run.node
             for run in tables.runs.values()
-            if run.state is RunState.running and not run.shadow and run.node
+            if run.state is RunState.running and not run.shadow and not run.beside and run.node
         )
         for node, count in at_work.items():
             if count > 1:
                 self.say(f"{count} runs work on {node}")
         self._requeued()
         self._spoken_for(now)
+        self._swept(now)
 
     def _requeued(self) -> None:
         """Each restart that we caused was granted, by its count; none was caused twice."""
@@ -133,6 +147,27 @@ class Watch:
         for job, count in Counter(job for job, _ in uses).items():
             if count > cap:
                 self.say(f"job {job} was granted {count} restarts, {cap} allowed")
+
+    def _swept(self, now: float) -> None:
+        """A sweep has one job, few go at once, and none is in anybody's way for long."""
+        jobs = self.world.slurm.snapshot().jobs.values()
+        ours = [job for job in jobs if job.name.startswith(SWEEP_JOBS) and "COMPLETING" not in job.flags]
+        live = [job for job in ours if job.active or job.state == "PENDING"]
+        for comment, count in Counter(job.comment for job in live).items():
+            if count > 1:
+                self.say(f"{count} jobs for the sweep {comment}")
+        runs = self.world.store.tables.runs.values()
+        going = [run for run in runs if run.playbook == "sweep" and run.state is RunState.running]
+        if len(going) > SWEEPS:
+            self.say(f"{len(going)} sweeps at once, {SWEEPS} allowed")
+        wanted = any(
+            job.state == "PENDING" and job.user != "root" and job.reason in {"Resources", "Priority"}
+            for job in jobs
+        )
+        stands = bool(live) and wanted and self.world.hub.calm
+        self._in_the_way = (self._in_the_way or now) if stands else None
+        if self._in_the_way is not None and now - self._in_the_way > GIVES_WAY_S:
+            self.say(f"a job waits, and {[job.name for job in live]} of ours are still there")
 
     def _spoken_for(self, now: float) -> None:
         """Each drain of ours has an open incident, or a run at work on it."""
@@ -173,6 +208,9 @@ class Watch:
                 self.say(
                     f"the slot of {slot.node} is kept by run {slot.run}, which has ended; it is in service"
                 )
+        left = [job.id for job in shown.jobs.values() if job.name.startswith(SWEEP_JOBS) and job.active]
+        if left:
+            self.say(f"jobs {left} of sweeps are left")
         self._audited()
 
     def _goes_on(self, run: str) -> bool:

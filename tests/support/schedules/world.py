@@ -21,10 +21,12 @@ from healer.model import (
     RunState,
     SlurmJob,
     StepEvent,
+    SweepSettings,
 )
 from healer.playbooks import UNDO, stuck_at, touched
 from healer.ports import LedgerAway, NodeUnavailable, SchedulerError, SchedulerUnavailable
 from healer.processes.detector import Detector
+from healer.processes.left_jobs import left_jobs
 from healer.sim.ledger import MemoryLedger, MemoryTx
 from healer.sim.nodes import SimNodes
 from healer.sim.slurm_core import SimScheduler, sim_nodes
@@ -33,6 +35,8 @@ from tests.support.schedules.processes import IDLE, Chances, HostClock, Hub, Pro
 from tests.support.schedules.store import ProcessLedger, Store
 
 NODES, RACK = 16, 4
+#: Nodes in sweep at once.
+SWEEPS = 3
 #: A call that changes something is given up after so long (`preferred.WRITE_S`).
 WRITE_S = 7.0
 WRITES = frozenset(
@@ -120,6 +124,10 @@ class World:
             partition_share=1.0,
             min_service_share=chance.choice((0.5, 0.75)),
             breaker_share=chance.choice((0.2, 1.0)),
+            # Of a chance of its own: the other seeds' stories stay what they were.
+            sweep=SweepSettings(
+                scheduled=random.Random(f"sweeps {seed}").random() < 0.5, max_share=1.0, max_nodes=SWEEPS
+            ),
         )
         self.rules = rules_in(Mode.approve if chance.random() < 0.2 else Mode.auto, guards=self.guards)
         racked = [
@@ -197,6 +205,7 @@ class World:
 
     def _beat(self, process: Process) -> None:
         ledger = ProcessLedger(self.store, process)
+        left = left_jobs(self.slurm, ledger, self.store, lambda: ("root",))  # type: ignore[arg-type]
         while True:
             taken_at = process.clock.now()
             snapshot = msgspec.structs.replace(self.slurm.snapshot(), taken_at=taken_at)
@@ -206,6 +215,7 @@ class World:
             process.point("swept")
             with contextlib.suppress(LedgerAway):
                 self._poke(ledger.due_runs(process.clock.now()))
+                left()
             process.point(IDLE)
 
     def _poke(self, runs: Sequence[str]) -> None:
@@ -265,6 +275,8 @@ class World:
         for host in self.hosts:
             host.offset = timedelta()
         self.store.tables.pauses.clear()
+        over = msgspec.structs.replace(self.guards, sweep=SweepSettings())
+        self.rules = msgspec.structs.replace(self.rules, guards=over)
         for number in range(1, NODES + 1):
             self.slurm.answer(name(number))
 

@@ -1,11 +1,21 @@
 """Each test that ships: what passes, what fails, and what is neither because nobody could look."""
 
+import re
+import shutil
+import sys
+from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from healer.ruleset import load
-from tests.support.node_tests import SMI, VALIDATION, Bench
+from tests.support import torch_stand_in
+from tests.support.node_tests import SMI, VALIDATION, Bench, Said
+
+TORCH = Path(torch_stand_in.__file__)
+#: The node's python3 has to be one for which NumPy was built.
+PYTHON = Path(sys.executable).parent
 
 
 @pytest.fixture
@@ -257,6 +267,81 @@ def test_a_wrong_answer_fails(bench: Bench) -> None:
 def test_a_check_that_breaks_off_is_no_answer(bench: Bench) -> None:
     (bench.folder / "multiprocessing.py").write_text("raise MemoryError\n")
     assert bench.run("burn", PYTHONPATH=str(bench.folder)).code == 77
+
+
+# --- answers ---
+
+
+def answered(bench: Bench, **env: str) -> Said:
+    """GPUs that NumPy stands for."""
+    shutil.copy(TORCH, bench.folder / "torch.py")
+    numpy_at = str(Path(np.__file__).parents[1])
+    python = {"PYTHONPATH": f"{bench.folder}:{numpy_at}", "PATH": f"{PYTHON}:{bench.env['PATH']}"}
+    return bench.run("answers", **(python | env))
+
+
+def test_right_answers_have_the_digests_that_the_file_knows(bench: Bench) -> None:
+    """Reckoned here by another way: whole numbers, and the text of the file."""
+    text = (VALIDATION / "answers.sh").read_text()
+    known = dict(re.findall(r'^ {4}"(\w+)": "([0-9a-f]{64})",$', text, re.MULTILINE))
+    i = j = np.arange(2048)
+    k = np.arange(256)
+
+    def whole(side: int, inner: int) -> np.ndarray:
+        """Rows repeat after 5 and columns after 7."""
+        k = np.arange(inner)
+        few = ((3 * i[:5, None] + 7 * k) % 11 - 5) @ ((5 * k[:, None] + 2 * j[:7]) % 13 - 6)
+        return few[i[:side] % 5][:, j[:side] % 7].astype("<i4")
+
+    units = ((i[:3, None] + 2 * k) % 3 - 1) @ ((2 * k[:, None] + j[:3]) % 3 - 1)
+    made = {
+        "whole": whole(2048, 512),
+        "units": units[i % 3][:, j % 3].astype("<i4"),
+        "sums": np.cumsum(np.arange(1 << 22) * 7919 % 8191).astype("<i8"),
+        "core": whole(48, 48),
+    }
+    assert known == {
+        name: sha256(np.ascontiguousarray(one).tobytes()).hexdigest() for name, one in made.items()
+    }
+
+
+def test_gpus_that_give_the_known_answers_pass(bench: Bench) -> None:
+    said = answered(bench)
+    assert said.code == 0, said.says
+    assert said.results["answered_gpus"] == "2" and len(said.results["fractions_sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("wrong", "gpus", "says"),
+    [
+        ("exact:1", "2", "GPU 1: a wrong answer in fp64"),
+        ("flaky:0", "2", "GPU 0: fp32 differs in 1 of 2 repeats"),
+        ("fractions:2", "3", "GPU 2: fractions is not as on the others"),
+        ("fractions:1", "2", "GPUs 0 1 do not agree in fractions"),
+    ],
+)
+def test_a_gpu_that_computes_wrong_fails(bench: Bench, wrong: str, gpus: str, says: str) -> None:
+    said = answered(bench, TORCH_WRONG=wrong, TORCH_GPUS=gpus, SLURM_GPUS_ON_NODE=gpus)
+    assert said.code == 1 and says in said.says
+
+
+def test_cores_alone_are_asked_where_there_are_no_gpus(tmp_path: Path) -> None:
+    said = Bench(tmp_path).run("answers", SLURM_GPUS_ON_NODE="0")
+    assert said.code == 0 and int(said.results["answered_cores"]) >= 1
+
+
+def test_answers_that_nobody_can_ask_for_are_not_given(bench: Bench) -> None:
+    (bench.folder / "torch.py").write_text("raise ImportError\n")
+    said = bench.run("answers", PYTHONPATH=str(bench.folder))
+    assert said.code == 77 and "not 2 GPUs (no PyTorch: ImportError)" in said.says
+
+
+def test_a_core_that_answers_wrong_fails(bench: Bench) -> None:
+    (bench.folder / "hashlib.py").write_text(
+        "class sha256:\n    def __init__(self, _): pass\n    def hexdigest(self): return '00'\n"
+    )
+    said = bench.run("answers", PYTHONPATH=str(bench.folder), SLURM_GPUS_ON_NODE="0")
+    assert said.code == 1 and "a wrong product" in said.says
 
 
 # --- the depths that ship ---

@@ -138,6 +138,12 @@ def test_in_its_turn_unless_a_person_asks() -> None:
     assert told(idle(tested=TESTED), by="ann").kind is AnswerKind.allow
 
 
+def test_a_run_that_has_begun_is_not_held_for_its_own_beginning() -> None:
+    known = idle(running={name(1): "mine"}, begun={name(1): ago(seconds=1)})
+    assert told(known, run="mine").kind is AnswerKind.allow
+    assert told(idle(begun={name(1): ago(seconds=1)}), run="mine").kind is AnswerKind.hold
+
+
 def test_a_person_passes_no_cap_and_takes_no_busy_node() -> None:
     assert told(idle(jobs=[waiting()]), by="ann").kind is AnswerKind.hold
     assert told(idle(32, running={name(2): "r2"}), by="ann").kind is AnswerKind.hold

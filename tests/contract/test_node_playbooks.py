@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from healer.adapters.bmc.redfish import Redfish
@@ -34,14 +35,21 @@ LOOK = "#!/bin/sh\necho healer-result gpu_count $SLURM_GPUS_ON_NODE\necho healer
 class Workplace:
     """The shipped playbooks on a real Slurm, with the ledger in memory and real time."""
 
-    def __init__(self, bench: RealBench, scheduler: Any = None, *, look: str = LOOK, **rules: Any) -> None:
+    def __init__(
+        self, bench: RealBench, scheduler: Any = None, *, look: str = LOOK, pair: str = "", **rules: Any
+    ) -> None:
         self.bench = bench
         shipped = rules_in()
         depth = Depth(tests=("gpus", "versions"), limit_s=60)
+        full = msgspec.structs.replace(depth, pair=("pair",))
         self.rules: Ruleset = rules_in(
             Mode.auto,
-            scripts={"gpus": look, "versions": shipped.scripts["versions"]},
-            validation=Validation(depths={"soft": depth, "full": depth}, otherwise="soft"),
+            scripts={
+                "gpus": look,
+                "versions": shipped.scripts["versions"],
+                "pair": pair or shipped.scripts["pair"],
+            },
+            validation=Validation(depths={"soft": depth, "full": full}, otherwise="soft"),
             **rules,
         )
         self.clock = SystemClock()
@@ -60,7 +68,7 @@ class Workplace:
         self.picture.show(snapshot)
         self.ledger.snapshot = snapshot
 
-    def ask(self, playbook: str, node: str) -> str:
+    def ask(self, playbook: str, node: str, **inputs: str) -> str:
         run = Run(
             id="r0a1b2c3d4e5f",
             cluster=CLUSTER,
@@ -71,6 +79,7 @@ class Workplace:
             created_at=self.clock.now(),
             node=node,
             rule=playbook,
+            input={"inputs": inputs} if inputs else {},
         )
         with self.ledger.transaction() as tx:
             tx.create_run(run)
@@ -130,6 +139,39 @@ def test_a_node_that_passes_its_tests_is_back_and_nobody_met_it_before(site: Wor
         gpus,
     )
     assert test.data["says"]["gpus"] == "all there"
+
+
+@EACH
+def test_full_tests_borrow_an_idle_node_that_stays_in_service(site: Workplace) -> None:
+    node = site.bench.free()[0]
+    run = site.ask("validate", node, depth="full")
+    site.ends(run, RunState.done)
+    (told,) = (one.data for one in site.ledger.tables.log[run] if one.data.get("partners"))
+    (partner,) = told["partners"]
+    assert partner != node and told["passed"] is True
+    assert (told["tests"]["pair"], told["says"]["pair"].count(partner[-4:])) == ("passed", 1)
+    assert site.bench.scheduler.node(partner).in_service
+    assert {one.node for one in site.ledger.tables.granted} == {node}, "nobody asked for the partner's slot"
+
+
+@EACH
+def test_a_job_that_wants_the_partner_gets_it_and_another_is_borrowed(bench: RealBench) -> None:
+    site = Workplace(bench, pair="#!/bin/sh\nsleep 8\n")
+    node = bench.free()[0]
+    run = site.ask("validate", node, depth="full")
+
+    def both() -> list[str]:
+        jobs = bench.scheduler.snapshot().jobs.values()
+        found = (job.nodes for job in jobs if node in job.nodes and len(job.nodes) == 2 and job.active)
+        return [one for one in next(found, ()) if one != node]
+
+    site.until(lambda: bool(both()), "the two are tested together")
+    (first,) = both()
+    theirs = bench.submit(first)
+    site.until(lambda: job_of(bench, theirs).state == "RUNNING", "their job runs", timeout_s=20)
+    site.ends(run, RunState.done)
+    partners = [one.data["partners"] for one in site.ledger.tables.log[run] if one.data.get("partners")]
+    assert first not in partners[0]
 
 
 @EACH

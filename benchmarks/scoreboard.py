@@ -1,6 +1,6 @@
 """How good the detectors are: on simulated faults of held-out seeds, and on public data in `SCOREBOARD_DATA`.
 
-    make scoreboard        or        python -m benchmarks.scoreboard [--json] [--runs 10] [--seed 9001]
+    make scoreboard    or    python -m benchmarks.scoreboard [--json] [--runs 10] [--fleets 3] [--seed 9001]
 
 Events count, not samples, and nothing is point-adjusted (`benchmarks/_scoreboard/events.py`). Each detector
 runs with the one setting that ships; of a baseline the threshold is the best in hindsight. Where the public
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks._scoreboard import repeats, smap, step_times
+from benchmarks._scoreboard import fleet, repeats, smap, step_times
 from benchmarks._scoreboard.table import Board
 
 SEED = 9001
@@ -27,6 +27,14 @@ def slow_nodes(runs: int, seed: int) -> Board:
         f"Slow nodes, simulated: {runs} seeds from {seed}, each with and without",
         f"{step_times.NODES} nodes, {cases}; alarms a job-day, delay in steps of {step_times.STEP_S:g} s",
         step_times.board(list(step_times.simulated(range(seed, seed + runs)))),
+    )
+
+
+def subtle_faults(fleets: int, seed: int) -> Board:
+    return Board(
+        f"Subtle faults of nodes, simulated: {fleets} fleets from seed {seed}",
+        f"{fleet.NODES} nodes each, two with each of {len(fleet.FAULTS)} faults; delay in minutes",
+        fleet.board(range(seed, seed + fleets)),
     )
 
 
@@ -61,9 +69,13 @@ PUBLIC: dict[str, Callable[[Path], Board]] = {
 }
 
 
-def boards(data: Path | None, runs: int, seed: int) -> tuple[list[Board], list[str]]:
+def simulated(runs: int, fleets: int, seed: int) -> list[Board]:
+    return [slow_nodes(runs, seed), subtle_faults(fleets, seed)]
+
+
+def public(data: Path | None) -> tuple[list[Board], list[str]]:
     """What was measured, and why the rest was not."""
-    found, skipped = [slow_nodes(runs, seed)], []
+    found, skipped = [], []
     for name, make in PUBLIC.items():
         if data is None:
             skipped.append(f"{name}: SCOREBOARD_DATA names no folder")
@@ -81,11 +93,14 @@ def main() -> None:
     told = argparse.ArgumentParser()
     told.add_argument("--json", action="store_true")
     told.add_argument("--runs", type=int, default=10)
+    told.add_argument("--fleets", type=int, default=3)
     told.add_argument("--seed", type=int, default=SEED)
     asked = told.parse_args()
     folder = os.environ.get("SCOREBOARD_DATA")
     begun = time.process_time()
-    found, skipped = boards(Path(folder) if folder else None, asked.runs, asked.seed)
+    found = simulated(asked.runs, asked.fleets, asked.seed)
+    measured, skipped = public(Path(folder) if folder else None)
+    found += measured
     took_s = time.process_time() - begun
     if asked.json:
         report = {"boards": [one.json() for one in found], "skipped": skipped, "cpu_s": round(took_s, 1)}

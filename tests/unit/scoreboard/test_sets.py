@@ -2,13 +2,14 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import scoreboard
-from benchmarks._scoreboard import repeats, smap, step_times
+from benchmarks._scoreboard import fleet, repeats, smap, step_times
 from benchmarks._scoreboard.baselines import ALL, ecod
 from benchmarks._scoreboard.table import Board, Row
 
@@ -102,14 +103,67 @@ def test_simulated_slow_nodes_are_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert (own["precision"], own["recall"]) == (1.0, 1.0)
 
 
-def test_a_set_that_is_not_there_is_skipped_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    board = Board("simulated", "", [Row("healer", {"F1": 1.0})])
-    monkeypatch.setattr(scoreboard, "slow_nodes", lambda runs, seed: board)
-    found, skipped = scoreboard.boards(tmp_path, 1, 1)
-    assert found == [board]
+def test_a_set_that_is_not_there_is_skipped_by_name(tmp_path: Path) -> None:
+    found, skipped = scoreboard.public(tmp_path)
+    assert found == []
     assert [line.split(":")[0] for line in skipped] == ["SMAP", "StragglerAnalysis SE", "InfiniteHBD"]
     assert "labeled_anomalies.csv is not there" in skipped[0]
-    assert all("SCOREBOARD_DATA names no folder" in line for line in scoreboard.boards(None, 1, 1)[1])
+    assert all("SCOREBOARD_DATA names no folder" in line for line in scoreboard.public(None)[1])
+
+
+def test_without_pyarrow_the_trace_is_skipped_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / step_times.TRACE).write_bytes(b"")
+    skipped = scoreboard.public(tmp_path)[1]
+    assert "pyarrow is not installed, and this file needs it" in skipped[1]
+
+
+def fleet_of(faulty: set[int], moved: float) -> fleet.Watched:
+    """Random features; those that are faulty lie `moved` higher in three of them from the onset on."""
+    random = np.random.default_rng(3)
+    x = 0.3 * random.normal(size=(fleet.TRAIN + fleet.WATCH, fleet.NODES, len(fleet.NAMES)))
+    x[fleet.TRAIN + fleet.ONSET :, sorted(faulty), :18] += moved
+    none = np.zeros((fleet.WATCH, fleet.NODES), bool)
+    names = tuple(f"gpu{row:04}" for row in range(fleet.NODES))
+    return fleet.Watched(x[: fleet.TRAIN], x[fleet.TRAIN :], none, frozenset(faulty), names)
+
+
+@pytest.mark.parametrize("name", [name for name in fleet.METHODS if name != "rules"])
+def test_each_method_finds_a_node_that_is_far_off(name: str) -> None:
+    given = fleet_of({4, 9}, 9.0)
+    told = fleet.tally(given, fleet.METHODS[name](given))
+    assert (told.recall, told.events) == (1.0, 2)
+    assert told.precision > 0.5
+
+
+def test_a_node_called_before_its_fault_or_without_one_is_false() -> None:
+    given = fleet_of({4, 9}, 0.0)
+    on = np.zeros((fleet.WATCH, fleet.NODES), bool)
+    on[fleet.ONSET + 5, 4] = True
+    on[fleet.ONSET - 5, 9] = True
+    on[50, 20] = True
+    told = fleet.tally(given, on)
+    assert (told.found, told.events, told.true_alarms, told.alarms, told.delays) == (1, 2, 1, 3, (5,))
+
+
+def test_five_minutes_without_a_break() -> None:
+    above = np.ones((30, 1), bool)
+    above[15] = False
+    found = np.flatnonzero(fleet.held(above)[:, 0])
+    assert found.tolist() == [9, 10, 11, 12, 13, 14, 25, 26, 27, 28, 29]
+
+
+def test_simulated_sensors_come_as_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SETTLE": 6, "TRAIN": 3, "WATCH": 12, "ONSET": 0}.items():
+        monkeypatch.setattr(fleet, name, value)
+    given = fleet.watched(3)
+    assert given.known.shape == (3, fleet.NODES, len(fleet.NAMES))
+    assert 0.5 < np.isfinite(given.known).mean() < 0.9
+    warm = given.new[-1, :, fleet.NAMES.index("gpu temperature, hottest")]
+    assert len(given.faulty) == 12
+    assert warm[sorted(given.faulty)].mean() > np.median(warm) + 0.2
 
 
 def test_json_has_no_infinity() -> None:

@@ -7,10 +7,10 @@ PYTEST_JOBS ?= 4
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench scoreboard clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## only the virtual environment, without the tools for tests
 	@tools/setup
@@ -33,6 +33,10 @@ check: ## format, lint, types, import rules
 bench: ## every benchmark; each prints its figure
 	@tools/setup --dev
 	@set -e; for each in benchmarks/[a-z]*.py; do echo "== $$each"; .venv/bin/python $$each; done
+
+scoreboard: ## how good the detectors are; public sets from the folder SCOREBOARD_DATA (docs/detection.md)
+	@tools/setup --dev
+	@.venv/bin/python -m benchmarks.scoreboard
 
 clean: ## removes the virtual environment, caches and the demo's data
 	@tools/clean

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from healer.detection.pace import Pace
+from healer.detection.step_arrays import logs, nature, over_peers
 from healer.detection.step_findings import JOB_SLOW, STRAGGLER, job_slow, ratios, straggler
 from healer.detection.streams import Streams
 from healer.model import Component, Finding, Sensed, SlurmJob, SlurmSnapshot
@@ -19,6 +20,8 @@ SHARED = 0.25
 AGAIN_AFTER = timedelta(minutes=5)
 #: Without a step for this long nothing is known to be well.
 QUIET_S = 60.0
+#: Steps in a day where nobody tells how long one is: of 5 s. Thresholds follow its logarithm.
+STEPS_PER_DAY = 17_280
 #: Below this noise the short median tells a node's slow ranks apart, above it only the longer mean can.
 _QUIET_NOISE = 0.03
 
@@ -149,6 +152,28 @@ class _Watch:
         calm = bool(self.ranks.clear()[members].all())
         alone = int(on.sum()) < 2 or np.isnan(self.nodes.short_median()[node])
         return True if calm and (alone or bool(self.nodes.clear()[node])) else None
+
+
+def score(history: ArrayLike, stream: ArrayLike) -> NDArray[np.float64]:
+    """(steps, nodes) of `stream`: from 1 on the node is slow by what the detector calls slow.
+
+    `history`, `stream`: (steps, nodes), what a node computed in each step before it waits for the others, in
+    any unit, `stream` right after `history`; NaN is unknown. The same mathematics as in production, with one
+    series for a node. A score depends on nothing that comes after its step. With more than a quarter of the
+    nodes slow at once nobody is blamed, and fewer than four have no peers: then all are below 1. Raises
+    ValueError for other shapes.
+    """
+    before, now = logs(history, "history"), logs(stream, "stream")
+    if before.shape[1] != now.shape[1]:
+        raise ValueError(f"stream has {now.shape[1]} nodes, history has {before.shape[1]}")
+    x = over_peers(np.concatenate([before, now]) - nature(before))
+    streams, found = Streams(x.shape[1]), np.zeros(x.shape)
+    for number, row in enumerate(x):
+        streams.step(row, STEPS_PER_DAY, number)
+        near = streams.score()
+        shared = streams.slow.sum() > SHARED * np.isfinite(row).sum()
+        found[number] = np.minimum(near, np.nextafter(1, 0)) if shared else near
+    return found[len(before) :]
 
 
 class Stragglers:

@@ -39,6 +39,7 @@ LEAST = 4
 _SHORT = 5
 _SCALES = 64
 _FORGET = 64
+_BELOW_1 = math.nextafter(1.0, 0.0)
 _BY_SERIES = ("band", "sum", "since", "mean", "_bias_sum", "_bias_n", "_mean_n", "_before", "_product")
 
 
@@ -67,6 +68,8 @@ class Streams:
         self._before = np.zeros(0)
         self._product = np.zeros(0)
         self._scales: list[float] = []
+        #: The short median is judged from this above the band.
+        self._leap = math.inf
         self.grow(n)
 
     def grow(self, n: int) -> None:
@@ -106,6 +109,14 @@ class Streams:
         """(n,) known to be like its peers; with `slow` false too it is neither: unknown, or on its way."""
         short = self.short_median()
         return ~self.slow & (self.sum < self.threshold / 3) & (short < np.maximum(self.band / 2, self.noise))
+
+    def score(self) -> NDArray[np.float64]:
+        """(n,) how near each series is to being called slow: 1 and above as long as it is."""
+        short = np.nan_to_num(self.short_median(), nan=0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            near = np.maximum(short / (self.band + self._leap), self.sum / self.threshold)
+            near = np.nan_to_num(np.minimum(near, short / (self.band / 2)), nan=0.0)
+        return np.where(self.slow, np.maximum(near, 1.0), np.clip(near, 0.0, _BELOW_1))
 
     def step(self, x: NDArray[np.float64], per_day: float, number: int = 0) -> None:
         """One step. `x` (n,): log ratio to the peers, NaN where unknown. `per_day`: steps in a day."""
@@ -154,7 +165,8 @@ class Streams:
         self.threshold = max(THRESHOLD_LEAST, math.log1p(2 * k * k * length) / (2 * k) - 1.166)
         tail = (1 / length / 10) ** (1 / 3)
         short = self.short_median()
-        fast = short > self.band + NormalDist().inv_cdf(1 - tail) * noise
+        self._leap = NormalDist().inv_cdf(1 - tail) * noise
+        fast = short > self.band + self._leap
         on = (fast | (self.sum > self.threshold)) & (short > self.band / 2)
         off = (self.sum < self.threshold / 3) & (short < self.band)
         self.slow = on | (self.slow & ~off)

@@ -1,0 +1,175 @@
+"""How unusual each sample of one or many series is, against a healthy past: for any machine's metrics.
+
+A plain function that others can score. It looks at every feature in four ways (level, spread, surprise,
+stillness), asks of each how rare the value is against all that came before, and adds the evidence up. Method,
+sources, figures and limits: `docs/detection.md`. Arrays are feature-major inside, (columns, samples).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from healer.detection.rarity import rarity
+
+#: A sample is an alarm from this score on: about once a week by chance for a feature told every minute
+#: (`docs/detection.md` has the figures by kind of series).
+THRESHOLD = 4.0
+
+#: Samples in the windows of level and spread. Each needs eight times as many to learn from; where even the
+#: shortest has not, the level is the sample itself.
+WINDOWS = (8, 64)
+LEARN = 8
+#: Samples before, from which the next one is foretold.
+LAGS = 16
+#: Evidence counts from so many decades of rarity on (one sample in 32 reaches that), and up to so many more.
+COUNTS_FROM, COUNTS_MOST = 1.5, 20.0
+#: Share of a feature's spread in training below which no difference matters.
+FINEST = 0.05
+#: A constant feature has this share of its level for its spread.
+CONSTANT = 1e-3
+#: No measurement.
+BEYOND = 1e150
+#: What is further away counts as this far, in spreads.
+FARTHEST = 1e5
+
+Floats = NDArray[np.float64]
+
+
+def score(train: ArrayLike, test: ArrayLike) -> Floats:
+    """(samples of test,) at least 0, higher is more unusual; `THRESHOLD` and above is an alarm.
+
+    `train` and `test`: (samples, features) at even distances in time, `test` right after `train`, which is
+    taken for healthy. The score of a sample depends on nothing that came after it. NaN is unknown: the value
+    before stands for it. Raises ValueError for other shapes.
+    """
+    known, new = _table(train, "train"), _table(test, "test")
+    if known.shape[1] != new.shape[1]:
+        raise ValueError(f"test has {new.shape[1]} features, train has {known.shape[1]}")
+    if not len(known):
+        raise ValueError("train has no samples")
+    if not len(new):
+        return np.zeros(0)
+    n = len(known)
+    columns = _columns(np.concatenate([known, new]).T, n)
+    evidence = np.zeros((len(columns), len(new)))
+    for values, width, both in _parts(columns, n):
+        for side in (values, -values) if both else (values,):
+            decades = rarity(side, n, width, FINEST)
+            evidence += np.clip(decades - COUNTS_FROM, 0, COUNTS_MOST)
+    # The more columns, the more often one of them is rare by chance.
+    return np.maximum(evidence.max(axis=0) - np.log10(len(columns)), 0)
+
+
+def _table(values: ArrayLike, name: str) -> Floats:
+    found = np.array(values, dtype=np.float64)
+    if found.ndim == 1:
+        found = found[:, None]
+    if found.ndim != 2 or not found.shape[1]:
+        raise ValueError(f"{name} has shape {found.shape}; (samples, features) is needed")
+    # What is not known, and what no sensor measures: a square of it would not fit a number.
+    found[~(np.abs(found) < BEYOND)] = np.nan
+    return found
+
+
+# --- what is looked at
+
+
+def _columns(x: Floats, n: int) -> Floats:
+    """(columns, samples) in spreads of training around its median, unknown values filled: the features that
+    measure, and how far all of them together are from their usual mixture."""
+    x = _filled(x, n)
+    flags = _flags(x[:, :n])
+    if flags.all():
+        flags[:] = False
+    # A flag tells what was commanded. Only a value that no flag has is news.
+    strange = np.where(flags, np.abs(x - np.clip(x, 0, 1)).max(axis=1), 0) > 0
+    x = np.concatenate([x[~flags], np.abs(x[strange] - np.clip(x[strange], 0, 1))])
+    middle = np.median(x[:, :n], axis=1, keepdims=True)
+    x = x - middle
+    spread = x[:, :n].std(axis=1, keepdims=True)
+    level = np.maximum(np.abs(x[:, :n]).max(axis=1, keepdims=True), np.abs(middle))
+    spread = np.maximum(spread, CONSTANT * level)
+    x = np.clip(x / np.where(spread > 0, spread, CONSTANT**2), -FARTHEST, FARTHEST)
+    return np.concatenate([x, _together(x, n)]) if len(x) > 1 else x
+
+
+def _filled(x: Floats, n: int) -> Floats:
+    """The last known value in place of an unknown one; before the first, the median of training."""
+    unknown = np.isnan(x)
+    if not unknown.any():
+        return x
+    told = ~unknown[:, :n]
+    first = [
+        float(np.median(row[:n][known])) if known.any() else 0.0 for row, known in zip(x, told, strict=True)
+    ]
+    last = np.maximum.accumulate(np.where(unknown, -1, np.arange(x.shape[1])), axis=1)
+    return np.where(last >= 0, np.take_along_axis(x, np.maximum(last, 0), axis=1), np.array(first)[:, None])
+
+
+def _flags(train: Floats) -> NDArray[np.bool_]:
+    """Features that were 0, and 1 less than half of the time: marks of what was commanded or happened."""
+    return ((train == 0) | (train == 1)).all(axis=1) & (train.mean(axis=1) < 0.5)
+
+
+def _together(x: Floats, n: int) -> Floats:
+    """(1, samples) root mean square of the principal components in units of their spread in training, with a
+    floor for those that hardly move (Mahalanobis' distance, made safe): a broken relation shows here."""
+    _, sizes, directions = np.linalg.svd(x[:, :n].T, full_matrices=False)
+    spread = sizes / np.sqrt(n) + FINEST
+    distance = np.sqrt((((directions @ x) / spread[:, None]) ** 2).mean(axis=0, keepdims=True))
+    return np.minimum(distance / max(float(distance[:, :n].std()), FINEST), FARTHEST)
+
+
+# --- how it is looked at
+
+
+def _parts(x: Floats, n: int) -> Iterator[tuple[Floats, int, bool]]:
+    """(values, samples that one value speaks of, whether low is as unusual as high)."""
+    windows = [window for window in WINDOWS if n >= LEARN * window]
+    for window in windows or [1]:
+        level = _mean(x, window)
+        yield level, window, True
+        if window > 1:
+            spread = np.sqrt(np.maximum(_mean(x * x, window) - level * level, 0))
+            yield np.log(spread + FINEST), window, True
+    surprise = _surprise(x, n)
+    yield surprise, 1, False
+    for window in windows[:1]:
+        yield _mean(surprise, window), window, False
+    yield np.log1p(_unmoved(x)), windows[0] if windows else 1, False
+
+
+def _mean(x: Floats, window: int) -> Floats:
+    """Of the last `window` samples, a power of two; by doubling, which loses no digits over a long series."""
+    total, wide = x, 1
+    while wide < window:
+        shifted = np.concatenate([np.repeat(total[:, :1], wide, axis=1), total[:, :-wide]], axis=1)
+        total, wide = total + shifted[:, : x.shape[1]], 2 * wide
+    return total / window
+
+
+def _surprise(x: Floats, n: int) -> Floats:
+    """How far each step is from the one foretold from the steps before (autoregression of differences by
+    ridge regression on training: it follows a level that moves)."""
+    steps = np.diff(x, axis=1, prepend=x[:, :1])
+    lags = min(LAGS, n // LEARN)
+    if not lags:
+        return np.abs(steps)
+    before = np.concatenate([np.zeros((len(x), lags)), steps], axis=1)
+    seen = np.lib.stride_tricks.sliding_window_view(before[:, : n + lags - 1], lags, axis=1)
+    gram = np.matmul(seen.transpose(0, 2, 1), seen)
+    ridge = 1e-4 * np.trace(gram, axis1=1, axis2=2) / lags + 1e-9
+    wanted = np.matmul(seen.transpose(0, 2, 1), steps[:, :n, None])
+    weights = np.linalg.solve(gram + ridge[:, None, None] * np.eye(lags), wanted)[:, :, 0]
+    foretold = np.zeros_like(x)
+    for lag in range(lags):
+        foretold += weights[:, lag, None] * before[:, lag : lag + x.shape[1]]
+    return np.abs(steps - foretold)
+
+
+def _unmoved(x: Floats) -> Floats:
+    """Samples since the value last moved."""
+    moved = np.abs(np.diff(x, axis=1, prepend=x[:, :1])) > CONSTANT
+    at = np.arange(x.shape[1], dtype=np.float64)
+    return at - np.maximum.accumulate(np.where(moved, at, 0), axis=1)

@@ -1,0 +1,191 @@
+"""The plain score of any machine's metrics: what it finds, what it leaves alone, and what it is given."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healer.detection.anomaly import THRESHOLD, score
+
+AT = 1500
+
+
+def daily(n: int, seed: int = 1) -> np.ndarray:
+    """A load with a rhythm and noise; a sample every five minutes."""
+    noise = np.random.default_rng(seed).normal(size=n)
+    return 50 + 20 * np.sin(2 * np.pi * np.arange(n) / 288) + 2 * noise
+
+
+def split(x: np.ndarray, n: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    return x[:n], x[n:]
+
+
+def told(x: np.ndarray, n: int = 2000) -> np.ndarray:
+    return np.flatnonzero(score(*split(x, n)) >= THRESHOLD)
+
+
+def spike(x: np.ndarray) -> None:
+    x[2000 + AT] += 100
+
+
+def dip(x: np.ndarray) -> None:
+    x[2000 + AT : 2000 + AT + 20] -= 45
+
+
+def shift(x: np.ndarray) -> None:
+    x[2000 + AT :] += 60
+
+
+def restless(x: np.ndarray) -> None:
+    x[2000 + AT : 2000 + AT + 40] += np.random.default_rng(7).normal(size=40) * 15
+
+
+def stuck(x: np.ndarray) -> None:
+    x[2000 + AT : 2000 + AT + 120] = x[2000 + AT]
+
+
+@pytest.mark.parametrize("fault", [spike, dip, shift, restless, stuck])
+def test_a_fault_is_found_soon_and_nothing_else(fault) -> None:
+    x = daily(5000)
+    fault(x)
+    at = told(x)
+    assert len(at)
+    assert AT <= at[0] < AT + 60
+    assert at[-1] < AT + 700, "what has become usual is usual"
+
+
+#: False alarms that may come in 10 days of a sample a minute (figures: `docs/detection.md`).
+MAY_COME = {
+    "white": 8, "rhythm": 6, "counts": 10, "constant": 0, "steps": 0, "heavy tails": 18, "walk": 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MAY_COME)
+def test_false_alarms_by_kind_of_series(kind: str) -> None:
+    random, n = np.random.default_rng(11), 16_400
+    x = {
+        "white": random.normal(size=n),
+        "rhythm": daily(n),
+        "heavy tails": random.standard_t(3, n),
+        "walk": np.cumsum(random.normal(size=n)),
+        "counts": random.poisson(2, n).astype(float),
+        "constant": np.full(n, 7.0),
+        "steps": np.where(np.arange(n) // 60 % 2, 1.0, -1.0),
+    }[kind]
+    at = told(x)
+    events = 0 if not len(at) else 1 + int((np.diff(at) > 10).sum())
+    assert events <= MAY_COME[kind]
+
+
+def test_an_unheard_level_of_a_constant_is_news_once() -> None:
+    x = np.full(4000, 7.0)
+    x[3000:] = 8.0
+    at = told(x)
+    assert at[0] == 1000
+    assert at[-1] < 1400
+
+
+def related(n: int) -> np.ndarray:
+    """Thirty metrics of five causes."""
+    random = np.random.default_rng(5)
+    causes = random.normal(size=(n, 5))
+    for at in range(1, n):
+        causes[at] += 0.9 * causes[at - 1]
+    return causes @ random.normal(size=(5, 30)) + 0.3 * random.normal(size=(n, 30))
+
+
+def test_a_broken_relation_is_found_though_each_value_is_usual() -> None:
+    x = related(6000)
+    assert not (score(x[:3000], x[3000:]) >= THRESHOLD).any()
+    x[5000:5060, 3] = x[1000:1060, 3]
+    at = np.flatnonzero(score(x[:3000], x[3000:]) >= THRESHOLD)
+    assert len(at)
+    assert at[0] - 2000 in range(60)
+
+
+def test_commands_are_context_and_never_news() -> None:
+    random = np.random.default_rng(3)
+    commands = (random.random((5000, 20)) < 0.02).astype(float)
+    commands[:2000, 5] = 0  # never seen in training
+    x = np.column_stack([daily(5000), commands])
+    np.testing.assert_array_equal(score(*split(x)), score(*split(x[:, :1])))
+    x[3500, 5] = 37.0  # no mark any more: a count
+    assert score(*split(x))[1500] > THRESHOLD + 10
+
+
+def test_marks_alone_are_scored() -> None:
+    marks = (np.random.default_rng(3).random((5000, 1)) < 0.02).astype(float)
+    marks[3500:3600] = 1
+    assert score(*split(marks))[1500:1600].max() >= THRESHOLD
+
+
+def test_a_score_depends_on_nothing_that_comes_after() -> None:
+    x = np.column_stack([daily(4000), related(4000)[:, :3]])
+    train, test = x[:1000], x[1000:]
+    whole = score(train, test)
+    for upto in (1, 63, 64, 65, 500, 2999):
+        np.testing.assert_allclose(score(train, test[:upto]), whole[:upto], rtol=1e-6, atol=1e-9)
+
+
+def test_units_do_not_matter() -> None:
+    x = related(3000)[:, :4]
+    x[2500:2520, 2] += 30
+    whole = score(x[:2000], x[2000:])
+    other = x * [1e-9, 1e6, 1.0, 1e3] + [0.0, 1e6, 0.0, -5.0]
+    np.testing.assert_allclose(score(other[:2000], other[2000:]), whole, rtol=1e-3, atol=1e-3)
+
+
+def test_an_unknown_value_is_no_news() -> None:
+    x = daily(5000)
+    x[3400], x[3500:3503] = np.nan, np.inf
+    found = score(*split(x))
+    assert found[1395:1420].max() < THRESHOLD
+    assert found[1495:1520].max() < THRESHOLD
+    assert np.isfinite(score(np.full(50, np.nan), np.arange(50.0))).all()
+
+
+def test_the_same_twice() -> None:
+    x = related(2000)
+    assert (score(x[:900], x[900:]) == score(x[:900], x[900:])).all()
+
+
+def test_ten_samples_are_enough_to_begin() -> None:
+    x = daily(400, seed=2)
+    x[350] += 300
+    found = score(x[:10], x[10:])
+    assert found[340] >= THRESHOLD
+    assert found.argmax() in range(340, 343)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 90), st.integers(0, 150), st.integers(1, 4), st.integers(0, 2**32),
+    st.sampled_from([1e-300, 1e-9, 1.0, 1e12, 1e300]), st.sampled_from([0.0, 0.2, 1.0]),
+)  # fmt: skip
+def test_whatever_is_given_a_score_comes_back(
+    n: int, m: int, features: int, seed: int, scale: float, unknown: float
+) -> None:
+    random = np.random.default_rng(seed)
+    x = random.choice([-1.0, 0.0, 1.0, 2.5], (n + m, features)) * random.choice([0.0, 1.0, scale], features)
+    x[random.random(x.shape) < unknown] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = score(x[:n], x[n:])
+    assert found.shape == (m,)
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "says"),
+    [
+        (np.zeros((0, 2)), np.zeros((3, 2)), "train has no samples"),
+        (np.zeros((5, 2)), np.zeros((3, 1)), "test has 1 features, train has 2"),
+        (np.zeros((5, 2, 1)), np.zeros((3, 2)), r"train has shape \(5, 2, 1\)"),
+    ],
+)
+def test_a_wrong_shape_is_said(train: np.ndarray, test: np.ndarray, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        score(train, test)

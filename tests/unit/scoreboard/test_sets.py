@@ -1,0 +1,172 @@
+"""The score board reads what may be used of the public sets, and skips what is not there."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import scoreboard
+from benchmarks._scoreboard import fleet, repeats, smap, step_times
+from benchmarks._scoreboard.baselines import ALL, ecod
+from benchmarks._scoreboard.table import Board, Row
+
+
+def smap_folder(folder: Path) -> Path:
+    random = np.random.default_rng(2)
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        for name in ("A-1", "M-1"):
+            x = np.column_stack([random.normal(size=3000), random.random((3000, 2)) < 0.02])
+            if part == "test":
+                x[2000:2050, 0] += 12
+            np.save(folder / part / f"{name}.npy", x)
+    with (folder / "labeled_anomalies.csv").open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["chan_id", "spacecraft", "anomaly_sequences", "class", "num_values"])
+        out.writerow(["A-1", "SMAP", "[[2000, 2030]]", "[point]", 3000])
+        out.writerow(["A-1", "SMAP", "[[2020, 2049]]", "[point]", 3000])
+        out.writerow(["M-1", "MSL", "[[2000, 2049]]", "[point]", 3000])
+    return folder
+
+
+def test_smap_alone_is_read_and_labels_that_overlap_are_one(tmp_path: Path) -> None:
+    (one,) = smap.channels(smap_folder(tmp_path))
+    assert (one.name, one.events) == ("A-1", ((2000, 2050),))
+
+
+def test_the_board_of_smap_finds_what_is_plain(tmp_path: Path) -> None:
+    own = smap.board(smap_folder(tmp_path))[0].figures
+    assert own["recall"] == 1
+    assert own["precision"] > 0.3
+    assert 0 <= own["delay"] < 20
+
+
+def fault(day: float, node: str, kind: str = "fault_start") -> dict:
+    return {"event_time": day, "node_id": node, "event_type": kind, "fault_type": {}}
+
+
+def test_what_came_after_half_of_the_time_is_not_looked_at(tmp_path: Path) -> None:
+    days = [fault(1, "a"), fault(1.5, "a", "fault_end"), fault(100, "b"), fault(101, "c"), fault(200, "d")]
+    (tmp_path / repeats.WHOLE).write_text(json.dumps(days), encoding="utf-8")
+    starts = repeats.first_half(tmp_path)
+    assert (starts.day.tolist(), starts.last_day) == ([1, 100], 100)
+
+
+def test_a_trace_that_was_cut_before_is_used_whole(tmp_path: Path) -> None:
+    (tmp_path / repeats.HALF).write_text(json.dumps([fault(1, "a"), fault(170, "a")]), encoding="utf-8")
+    starts = repeats.first_half(tmp_path)
+    assert (starts.day.tolist(), starts.node.tolist()) == ([1, 170], [0, 0])
+
+
+def test_a_node_that_always_faults_again_is_foretold() -> None:
+    day = np.arange(0.5, 170, 1.0)
+    starts = repeats.Starts(day, np.zeros(len(day), np.int64), 170.0)
+    rows = {row.name: row.figures for row in repeats.board(starts)}
+    lemons, chance = rows["healer's lemons: faults of a week"], rows["random order"]
+    assert (lemons["precision at 5"], lemons["caught by 10"]) == pytest.approx((0.2, 1.0))
+    assert chance["caught by 10"] < 0.5
+
+
+def test_nothing_of_the_future_is_in_an_order() -> None:
+    starts = repeats.Starts(np.array([10.0, 50.0]), np.array([3, 4]), 100.0)
+    for method in (repeats.lemon, repeats.decayed, repeats.counted):
+        assert np.flatnonzero(method(starts, 20.0)).tolist() == [3]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "random numbers"])
+def test_baselines_call_the_outlier_the_worst(name: str) -> None:
+    random = np.random.default_rng(1)
+    train, test = random.normal(size=(500, 3)), random.normal(size=(50, 3))
+    train[:, 2] = train[:, 0] + 0.1 * train[:, 2]
+    test[:, 2] = test[:, 0] + 0.1 * test[:, 2]
+    test[17] = [6.0, 6.0, 3.5]
+    assert ALL[name](train, test).argmax() == 17
+
+
+def test_ecod_by_hand() -> None:
+    train = np.array([[1.0], [2.0], [3.0], [10.0]])  # skewed to the right
+    found = ecod(train, np.array([[2.0], [11.0], [0.0]]))
+    np.testing.assert_allclose(found, -np.log([3 / 5, 1 / 5, 1 / 5]), atol=0.3)
+    assert found[1] == pytest.approx(-np.log(1 / 5))
+    assert found[0] == pytest.approx(max(-np.log(3 / 5), -np.log(4 / 5)))
+
+
+def test_simulated_slow_nodes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_times, "STEPS", 330)
+    monkeypatch.setattr(step_times, "CASES", ((0.004, 0.05),))
+    runs = list(step_times.simulated(range(5, 6)))
+    assert [run.slow for run in runs] == [5, None]
+    own = step_times.board(runs)[0].figures
+    assert (own["precision"], own["recall"]) == (1.0, 1.0)
+
+
+def test_a_set_that_is_not_there_is_skipped_by_name(tmp_path: Path) -> None:
+    found, skipped = scoreboard.public(tmp_path)
+    assert found == []
+    assert [line.split(":")[0] for line in skipped] == ["SMAP", "StragglerAnalysis SE", "InfiniteHBD"]
+    assert "labeled_anomalies.csv is not there" in skipped[0]
+    assert all("SCOREBOARD_DATA names no folder" in line for line in scoreboard.public(None)[1])
+
+
+def test_without_pyarrow_the_trace_is_skipped_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / step_times.TRACE).write_bytes(b"")
+    skipped = scoreboard.public(tmp_path)[1]
+    assert "pyarrow is not installed, and this file needs it" in skipped[1]
+
+
+def fleet_of(faulty: set[int], moved: float) -> fleet.Watched:
+    """Random features; those that are faulty lie `moved` higher in three of them from the onset on."""
+    random = np.random.default_rng(3)
+    x = 0.3 * random.normal(size=(fleet.TRAIN + fleet.WATCH, fleet.NODES, len(fleet.NAMES)))
+    x[fleet.TRAIN + fleet.ONSET :, sorted(faulty), :18] += moved
+    none = np.zeros((fleet.WATCH, fleet.NODES), bool)
+    names = tuple(f"gpu{row:04}" for row in range(fleet.NODES))
+    return fleet.Watched(x[: fleet.TRAIN], x[fleet.TRAIN :], none, frozenset(faulty), names)
+
+
+@pytest.mark.parametrize("name", [name for name in fleet.METHODS if name != "rules"])
+def test_each_method_finds_a_node_that_is_far_off(name: str) -> None:
+    given = fleet_of({4, 9}, 9.0)
+    told = fleet.tally(given, fleet.METHODS[name](given))
+    assert (told.recall, told.events) == (1.0, 2)
+    assert told.precision > 0.5
+
+
+def test_a_node_called_before_its_fault_or_without_one_is_false() -> None:
+    given = fleet_of({4, 9}, 0.0)
+    on = np.zeros((fleet.WATCH, fleet.NODES), bool)
+    on[fleet.ONSET + 5, 4] = True
+    on[fleet.ONSET - 5, 9] = True
+    on[50, 20] = True
+    told = fleet.tally(given, on)
+    assert (told.found, told.events, told.true_alarms, told.alarms, told.delays) == (1, 2, 1, 3, (5,))
+
+
+def test_five_minutes_without_a_break() -> None:
+    above = np.ones((30, 1), bool)
+    above[15] = False
+    found = np.flatnonzero(fleet.held(above)[:, 0])
+    assert found.tolist() == [9, 10, 11, 12, 13, 14, 25, 26, 27, 28, 29]
+
+
+def test_simulated_sensors_come_as_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SETTLE": 6, "TRAIN": 3, "WATCH": 12, "ONSET": 0}.items():
+        monkeypatch.setattr(fleet, name, value)
+    given = fleet.watched(3)
+    assert given.known.shape == (3, fleet.NODES, len(fleet.NAMES))
+    assert 0.5 < np.isfinite(given.known).mean() < 0.9
+    warm = given.new[-1, :, fleet.NAMES.index("gpu temperature, hottest")]
+    assert len(given.faulty) == 12
+    assert warm[sorted(given.faulty)].mean() > np.median(warm) + 0.2
+
+
+def test_json_has_no_infinity() -> None:
+    board = Board("a set", "a note", [Row("healer", {"F1": 0.5, "delay": float("inf")})])
+    assert json.loads(json.dumps(board.json(), allow_nan=False))["rows"][0]["figures"]["delay"] is None
+    assert board.text().splitlines()[-1].split() == ["healer", "0.5", "-"]

@@ -202,9 +202,10 @@ def _falling(telemetry: Telemetry, series: Series, what: str) -> Iterator[tuple[
     for first in range(0, len(looked), _TOGETHER):
         rows = looked[first : first + _TOGETHER]
         found = slope_of(whole[:, rows])
+        left = newest[rows]
         with np.errstate(all="ignore"):
-            hours = found.level / -found.per_point * POINT_S / 3600
-            fast, slow = (found.level / -end * POINT_S / 3600 for end in (found.low, found.high))
+            hours = left / -found.per_point * POINT_S / 3600
+            fast, slow = (left / -end * POINT_S / 3600 for end in (found.low, found.high))
             told = (found.z <= -TREND_Z) & found.lasts & (hours <= WITHIN_H)
         for index in np.flatnonzero(told).tolist():
             row = int(rows[index])
@@ -219,7 +220,7 @@ def _falling(telemetry: Telemetry, series: Series, what: str) -> Iterator[tuple[
                     max(0.0, float(fast[index])),
                     end,
                     per_h,
-                    max(0.0, float(found.level[index])),
+                    max(0.0, float(left[index])),
                 ),
             )
 

@@ -95,7 +95,8 @@ class Levels:
         known = np.isfinite(x)
         learning = self.points < LEARN
         noise = np.maximum(_TO_SIGMA * self.noise, NOISE_LEAST)
-        band = np.maximum(0.5 * noise, BAND)
+        # Half the noise, and what is not known of the level.
+        band = np.maximum((0.5 + 1 / np.sqrt(np.maximum(self.points, 1))) * noise, BAND)
         away = np.where(known, np.clip(x - self.level, -band - CLIP * noise, band + CLIP * noise), 0.0)
         judged = known & ~learning
         limit = threshold(int(judged.sum()))

@@ -24,7 +24,7 @@ TREND_Z = 4.0
 #: Of the slope's interval: 90 %.
 RANGE_Z = 1.645
 #: What lasts has in each half so much of its slope.
-LASTING = 0.3
+LASTING = 0.5
 #: Columns at once: all pairs of a window of so many stay in a few MB.
 _TOGETHER = 256
 
@@ -86,11 +86,15 @@ def slope_of(values: Array) -> Slope:
     whole, z, spread = _pairs(values)
     per_point, low, high = _slopes(whole, spread)
     age = (len(values) - 1 - np.arange(len(values)))[:, np.newaxis]
-    half = len(values) // 2
+    # Halves of what is known of each: a series may have begun within the window.
+    known = np.isfinite(values)
+    place = np.arange(len(values))[:, np.newaxis]
+    first, last = np.argmax(known, axis=0), len(values) - 1 - np.argmax(known[::-1], axis=0)
+    middle = (first + last) / 2
     lasts = np.ones(values.shape[1], np.bool_)
     with np.errstate(invalid="ignore", divide="ignore"):
-        for part in (values[: len(values) - half], values[half:]):
-            own, _, own_spread = _pairs(part)
+        for half in (place <= middle, place >= middle):
+            own, _, own_spread = _pairs(np.where(half, values, np.nan))
             lasts &= _slopes(own, own_spread)[0] / per_point >= LASTING
     return Slope(z, per_point, low, high, _median(values + per_point * age), lasts)
 

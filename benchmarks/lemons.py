@@ -3,11 +3,11 @@
     python -m benchmarks.lemons --trace TRACE.json [--nodes 400]
 
 TRACE: a list of events in days, as InfiniteHBD-Trace has it: `node_id`, `event_time`, `event_type`
-(fault_start or fault_end) and `fault_type` with `Desc`. What comes within 6 h of the node's fault before, or of
-its end, is that fault under a new name. Each day the nodes that are up are ranked by what came before that day,
-and the first k are looked at: the share of them that fault again within 7 and 30 days, as the mean over days.
-Days that lie close share their faults, so the figures are rougher than their number of days says. The weights
-were chosen by the first half, and the second was only measured.
+(fault_start or fault_end) and `fault_type` with `Desc`. What comes within 6 h of the node's fault before, or
+of its end, is that fault under a new name. Each day the nodes that are up are ranked by what came before that
+day, and the first k are looked at: the share of them that fault again within 7 and 30 days, as the mean over
+days. Days that lie close share their faults, so the figures are rougher than their number of days says. The
+weights were chosen by the first half, and the second was only measured.
 """
 
 import argparse

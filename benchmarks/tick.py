@@ -2,11 +2,11 @@
 
     python -m benchmarks.tick [--nodes 10000] [--signals 30] [--ticks 12] [--jobs 0]
 
-8 GPUs per node, jobs of 16 nodes on half of the fleet, or so many jobs on all of it, of which each then tells a
-step of all its ranks each tick; gauges with noise around one level, whatever they
-measure, so that a rule may take it for a fault: findings are told, for their charts cost. CPU milliseconds of
-this process, the median of all ticks and the worst; memory of the windows, and the largest of the process.
-The forest is fitted to random rows: its time depends on its shape alone.
+8 GPUs per node, jobs of 16 nodes on half of the fleet, or so many jobs on all of it, of which each then tells
+a step of all its ranks each tick; gauges with noise around one level, whatever they measure, so that a rule
+may take it for a fault: findings are told, for their charts cost. CPU milliseconds of this process, the
+median of all ticks and the worst; memory of the windows, and the largest of the process. The forest is fitted
+to random rows: its time depends on its shape alone.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def steps(picture: SlurmSnapshot, step: int, at: datetime, chance: np.random.Gen
                 work=none,
                 loss=none,
                 grad_norm=none,
-            )  # fmt: skip
+            )
         )
     return found
 

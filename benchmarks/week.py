@@ -31,11 +31,12 @@ CLUSTER, START, GPUS, JOB_NODES = "bench", datetime(2026, 11, 1, tzinfo=UTC), 8,
 JOB_LASTS = timedelta(hours=5)
 SIGNALS = {
     "gpu_temp_c": 60, "memory_temp_c": 70, "power_w": 620, "power_limit_enforced_w": 700,
-    "sm_clock_mhz": 1700, "gpu_util_percent": 97, "gpu_memory_total_bytes": 8e10, "gpu_memory_used_bytes": 6e10,
-    "pcie_tx_bytes_per_s": 2e9, "pcie_rx_bytes_per_s": 4e9, "nvlink_tx_bytes_per_s": 8e10,
-    "nvlink_rx_bytes_per_s": 8e10, "tensor_active_ratio": 0.5, "sm_active_ratio": 0.9,
-    "dram_active_ratio": 0.4, "pcie_replay_total": 0, "ecc_sbe_volatile_total": 0, "row_remap_uncorrectable_rows": 0,
-    "clock_event_reasons": 0, "power_violation_s_total": 0,
+    "sm_clock_mhz": 1700, "gpu_util_percent": 97, "gpu_memory_total_bytes": 8e10,
+    "gpu_memory_used_bytes": 6e10, "pcie_tx_bytes_per_s": 2e9, "pcie_rx_bytes_per_s": 4e9,
+    "nvlink_tx_bytes_per_s": 8e10, "nvlink_rx_bytes_per_s": 8e10, "tensor_active_ratio": 0.5,
+    "sm_active_ratio": 0.9, "dram_active_ratio": 0.4, "pcie_replay_total": 0,
+    "ecc_sbe_volatile_total": 0, "row_remap_uncorrectable_rows": 0, "clock_event_reasons": 0,
+    "power_violation_s_total": 0,
 }  # fmt: skip
 
 
@@ -124,7 +125,8 @@ def main() -> None:
         held = senses.telemetry.nbytes + senses.forecasts.nbytes + senses.shifts.levels.nbytes
         print(
             f"day {day}: {resident[-1]:.1f} MB resident, {held / 1e6:.1f} MB of arrays, "
-            f"{packed / 1e6:.2f} MB packed, {len(senses.steps)} lives, {found} findings, {spent_ms:.1f} ms CPU a tick",
+            f"{packed / 1e6:.2f} MB packed, {len(senses.steps)} lives, {found} findings, "
+            f"{spent_ms:.1f} ms CPU a tick",
             flush=True,
         )
     flat = len(resident) < 3 or resident[-1] <= 1.1 * resident[1]

@@ -1,11 +1,12 @@
 """One tick over a large fleet: windows filled, then samples, rules, peers and forest, each by itself.
 
-    python -m benchmarks.tick [--nodes 10000] [--signals 30] [--ticks 12]
+    python -m benchmarks.tick [--nodes 10000] [--signals 30] [--ticks 12] [--jobs 0]
 
-8 GPUs per node, jobs of 16 nodes on half of the fleet; gauges with noise around one level, whatever they
-measure, so that a rule may take it for a fault: findings are told, for their charts cost. CPU milliseconds of
-this process, the median of all ticks and the worst; memory of the windows, and the largest of the process.
-The forest is fitted to random rows: its time depends on its shape alone.
+8 GPUs per node, jobs of 16 nodes on half of the fleet, or so many jobs on all of it, of which each then tells
+a step of all its ranks each tick; gauges with noise around one level, whatever they measure, so that a rule
+may take it for a fault: findings are told, for their charts cost. CPU milliseconds of this process, the
+median of all ticks and the worst; memory of the windows, and the largest of the process. The forest is fitted
+to random rows: its time depends on its shape alone.
 """
 
 import argparse
@@ -20,9 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
+from healer.detection.creep import Creep
 from healer.detection.features import NAMES, NodeFeatures
 from healer.detection.language import parse
+from healer.detection.leaks import Leaks
 from healer.detection.measured import RuleEngine
+from healer.detection.shifts import Shifts
+from healer.detection.stragglers import Stragglers
 from healer.model import (
     Column,
     Part,
@@ -34,8 +39,10 @@ from healer.model import (
     SlurmSnapshot,
     Topology,
 )
-from healer.model.samples import Report
+from healer.model.samples import Report, StepBatch
 from healer.observations.groups import peer_median, peer_spread
+from healer.observations.job_marks import JobMarks
+from healer.observations.steps import StepTimes
 from healer.observations.telemetry import Telemetry
 from healer.ruleset import load
 from healer.sim.columns import MemoryColumns
@@ -84,16 +91,17 @@ class Fleet:
         self.noisy = np.repeat(noisy, GPUS)
         self.chance = np.random.default_rng(1)
 
-    def picture(self) -> SlurmSnapshot:
+    def picture(self, jobs: int) -> SlurmSnapshot:
         nodes = {
             name: SlurmNode(name=name, state=("ALLOCATED",), gpus=GPUS, gpu_model="h100", switch=name[:6])
             for name in self.names
         }
-        jobs = [
-            SlurmJob(id=str(first), state="RUNNING", nodes=tuple(self.names[first : first + JOB_NODES]))
-            for first in range(0, len(self.names) // 2, JOB_NODES)
+        size = len(self.names) // jobs if jobs else JOB_NODES
+        held = [
+            SlurmJob(id=str(first), state="RUNNING", nodes=tuple(self.names[first : first + size]))
+            for first in range(0, size * jobs if jobs else len(self.names) // 2, size)
         ]
-        return SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=nodes, jobs={job.id: job for job in jobs})
+        return SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=nodes, jobs={job.id: job for job in held})
 
     def reports(self, at: datetime) -> list[Report]:
         noise = self.chance.normal(50, 0.5, (len(self.names), len(self.ids)))
@@ -101,6 +109,37 @@ class Fleet:
         return [
             Report(CLUSTER, name, at, at, self.ids, row) for name, row in zip(self.names, values, strict=True)
         ]
+
+
+def steps(picture: SlurmSnapshot, step: int, at: datetime, chance: np.random.Generator) -> list[StepBatch]:
+    """One step of all ranks of all jobs."""
+    found = []
+    for job in picture.jobs.values():
+        n = GPUS * len(job.nodes)
+        rank, none = np.arange(n, dtype=np.int32), np.full(n, np.nan)
+        found.append(
+            StepBatch(
+                cluster=CLUSTER,
+                job=job.id,
+                restart=0,
+                arrived_at=at,
+                nodes=job.nodes,
+                rank=rank,
+                step=np.full(n, step),
+                at=np.full(n, at.timestamp()),
+                node=rank // GPUS,
+                gpu=rank % GPUS,
+                stage=np.full(n, -1, np.int32),
+                step_s=np.full(n, 5.0),
+                compute_s=4 + 0.02 * chance.normal(size=n),
+                comm_s=none,
+                data_s=none,
+                work=none,
+                loss=none,
+                grad_norm=none,
+            )
+        )
+    return found
 
 
 def forest() -> object:
@@ -115,6 +154,7 @@ def main() -> None:
     told.add_argument("--nodes", type=int, default=10_000)
     told.add_argument("--signals", type=int, default=30)
     told.add_argument("--ticks", type=int, default=12)
+    told.add_argument("--jobs", type=int, default=0)
     asked = told.parse_args()
     rules, book, watch = load(RULES), MemoryColumns(), Watch()
     signals = measured(rules, asked.signals)
@@ -123,14 +163,17 @@ def main() -> None:
     engine = RuleEngine(rules.detection, rules.catalogue)
     features, fitted = NodeFeatures(), forest()
     rows = np.random.default_rng(3).normal(size=(asked.nodes, len(NAMES))).astype(np.float32)
-    picture = fleet.picture()
+    picture = fleet.picture(asked.jobs)
+    step_times, stragglers, creep = StepTimes(CLUSTER), Stragglers(), Creep()
+    leaks, shifts, marks = Leaks(), Shifts(), JobMarks()
     now = START
     with watch("Slurm's picture, all of it new"):
         telemetry.show(picture, Topology())
     telemetry.update(fleet.reports(now), book)  # makes room: once, when nodes and signals are first heard of
     found = 0
-    for _ in range(asked.ticks):
-        now += EVERY
+    for number in range(asked.ticks):
+        # The last one comes 15 min later: then all that is slow is due.
+        now += EVERY if number < asked.ticks - 1 else timedelta(minutes=15)
         reports = fleet.reports(now)
         before = sum(map(sum, watch.ms.values()))
         with watch("samples into the windows"):
@@ -139,6 +182,20 @@ def main() -> None:
             found += len(engine.tick(telemetry, now, ()).findings)
         with watch("features of all nodes (each 30 s)"):
             features.sample(telemetry, now)
+        with watch("changed nodes (worst: each 15 min)"):
+            shifts.tick(telemetry, features, now, ())
+        with watch("memory of jobs (worst: each 10 min)"):
+            leaks.tick(telemetry, picture, now, ())
+        with watch("what jobs say of nodes (each 60 s)"):
+            marks.look(picture, now)
+        if asked.jobs:
+            batches = steps(picture, number, now, fleet.chance)
+            with watch("step times taken in"):
+                step_times.update(batches, picture, now)
+            with watch("stragglers"):
+                stragglers.tick(step_times, picture, now, ())
+            with watch("creeping jobs"):
+                creep.tick(step_times, picture, now, ())
         with watch("a forest's scores (each 30 s)"):
             fitted.score_samples(rows)  # type: ignore[attr-defined]
         watch.ms["all of these"].append(sum(map(sum, watch.ms.values())) - before)

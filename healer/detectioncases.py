@@ -318,11 +318,13 @@ def _all_series(case: DetectionCase, catalogue: Catalogue) -> dict[str, list[tup
             raise CaseWrong(("series", name), f"{name} comes from Slurm: say it by jobs and states")
         by_part = given if isinstance(given, dict) else {"each": given}
         parts = _parts(case, signal)
-        for part in by_part.keys() - {"each", *(one for one, _, _ in parts)}:
+        # A node stands for all its parts, where they have no value of their own.
+        wholes = {one.partition(" ")[0] for one, _, _ in parts}
+        for part in by_part.keys() - {"each", *wholes, *(one for one, _, _ in parts)}:
             raise CaseWrong(("series", name, part), f"there is no {part}", f"for example {parts[0][0]}")
         tracks = {part: Track(signal, text, ("series", name)) for part, text in by_part.items()}
         for part, node, place in parts:
-            track = tracks.get(part, tracks.get("each"))
+            track = tracks.get(part, tracks.get(part.partition(" ")[0], tracks.get("each")))
             if track is not None:
                 found[node].append((Column(name, place), track))
     return found

@@ -21,6 +21,7 @@ from healer.model import (
     Incident,
     IncidentVerdict,
     LastHeard,
+    LemonPart,
     LogEntry,
     Message,
     Mode,
@@ -153,7 +154,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     `context` is what goes on there now, by which its faults are judged (docs/rules.md, `context.yaml`).
     `inventory` is what the node told of itself (driver, firmware, settings), `reference` the good node of its
     kind, `differs` what of the inventory is otherwise there. `probation_until`: it came back of late,
-    and a fault of the same part is one severity more urgent until then.
+    and a fault of the same part is one severity more urgent until then. `lemon_score` is how much it fails
+    again and again (docs/detection.md, lemons), `lemon` what that comes from.
     """
 
     cluster: str
@@ -175,7 +177,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[GpuView] = []
     jobs: list[SlurmJob] = []
     history: list[Incident] = []
-    lemon_score: int = 0
+    lemon_score: float = 0
+    lemon: tuple[LemonPart, ...] = ()
     taken_at: datetime | None = None
     signals: dict[str, float] = {}
     links: list[LinkView] = []

@@ -8,12 +8,16 @@ import sqlalchemy as sa
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.forecasts import PostgresTrends
+from healer.adapters.postgres.lemons import PostgresLemons
 from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.samples import PostgresSamples
+from healer.decisions.remarks import remark_in
 from healer.detection.forest import Forest
+from healer.detection.lemons import Lemons
 from healer.detection.tick import Senses
 from healer.model import Catalogue, Ruleset, SlurmSnapshot
 from healer.observations import Picture
+from healer.observations.job_marks import JobMarks
 from healer.ports import Samples
 from healer.ports.pull import MetricHistory, NoHistory
 from healer.processes.drops import Drops
@@ -33,14 +37,16 @@ def senses_loop(
     history: Callable[[Catalogue], MetricHistory] = lambda _: NoHistory(),
 ) -> SensesLoop:
     """Fresh senses read the store anew: what a failure left half taken in is not kept."""
-    book = PostgresColumns(db)
+    book, past = PostgresColumns(db), PostgresLemons(db, cluster)
     reader: list[PostgresSamples] = []
 
     def make(now_in_force: Ruleset) -> tuple[Senses, Samples]:
         while reader:
             reader.pop().close()
         reader.append(PostgresSamples(db, cluster))
-        return Senses(cluster, now_in_force, book, forest), reader[0]
+        marks = JobMarks(own=lambda job: remark_in(job.admin_comment).off)
+        lemons = Lemons(cluster, marks, past.pasts, past.keep)
+        return Senses(cluster, now_in_force, book, forest, lemons), reader[0]
 
     def prove() -> str:
         return "" if rules.prove() else rules.problem

@@ -13,14 +13,30 @@ def nodes(
     q: str | None = typer.Option(None, "--search", help="A part of the name."),
     verdict: list[str] = typer.Option([], help="healthy, watch, suspect or isolate; repeat for more."),
     cluster: str | None = CLUSTER,
+    lemons: bool = typer.Option(False, "--lemons", help="Only nodes that fail again and again, by score."),
     limit: int = typer.Option(10_000, min=1, help="Rows at most."),
     json: bool = AS_JSON,
 ) -> None:
-    """List the nodes: healer's verdict, Slurm's state, and why."""
+    """List the nodes: healer's verdict, Slurm's state, and why; or how often each of them failed."""
     with client() as api:
         found = list(api.items("/nodes", limit, q=q, verdict=verdict, cluster=cluster))
+    if lemons:
+        scored = [one for one in found if one.get("lemon_score")]
+        found = sorted(scored, key=lambda one: -one["lemon_score"])
     if json:
         print_json(found)
+        return
+    if lemons:
+        scores = [
+            (
+                one["name"],
+                f"{one['lemon_score']:.2f}",
+                one["verdict"],
+                "; ".join(f"{part['text']} {part['points']:g}" for part in one["lemon"]),
+            )
+            for one in found
+        ]
+        print_table(*with_cluster(("NODE", "SCORE", "VERDICT", "WHY"), scores, found))
         return
     rows = [
         (

@@ -15,6 +15,7 @@ from healer.console.views import heat, incident, node, rules, runs, signals
 from healer.console.views.buttons import node_buttons
 from healer.console.views.job import WINDOW, checkpoint_steps, facts, job_view
 from healer.detection.alerts import firing
+from healer.detection.lemons import LIMIT
 from healer.model import (
     FACTS,
     FiringAlert,
@@ -70,6 +71,8 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                 "gpu_jobs": jobs_by_gpu(stands.snapshot, name) if stands.snapshot else {},
                 "reservations": reservations_of(stands.snapshot, name) if stands.snapshot else [],
                 "going_on": pages.reads.node_context(cluster, name),
+                "lemon": pages.reads.lemon(cluster, name),
+                "lemon_limit": LIMIT,
                 "incidents": [incident.incident_row(one, asking, now) for one in past.items],
                 "runs": [runs.run_row(run, now) for run in ran.items],
                 "buttons": node_buttons(

@@ -29,6 +29,7 @@ from healer.model import (
     IncidentState,
     IncidentVerdict,
     LastHeard,
+    LemonScore,
     LogEntry,
     Loss,
     Message,
@@ -393,6 +394,10 @@ class ConsoleReads(Protocol):
 
     def node_context(self, cluster: str, node: str) -> tuple[NodeContext, ...]:
         """What goes on at the node now, by which its faults are judged."""
+        ...
+
+    def lemon(self, cluster: str, node: str) -> LemonScore | None:
+        """How much the node fails again and again; None: not at all."""
         ...
 
     def references(self, cluster: str) -> list[Reference]:

@@ -79,6 +79,11 @@ class Forest:
         self._below = np.zeros(0)
         self._told: dict[Component, datetime] = {}
 
+    @property
+    def features(self) -> NodeFeatures:
+        """As of the last tick, for whoever else looks at them."""
+        return self._features
+
     def tick(self, telemetry: Telemetry, now: datetime, watched: Collection[Pair] = ()) -> Sensed:
         """New findings of `unusual-node`, and since when those told or `watched` are known to be usual."""
         went_back = self._sampled_at is not None and now < self._sampled_at

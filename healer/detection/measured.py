@@ -64,7 +64,7 @@ class _Rule:
             self.threshold = parse.number(rule.threshold, signals, rule.scope)
         self.signal = signals[rule.signal or shown_signal(self.when)]
         self.rests_on = rests_on(self.when, self.signal.name, catalogue)
-        self.compares_peers = any(one.op in ("peers", "peer_z") for one in self.when.walk())
+        self.compares_peers = any(one.op in ("peers", "peer_z", "peers_at") for one in self.when.walk())
         # The chart's unit is that of the limit in it: `31/1m` is a rate, `2` a growth.
         own = (WORDS[self.signal.unit], PLAIN)
         self.grown = self.threshold is not None and self.threshold.unit in own

@@ -23,6 +23,8 @@ LEAST_POINTS, LEAST_SHARE = 10, 0.6
 TREND_Z = 4.0
 #: Of the slope's interval: 90 %.
 RANGE_Z = 1.645
+#: What lasts has in each half so much of its slope.
+LASTING = 0.5
 #: Columns at once: all pairs of a window of so many stay in a few MB.
 _TOGETHER = 256
 
@@ -64,6 +66,45 @@ def outlook(values: Array, point_days: float, limit: float, *, falls: bool = Fal
     best.level[:] *= sign
     best.per_day[:] *= sign
     return best
+
+
+class Slope(NamedTuple):
+    """Of k series: Mann-Kendall's `z`, Theil-Sen's slope a point with its 90 % interval, and the `level` at
+    the newest point by it. `lasts`: both halves go the same way, each at a `LASTING` of that slope or more:
+    one step, or a rise that has ended, does not."""
+
+    z: Array
+    per_point: Array
+    low: Array
+    high: Array
+    level: Array
+    lasts: NDArray[np.bool_]
+
+
+def slope_of(values: Array) -> Slope:
+    """`values` (points, k): oldest first, NaN unknown. A few hundred columns at once: all pairs are held."""
+    whole, z, spread = _pairs(values)
+    per_point, low, high = _slopes(whole, spread)
+    age = (len(values) - 1 - np.arange(len(values)))[:, np.newaxis]
+    # Halves of what is known of each: a series may have begun within the window.
+    known = np.isfinite(values)
+    place = np.arange(len(values))[:, np.newaxis]
+    first, last = np.argmax(known, axis=0), len(values) - 1 - np.argmax(known[::-1], axis=0)
+    middle = (first + last) / 2
+    lasts = np.ones(values.shape[1], np.bool_)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for half in (place <= middle, place >= middle):
+            own, _, own_spread = _pairs(np.where(half, values, np.nan))
+            lasts &= _slopes(own, own_spread)[0] / per_point >= LASTING
+    return Slope(z, per_point, low, high, _median(values + per_point * age), lasts)
+
+
+def _pairs(values: Array) -> tuple[Array, Array, Array]:
+    """Slopes a point between all pairs, Mann-Kendall's z, and the deviation of its statistic."""
+    one, other = np.triu_indices(len(values), 1)
+    rise = values[other] - values[one]
+    z, spread = _trend(values, rise, np.isfinite(values).sum(axis=0))
+    return rise / (other - one)[:, np.newaxis], z, spread
 
 
 def _window(values: Array, points: int, point_days: float, limit: float) -> Outlook:

@@ -1,13 +1,17 @@
 """The tick over the fleet: all senses that live on samples, looked at together every few seconds."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+from healer.detection.creep import Creep
 from healer.detection.divergence import Divergence
 from healer.detection.forecasts import Forecasts
 from healer.detection.forest import Forest
+from healer.detection.leaks import Leaks
+from healer.detection.lemons import Lemons
 from healer.detection.measured import RuleEngine
+from healer.detection.shifts import DRIFTED, Shifts
 from healer.detection.stragglers import Stragglers
 from healer.model import Component, Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
@@ -21,24 +25,38 @@ TICK_S = 5.0
 #: While windows are rebuilt the rules look once in so much time past: their holds survive a restart.
 PRIME_S = 15.0
 
+#: Under this name what jobs say of nodes is kept.
+MARKS = "job-marks"
+
 Watched = Collection[tuple[str, Component]]
 
 
 class Senses:
-    """Rules over measured signals, trends of days, stragglers, results of steps and the isolation forest of
-    one cluster, with their memory.
+    """Rules over measured signals, trends of days, stragglers and jobs that creep, memory that runs out,
+    results of steps, the isolation forest with nodes that changed, and lemons, of one cluster, with their
+    memory.
 
     One thread owns it. The same samples, pictures and moments give the same findings.
     """
 
-    def __init__(self, cluster: str, rules: Ruleset, book: ColumnBook, forest: Forest | None = None) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        rules: Ruleset,
+        book: ColumnBook,
+        forest: Forest | None = None,
+        lemons: Lemons | None = None,
+    ) -> None:
         self.cluster, self.book = cluster, book
         self._catalogue = rules.catalogue
         self.telemetry = Telemetry(cluster, rules.catalogue, rules.gpu_models)
         self.steps = StepTimes(cluster)
         self.stragglers = Stragglers()
         self.divergence = Divergence()
-        self.forest = forest
+        self.creep, self.leaks = Creep(), Leaks()
+        self.forest, self.lemons = forest, lemons
+        #: It lives on the forest's features: without it nobody samples them.
+        self.shifts = Shifts()
         self.engine = RuleEngine(rules.detection, rules.catalogue)
         self.forecasts = Forecasts(rules.forecasts, rules.catalogue)
         self.version = rules.version
@@ -51,8 +69,8 @@ class Senses:
 
     @property
     def has_samples(self) -> bool:
-        """False where nobody measures: then a tick would find nothing."""
-        return self.telemetry.reports > 0 or any(True for _ in self.steps.jobs())
+        """False where nobody measures: then a tick would find nothing but lemons."""
+        return self.telemetry.reports > 0 or any(True for _ in self.steps.jobs()) or self.lemons is not None
 
     def follow(self, rules: Ruleset) -> bool:
         """Takes changed rules; what they watched already keeps its holds, what was measured its windows.
@@ -83,6 +101,30 @@ class Senses:
             self.divergence.forget(node.name)
             if self.forest is not None:
                 self.forest.forget(self.telemetry, node.name)
+            self.shifts.forget(self.telemetry, node.name)
+
+    def pack(self) -> dict[str, bytes]:
+        """What took days to learn, by name: a restart needs it."""
+        packed = self.forecasts.pack(self.telemetry)
+        if self.forest is not None:
+            packed[DRIFTED] = self.shifts.pack(self.telemetry)
+        if self.lemons is not None:
+            packed[MARKS] = self.lemons.marks.pack()
+        return packed
+
+    def load(self, packed: Mapping[str, bytes]) -> list[str]:
+        """Takes what was kept; returns the names of what cannot be read, which begins anew."""
+        wrong = self.forecasts.load(packed)
+        readers = {DRIFTED: self.shifts.load}
+        if self.lemons is not None:
+            readers[MARKS] = self.lemons.marks.load
+        for name, read in readers.items():
+            try:
+                if name in packed:
+                    read(packed[name])
+            except ValueError:
+                wrong.append(name)
+        return wrong
 
     def know_parts(self, picture: Picture) -> None:
         """Which GPU is which part, as nodes list them: the trend of a new part begins with it."""
@@ -133,9 +175,14 @@ class Senses:
             self.stragglers.tick(self.steps, slurm, now, watched),
             self.divergence.tick(self.steps, slurm, now, watched),
             self.forecasts.tick(self.telemetry, now, watched),
+            self.creep.tick(self.steps, slurm, now, watched),
+            self.leaks.tick(self.telemetry, slurm, now, watched),
         ]
         if self.forest is not None:
             told.append(self.forest.tick(self.telemetry, now, watched))
+            told.append(self.shifts.tick(self.telemetry, self.forest.features, now, watched))
+        if self.lemons is not None:
+            told.append(self.lemons.tick(slurm, now, watched))
         clear = {key: at for sensed in told for key, at in sensed.clear_since.items()}
         return Sensed(
             at=now,

@@ -48,12 +48,24 @@ QUIET = {
 }
 #: Faults that detectors of code find in samples; those of `rules/detection/` are told by their rule.
 SAMPLED_FAULTS = frozenset(
-    {"straggler", "job-slow", "unusual-node", "result-differs", "loss-nan", "loss-spike"}
+    {
+        "straggler",
+        "job-slow",
+        "job-creep",
+        "job-memory-leak",
+        "unusual-node",
+        "drifted",
+        "lemon-node",
+        "result-differs",
+        "loss-nan",
+        "loss-spike",
+    }
 )
 #: An incident of a measured signal ends when that is known to be well again for so long.
 CLEAR_FOR = timedelta(minutes=5)
 #: Nobody has told of it for so long, and nobody knows it to be gone: whoever measured it does not any more.
 UNTOLD_FOR = timedelta(hours=24)
+_WELL, _UNTOLD = "well again", "nobody tells of it any more"
 #: After a return the node is watched for so long, and its faults are judged more strictly (`ladder`).
 PROBATION = timedelta(days=7)
 #: A picture younger than this is believed about what is not in it.
@@ -241,10 +253,15 @@ def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str |
         return None
     since = clear_since(incident, picture)
     if now - last_heard(incident) > UNTOLD_FOR:
-        return "nobody tells of it any more"
+        return _UNTOLD
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
         return None
-    return f"well again since {since:%H:%M:%S} UTC"
+    return f"{_WELL} since {since:%H:%M:%S} UTC"
+
+
+def ended_by_itself(incident: Incident) -> bool:
+    """What was measured is gone, or is told no more; no person and no run had a hand in it."""
+    return (incident.closed_why or "").startswith((_WELL, _UNTOLD))
 
 
 def heard_again(incident: Incident, picture: Picture, now: datetime) -> Incident:

@@ -4,7 +4,13 @@ from collections import Counter
 from datetime import datetime, timedelta
 
 from healer.detection.drains import is_drain
-from healer.model import Incident, NodeHistory
+from healer.incidents.lifecycle import ended_by_itself
+from healer.model import HARDWARE, Incident, NodeHistory, NodePast, Review, Severity
+
+#: For so long back the time out of service counts.
+_OUT_DAYS = timedelta(days=14)
+#: What says of the past, not of a fault.
+_NO_FAULT = ("lemon", "forecast-", "drifted", "unusual-node")
 
 
 def out_of_service(history: NodeHistory, since: datetime, now: datetime) -> timedelta:
@@ -38,3 +44,32 @@ def summed_up(history: NodeHistory, node: str, since: datetime, now: datetime, *
         f"{node} in {days:g} days: {what}, {tickets} repair tickets, taken out {drains} times by others, "
         f"{hours:.1f} h out of service"
     )
+
+
+def past_of(history: NodeHistory, node: str, now: datetime) -> NodePast:
+    """What of a node's history its score as a lemon rests on: faults of its hardware that are more than a
+    note (P3), none that a person called a false alarm. What was before a person, or a repair, ended an
+    incident of a lemon was weighed then, and is over."""
+    weighed = max(
+        (
+            one.closed
+            for one in history.incidents
+            if one.fault.startswith("lemon") and one.closed is not None and not ended_by_itself(one)
+        ),
+        default=None,
+    )
+    since = max(now - _OUT_DAYS, weighed) if weighed is not None else now - _OUT_DAYS
+    own = [one for one in history.incidents if weighed is None or one.opened > weighed]
+    faults = [one for one in own if _is_fault(one, node)]
+    return NodePast(
+        node=node,
+        faults=tuple((one.opened, one.fault) for one in faults),
+        tickets=tuple(one.opened for one in own if one.id in history.ticketed),
+        out=min(1.0, out_of_service(history, since, now) / _OUT_DAYS) if faults else 0.0,
+    )
+
+
+def _is_fault(one: Incident, node: str) -> bool:
+    hardware = one.fault_class in HARDWARE and one.severity < Severity.P3 and one.root.node == node
+    named = one.fault.startswith(_NO_FAULT) or is_drain(one.fault)
+    return hardware and not named and one.review is not Review.false_alarm

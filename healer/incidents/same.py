@@ -15,8 +15,8 @@ from healer.model import (
     IncidentState,
 )
 
-#: What a model thinks unusual is evidence beside a fault, and no fault of its own.
-UNUSUAL = "unusual-node"
+#: What a model thinks unusual, or what changed, is evidence beside a fault, and no fault of its own.
+UNUSUAL = frozenset({"unusual-node", "drifted"})
 #: A job that is slow as a whole: told of no node, and explained by any node of its that is known to be bad.
 JOB_SLOW = "job-slow"
 #: A GPU that is gone: its peers, switches and the driver tell of its links and of what is to be done.
@@ -71,7 +71,7 @@ def _exactly(pair: Pair) -> bool | None:
 
 
 def _unusual(pair: Pair) -> bool | None:
-    beside = pair.finding.fault == UNUSUAL and pair.incident.fault_class in HARDWARE and pair.same_node
+    beside = pair.finding.fault in UNUSUAL and pair.incident.fault_class in HARDWARE and pair.same_node
     return True if beside else None
 
 
@@ -165,7 +165,7 @@ def is_weaker(both: Both) -> bool:
     other, root, policies = both
     watched = other.fault_class is root.fault_class is FaultClass.degraded and both.same_node
     weaker = watched and policies.weaker(other.rule, root.rule)
-    return (weaker and is_free(other)) or (other.fault == UNUSUAL and both.same_node)
+    return (weaker and is_free(other)) or (other.fault in UNUSUAL and both.same_node)
 
 
 def worse_while_busy(both: Both) -> bool:

@@ -62,6 +62,7 @@ from healer.model.inventory import (
     kind_of,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
+from healer.model.lemon import LemonPart, LemonScore, NodePast
 from healer.model.losses import Loss, LossReason, Sender
 from healer.model.node import (
     Diagnosis,
@@ -289,6 +290,8 @@ __all__ = [
     "KernelLine",
     "Ladder",
     "LastHeard",
+    "LemonPart",
+    "LemonScore",
     "LineBook",
     "LogEntry",
     "Loss",
@@ -300,6 +303,7 @@ __all__ = [
     "Mode",
     "NodeContext",
     "NodeHistory",
+    "NodePast",
     "NodeStatus",
     "Notifications",
     "NvlinkRow",

@@ -14,6 +14,9 @@ JOB_NODES = 4
 JOB_GPUS = 16
 #: Fewer known peers than that say nothing.
 LEAST = 4
+#: A line through peers needs so many, so that one wild one in each outer third moves nothing; it slopes where
+#: they lie apart by so much of their median.
+LEAST_OF_LINE, LEAST_SPAN = 12, 0.05
 #: Nodes of a rack that are compared with each other.
 LEAST_OF_RACK = 3
 #: Makes the median absolute deviation of a normal distribution its standard deviation.
@@ -72,6 +75,51 @@ def peer_band(
     return found
 
 
+def peer_line(values: NDArray, at: NDArray, groups: Groups) -> NDArray[np.float64]:
+    """(n,) what each row would have if it lay on the line of `values` over `at` through its group: Tukey's
+    resistant line. Its slope joins the medians of the lowest and the highest third by `at`, its height is the
+    median of what is left; a quarter of the outer thirds may be anything.
+
+    NaN where fewer than `LEAST_OF_LINE` are known, and where no peer is near the row's own `at`: further out
+    than the outer thirds' medians lie apart. Where these are closer than `LEAST_SPAN` of the median of `at`,
+    the line is level and reaches so far. J. Tukey, Exploratory Data Analysis, 1977, chapter 10.
+    """
+    values, at = np.asarray(values, np.float64), np.asarray(at, np.float64)
+    both = np.isfinite(values) & np.isfinite(at)
+    own = np.where(both, at, np.nan)
+    low_third, high_third = _outer_thirds(own, groups)
+    low_at, high_at = _median_of(own, low_third, groups), _median_of(own, high_third, groups)
+    least = LEAST_SPAN * np.abs(peer_median(own, groups, LEAST_OF_LINE))
+    span = high_at - low_at
+    rise = _median_of(values, high_third, groups) - _median_of(values, low_third, groups)
+    slope = np.where(span > least, rise / np.where(span > least, span, 1.0), 0.0)
+    left = np.where(both, values - slope * at, np.nan)
+    found = peer_median(left, groups, LEAST_OF_LINE) + slope * at
+    reach = np.maximum(span, least)
+    found[~((at >= low_at - reach) & (at <= high_at + reach))] = np.nan
+    return found
+
+
+def _outer_thirds(at: NDArray, groups: Groups) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(n,) whether a row is of the lowest, or the highest, third of its group by `at`."""
+    told = np.flatnonzero((groups.ids >= 0) & np.isfinite(at))
+    ids = groups.ids[told]
+    order = np.lexsort((at[told], ids))
+    count = np.bincount(ids, minlength=len(groups.labels))
+    first = np.cumsum(count) - count
+    ordered = ids[order]
+    place = np.arange(len(order)) - first[ordered]
+    third = count[ordered] // 3
+    low, high = np.zeros((2, len(at)), np.bool_)
+    low[told[order]] = place < third
+    high[told[order]] = place >= count[ordered] - third
+    return low, high
+
+
+def _median_of(values: NDArray, part: NDArray[np.bool_], groups: Groups) -> NDArray[np.float64]:
+    return peer_median(np.where(part, values, np.nan), groups, LEAST_OF_LINE // 3)
+
+
 # --- who is whose peer ---
 
 
@@ -113,6 +161,17 @@ def rack_groups_of(axes: Axes, scope: Scope) -> Groups:
         return f"rack {racks.components()[number // models].device}"
 
     return _numbered(np.where(known, rack.astype(np.int64) * models + model, -1), words)
+
+
+def node_groups_of(axes: Axes, scope: Scope) -> Groups:
+    """GPUs of one node that Slurm shows; other scopes have none."""
+    n = axes.axis(scope).n
+    if scope is not Scope.gpu:
+        return Groups(np.full(n, -1, np.int32))
+    node = axes.gpu_node[:n]
+    nodes = axes.axis(Scope.node)
+    there = np.where((node >= 0) & axes.present[node], node, -1)
+    return _numbered(there.astype(np.int64), lambda number: f"{nodes.components()[number]}")
 
 
 def _large(job: NDArray, large: NDArray) -> NDArray:

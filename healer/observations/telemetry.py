@@ -30,7 +30,7 @@ from healer.model.samples import Report
 from healer.observations import allocation
 from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis, grown
 from healer.observations.clocks import AHEAD_S, BACK_S, Clocks, ClockStepped
-from healer.observations.groups import Groups, groups_of, rack_groups_of
+from healer.observations.groups import Groups, groups_of, node_groups_of, rack_groups_of
 from healer.observations.layouts import NO_ROOM, NOT_LOOKED_UP, UNKNOWN, Layout, Layouts, Place, Stretch
 from healer.observations.rings import SLOT_S, SLOTS, Rings, slot_of
 from healer.observations.rounds import in_rounds
@@ -77,6 +77,7 @@ class Telemetry:
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
         self._groups: dict[Scope, tuple[int, Groups]] = {}
         self._rack_groups: dict[Scope, tuple[int, Groups]] = {}
+        self._node_groups: dict[Scope, tuple[int, Groups]] = {}
         self._specs: dict[str, NDArray[np.float64]] = {}
         self._layouts = Layouts(self._place)
         self._snapshot: SlurmSnapshot | None = None
@@ -496,6 +497,13 @@ class Telemetry:
         known = self._rack_groups.get(scope)
         if known is None or known[0] != self._axes.version:
             known = self._rack_groups[scope] = (self._axes.version, rack_groups_of(self._axes, scope))
+        return known[1]
+
+    def node_groups(self, scope: Scope) -> Groups:
+        """Which GPUs are of one node now."""
+        known = self._node_groups.get(scope)
+        if known is None or known[0] != self._axes.version:
+            known = self._node_groups[scope] = (self._axes.version, node_groups_of(self._axes, scope))
         return known[1]
 
     def model_of(self, scope: Scope = Scope.gpu) -> list[str]:

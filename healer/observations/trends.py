@@ -37,6 +37,8 @@ class Series:
     """`counter`: readings are of a counter, and a point is events a day; else a point is the mean reading."""
 
     counter: bool
+    #: Seconds that a point stands for.
+    point_s: float = POINT_S
     #: The point that readings go into now, as a number of points since 1970; None before the first.
     head: int | None = None
     #: (POINTS, rows): those before it, by their number modulo POINTS; NaN unknown.
@@ -62,7 +64,7 @@ class Series:
         A moment before the last one's point changes nothing.
         """
         self._reserve(len(readings))
-        number = int(at_s // POINT_S)
+        number = int(at_s // self.point_s)
         if self.head is not None and number < self.head:
             return False
         done = self.head is not None and number > self.head

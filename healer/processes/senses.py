@@ -208,7 +208,7 @@ class SensesLoop:
             return
         self._trends_at = now
         try:
-            self._trends.write(self._senses.forecasts.pack(self._senses.telemetry), now)
+            self._trends.write(self._senses.pack(), now)
         except LedgerAway as error:
             log.warning("trends not kept", why=str(error))
 
@@ -235,7 +235,7 @@ class SensesLoop:
         """Fresh senses with full windows: from the store, and what it lacks from what others remember."""
         begun, rows = self._clock.now(), 0
         senses, samples = self._make(rules)
-        if self._trends is not None and (lost := senses.forecasts.load(self._trends.read())):
+        if self._trends is not None and (lost := senses.load(self._trends.read())):
             log.warning("trends begin anew: what was kept cannot be read", rules=lost)
         stored = self._stored(samples, begun)
         for reports, batches in self._warmed(rules, self._picture.slurm, stored, begun):

@@ -43,6 +43,8 @@ from healer.model import (
     GuardSettings,
     Incident,
     LastHeard,
+    LemonPart,
+    LemonScore,
     Mode,
     NodeContext,
     Observation,
@@ -228,6 +230,11 @@ class SampleReads:
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         return console_telemetry.reports_of(node, since)
+
+    def lemon(self, cluster: str, node: str) -> LemonScore | None:
+        part = LemonPart(signal="faults", count=2.4, points=2.4, text="3 faults")
+        known = LemonScore(cluster=cluster, node=node, score=2.4, parts=(part,))
+        return known if node == "gpu0001" else None
 
     def node_context(self, cluster: str, node: str) -> tuple[NodeContext, ...]:
         until = NOW + timedelta(minutes=3)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import rows, rule_texts, verdicts
+from healer.adapters.postgres import lemons, rows, rule_texts, verdicts
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.evidence import collected_for
 from healer.adapters.postgres.figures import lock_held, part_lock
@@ -58,6 +58,7 @@ from healer.model import (
     Column,
     Incident,
     LastHeard,
+    LemonScore,
     Message,
     Mode,
     NodeContext,
@@ -312,6 +313,10 @@ class PostgresConsoleReads:
                 return ()
             known = changed_since(conn, cluster, now - CONTEXT_LONGEST, node).get(node)
         return context_of(self._rules(), picture, picture.nodes[node], known, now)
+
+    def lemon(self, cluster: str, node: str) -> LemonScore | None:
+        with self._reading() as conn:
+            return lemons.read(conn, cluster, node).get(node)
 
     def references(self, cluster: str) -> list[Reference]:
         with self._reading() as conn:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import figures, forecasts, paging, rows, rule_texts, verdicts
+from healer.adapters.postgres import figures, forecasts, lemons, paging, rows, rule_texts, verdicts
 from healer.adapters.postgres.commands import pause_of
 from healer.adapters.postgres.details import incident_detail, run_detail
 from healer.adapters.postgres.engine import translated
@@ -53,9 +53,9 @@ from healer.model import (
     CONTEXT_LONGEST,
     AuditRecord,
     Breaker,
-    FaultClass,
     Incident,
     Inventory,
+    LemonScore,
     Message,
     Mode,
     Pause,
@@ -68,9 +68,8 @@ from healer.model import (
 )
 from healer.ports import Clock
 
-#: Incidents of a node's history that its page shows, and how far back a lemon's are counted.
+#: Incidents of a node's history that its page shows.
 _HISTORY = 50
-_LEMON_DAYS = timedelta(days=30)
 #: Heartbeats tell which GPUs a node has; the last ones within this time are looked at.
 _TOLD = timedelta(minutes=5)
 
@@ -197,6 +196,7 @@ class PostgresReads:
             now = self._clock.now()
             told = by_node(rows.watched(conn, clusters, now))
             changed = {name: changed_since(conn, name, now - CONTEXT_LONGEST) for name in pictures}
+            scored = {name: lemons.read(conn, name) for name in pictures}
         found: list[NodeView] = []
         for cluster in sorted(pictures):
             for name in sorted(pictures[cluster].nodes):
@@ -209,7 +209,8 @@ class PostgresReads:
                 if len(found) == limit:
                     return Page(items=found, next_cursor=paging.encode(found[-1].cluster, found[-1].name))
                 context = context_of(rules, picture, picture.nodes[name], changed[cluster].get(name), now)
-                found.append(msgspec.structs.replace(view, context=context))
+                lemon = _lemon(scored[cluster].get(name))
+                found.append(msgspec.structs.replace(view, context=context, **lemon))
         return Page(items=found)
 
     def node(self, cluster: str, node: str, rules: Ruleset) -> NodeView | None:
@@ -224,19 +225,13 @@ class PostgresReads:
             history, _ = rows.incident_page(conn, where, _HISTORY, None)
             told = _told_gpus(conn, cluster, node, now)
             known = changed_since(conn, cluster, now - CONTEXT_LONGEST, node).get(node)
-        lemon = sum(
-            one.opened > now - _LEMON_DAYS
-            and one.review is not Review.false_alarm
-            and one.root.node == node
-            and one.fault_class in {FaultClass.fatal, FaultClass.degraded}
-            for one in history
-        )
+            lemon = lemons.read(conn, cluster, node).get(node)
         return msgspec.structs.replace(
             node_view(picture, shown, watched),
             gpus=gpu_views(picture, shown, watched, rules, told),
             jobs=picture.jobs_on(node),
             history=history,
-            lemon_score=lemon,
+            **_lemon(lemon),
             context=context_of(rules, picture, shown, known, now),
         )
 
@@ -439,3 +434,7 @@ def _told_gpus(conn: sa.Connection, cluster: str, node: str, now: datetime) -> d
         .limit(1)
     ).scalar()
     return {int(gpu["index"]): gpu for gpu in data or ()}
+
+
+def _lemon(score: LemonScore | None) -> dict[str, Any]:
+    return {"lemon_score": score.score, "lemon": score.parts} if score is not None else {}

@@ -257,6 +257,16 @@ trends = sa.Table(
     sa.Column("packed", sa.LargeBinary, nullable=False),
 )
 
+# How much each node is a lemon, as the detector reckoned last; all of a cluster are written together.
+lemon_scores = sa.Table(
+    "lemon_scores",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("node", sa.Text, primary_key=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
 # What nodes of a kind should have (driver, firmware, settings), as `healer learn` took it from good ones.
 references = sa.Table(
     "node_references",

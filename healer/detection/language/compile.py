@@ -16,7 +16,7 @@ from healer.detection.language.expr import Expr
 from healer.detection.language.meaning import KNOWN_SHARE, LEAST_PEERS, LEAST_SPREAD
 from healer.detection.language.truth import FALSE, TRUE, UNKNOWN, Past, Truth, of
 from healer.model import Scope
-from healer.observations.groups import peer_median, peer_spread
+from healer.observations.groups import peer_line, peer_median, peer_spread
 
 if TYPE_CHECKING:
     from healer.observations.telemetry import Telemetry
@@ -315,6 +315,15 @@ class Moment:
         groups = self.telemetry.rack_groups(node.expr.scope)
         return peer_median(self._get(node.args[0]), groups, LEAST_PEERS)
 
+    def _node_peers(self, node: _Node) -> Numbers:
+        assert node.expr.scope is not None
+        groups = self.telemetry.node_groups(node.expr.scope)
+        return peer_median(self._get(node.args[0]), groups, LEAST_PEERS)
+
+    def _peers_at(self, node: _Node) -> Numbers:
+        assert node.expr.scope is not None
+        return peer_line(*self._two(node), self.telemetry.groups(node.expr.scope))
+
     def _peer_z(self, node: _Node) -> Numbers:
         assert node.expr.scope is not None
         value = self._get(node.args[0])
@@ -419,5 +428,7 @@ _OPS: dict[str, Callable[[Moment, _Node], Any]] = {
     "peers": Moment._peers,
     "peer_z": Moment._peer_z,
     "rack_peers": Moment._rack_peers,
+    "node_peers": Moment._node_peers,
+    "peers_at": Moment._peers_at,
     **dict.fromkeys(over_parts.OVER_PARTS, Moment._over_parts),
 }

@@ -31,6 +31,10 @@ FUNCTIONS: dict[str, Function] = {
     "peers": Function(("number",), "median of the peers"),
     "peer_z": Function(("number",), "distance from the peers' median in robust standard deviations"),
     "rack_peers": Function(("number",), "median of what is alike in the same rack, of three nodes at least"),
+    "node_peers": Function(("number",), "median of the GPUs of the same node"),
+    "peers_at": Function(
+        ("number", "number"), "what the peers have where the second number is as it is here: a robust line"
+    ),
     "spec": Function(("word",), "what the GPU model is made for (`gpu_models.yaml`)"),
     "has": Function(("signal", "word"), "whether a bit of a bit mask is set"),
     "known": Function(("any",), "whether there is a value; never unknown itself"),

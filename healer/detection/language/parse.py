@@ -341,6 +341,7 @@ class _Reader:
         made: Callable[[ast.Call, str], Expr] = {
             "spec": self._spec, "has": self._has, "known": self._known, "age": self._age,
             "peers": self._peers, "peer_z": self._peers, "rack_peers": self._peers, "abs": self._plain,
+            "node_peers": self._peers, "peers_at": self._peers_at,
             "min": self._plain, "max": self._plain, "first": self._first, "count_over": self._ticks,
             "share": self._ticks,
         }.get(name, self._over_time)  # fmt: skip
@@ -420,7 +421,16 @@ class _Reader:
         arg = self._countable(node.args[0])
         if arg.scope not in (Scope.link, Scope.gpu, Scope.node):
             raise self.wrong(node.args[0], "only links, GPUs and nodes have peers")
+        if name == "node_peers" and arg.scope is not Scope.gpu:
+            raise self.wrong(node.args[0], "node_peers is of the GPUs of a node")
         return Expr(name, (arg,), arg.scope, unit=units.RATIO if name == "peer_z" else arg.unit)
+
+    def _peers_at(self, node: ast.Call, name: str) -> Expr:
+        value, at = (self._countable(arg) for arg in node.args)
+        made = self._unified(name, (value, at), unit=value.unit)
+        if value.scope is None or at.scope is None or made.scope not in (Scope.link, Scope.gpu, Scope.node):
+            raise self.wrong(node, "only what is measured of links, GPUs and nodes has peers")
+        return made
 
     def _first(self, node: ast.Call, name: str) -> Expr:
         """Of numbers, or of conditions: a signal that stands as one may come before another condition."""

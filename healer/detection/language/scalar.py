@@ -19,6 +19,7 @@ from healer.detection.language.meaning import (
     TICK_S,
     slots_of,
 )
+from healer.observations.groups import LEAST_OF_LINE, LEAST_SPAN
 
 if TYPE_CHECKING:
     from healer.observations.telemetry import Telemetry
@@ -112,8 +113,10 @@ class Scalar:
             case "first":
                 values = (self.value(arg, row) for arg in args)
                 return next((value for value in values if value is not None), None)
-            case "peers" | "peer_z" | "rack_peers":
+            case "peers" | "peer_z" | "rack_peers" | "node_peers":
                 return self._peers(expr, row)
+            case "peers_at":
+                return self._peers_at(expr, row)
         if op.endswith("_of"):
             return self._over_parts(expr, row)
         return self._of_values(expr, [self.value(arg, row) for arg in args])
@@ -179,8 +182,8 @@ class Scalar:
         return true / len(known) if expr.op == "share" else true
 
     def _peers(self, expr: Expr, row: int) -> Value:
-        groups = self.telemetry.rack_groups if expr.op == "rack_peers" else self.telemetry.groups
-        ids = groups(_axis(expr)).ids
+        groups = {"rack_peers": self.telemetry.rack_groups, "node_peers": self.telemetry.node_groups}
+        ids = groups.get(expr.op, self.telemetry.groups)(_axis(expr)).ids
         if ids[row] < 0:
             return None
         group = [one for one in range(len(ids)) if ids[one] == ids[row]]
@@ -198,6 +201,36 @@ class Scalar:
         if spread == 0:
             return 0.0 if own == median else None
         return (own - median) / spread
+
+    def _peers_at(self, expr: Expr, row: int) -> Value:
+        ids = self.telemetry.groups(_axis(expr)).ids
+        own = self.value(expr.args[1], row)
+        if ids[row] < 0 or own is None:
+            return None
+        pairs = [
+            (float(at), float(value))
+            for one in range(len(ids))
+            if ids[one] == ids[row]
+            and (value := self.value(expr.args[0], one)) is not None
+            and (at := self.value(expr.args[1], one)) is not None
+        ]
+        if len(pairs) < LEAST_OF_LINE:
+            return None
+        pairs.sort(key=lambda pair: pair[0])
+        third = len(pairs) // 3
+        low, high = pairs[:third], pairs[-third:]
+        low_at, high_at = (statistics.median(at for at, _ in part) for part in (low, high))
+        least = LEAST_SPAN * abs(statistics.median(at for at, _ in pairs))
+        slope = 0.0
+        if high_at - low_at > least:
+            rise = statistics.median(value for _, value in high) - statistics.median(
+                value for _, value in low
+            )
+            slope = rise / (high_at - low_at)
+        reach = max(high_at - low_at, least)
+        if not low_at - reach <= own <= high_at + reach:
+            return None
+        return statistics.median(value - slope * at for at, value in pairs) + slope * float(own)
 
     def _over_parts(self, expr: Expr, row: int) -> Value:
         part = expr.args[0]

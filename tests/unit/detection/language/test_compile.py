@@ -78,6 +78,8 @@ def number(scope: Scope, depth: int, parts: bool) -> st.SearchStrategy[str]:
         named.map(lambda name: f"peers({name} * 2)"),
         named.map(lambda name: f"peer_z({name} - 1)"),
         named.map(lambda name: f"rack_peers({name} + 1)"),
+        st.tuples(named, named).map(lambda two: f"peers_at({two[0]}, {two[1]} + 1)"),
+        *([named.map(lambda name: f"node_peers({name} - {GAUGES[scope][0]})")] if scope is Scope.gpu else []),
         st.just('spec("limit")'),
         named.map(lambda name: f"age({name})"),
     ]
@@ -237,3 +239,44 @@ def test_nothing_is_known_of_the_minutes_of_a_signal_that_fell_silent() -> None:
     assert program.tick(fleet.telemetry, fleet.now).truth(avg).tolist()[:4] == [TRUE] * 4
     later = fleet.now + timedelta(seconds=SIGNALS["heat"].stale_s + 1)
     assert program.tick(fleet.telemetry, later).truth(avg).tolist()[:4] == [UNKNOWN] * 4
+
+
+def test_a_line_through_peers_is_the_same_in_both_forms_and_follows_the_sound_ones() -> None:
+    fleet, chance = Fleet([f"n{number}" for number in range(8)]), np.random.default_rng(5)
+    expr = parse.number("heat - peers_at(heat, work)", SIGNALS, Scope.gpu)
+    for moment in range(20):
+        fleet.after(200)  # what was told before is stale
+        for node in fleet.names:
+            work = chance.integers(400, 720 if moment % 2 else 410, fleet.gpus).astype(float)
+            heat = 20 + work / 16
+            heat[0] += 40 * (node in ("n3", "n4"))  # two of 24 are hot
+            heat[chance.random(fleet.gpus) < 0.1] = np.nan
+            fleet.send_gpus(node, heat=heat.tolist(), work=work.tolist())
+        program = Program([expr])
+        columns = np.asarray(program.tick(fleet.telemetry, fleet.now).number(expr))
+        scalar = Scalar(fleet.telemetry, fleet.now, Memory())
+        expected = [scalar.value(expr, row) for row in range(len(columns))]
+        told = [np.nan if value is None else float(value) for value in expected]
+        np.testing.assert_array_equal(columns, np.array(told))
+        known = columns[np.isfinite(columns)]
+        assert len(known) >= 15
+        # The line lies on the sound ones; where all work alike there is no slope to find.
+        assert int((known > 30).sum()) <= 2
+        assert float(np.abs(known[known < 30]).max()) < (0.8 if moment % 2 else 2.0)
+
+
+def test_no_line_for_few_peers_nor_far_away_from_them() -> None:
+    expr = parse.number("peers_at(heat, work)", SIGNALS, Scope.gpu)
+    few = Fleet()
+    for node in few.names:
+        few.send_gpus(node, heat=[1] * 4, work=[2] * 4)
+    assert np.isnan(Program([expr]).tick(few.telemetry, few.now).number(expr)).all()
+    many = Fleet([f"n{number}" for number in range(6)])
+    for node in many.names:
+        many.send_gpus(node, heat=[60] * 4, work=[600, 600, 600, 100 if node == "n3" else 600])
+    told = np.asarray(Program([expr]).tick(many.telemetry, many.now).number(expr))
+    components = many.telemetry.axis(Scope.gpu).components()
+    of_n3 = [row for row, one in enumerate(components) if one.node == "n3"]
+    assert many.telemetry.groups(Scope.gpu).ids[of_n3[0]] == many.telemetry.groups(Scope.gpu).ids[of_n3[3]]
+    assert np.isnan(told[of_n3[3]])  # at 100 W it has no peer
+    assert told[of_n3[0]] == 60.0

@@ -1,0 +1,245 @@
+"""Memory that a job uses up: it falls on its nodes for hours, and leads to nothing left. Names the job.
+
+The least free memory of a node's GPUs, and what the host has available (page cache counts as available), are
+followed in points of 10 minutes from the moment the node got this life of this job. It is told where the fall
+is a trend (Mann-Kendall), lasts through both halves of it, and meets zero within a day (Theil-Sen): what an
+allocator takes at the start, or a cache that fills, ends by itself.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.detection.figures import with_unit
+from healer.detection.language.over_parts import min_of
+from healer.detection.outlook import slope_of
+from healer.model import Component, Evidence, FaultClass, Finding, Scope, Sense, Sensed, SlurmSnapshot
+from healer.observations.telemetry import Telemetry
+from healer.observations.trends import Series
+
+JOB_LEAK = "job-memory-leak"
+LOOK_S = 60.0
+POINT_S = 600.0
+#: Of the last 6 hours; 2 have to be known. A series that falls at each of 12 points has a z of 4.5.
+WINDOW, LEAST_POINTS = 36, 12
+TREND_Z = 4.0
+#: It is told when nothing is left within so many hours.
+WITHIN_H = 24.0
+#: Looked at only where this share of what there was at most is gone.
+GONE_LEAST = 0.03
+#: It is over when so many points in a row do not show it.
+OVER_POINTS = 3
+_TOGETHER = 256
+_NODES_NAMED = 4
+HOST, GPU = "the node's memory", "GPU memory"
+
+Pair = tuple[str, Component]
+
+
+@dataclass(slots=True)
+class _Told:
+    since: datetime
+    text: str
+    title: str
+    missed: int = 0
+    due: bool = True
+
+
+@dataclass(slots=True, frozen=True)
+class _Fall:
+    """On one node: hours until nothing is left (with their range), and how much goes an hour."""
+
+    node: str
+    what: str
+    hours: float
+    low: float
+    high: float
+    per_h: float
+    left: float
+
+
+@dataclass(slots=True)
+class Leaks:
+    """Of all jobs of one cluster. One thread owns it."""
+
+    _of: Telemetry | None = None
+    _looked_s: float = -np.inf
+    _series: dict[str, Series] = field(default_factory=dict)
+    #: (nodes,) the job's row and its life, as each node's series began with.
+    _job: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    _life: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    _told: dict[Component, _Told] = field(default_factory=dict)
+    _cleared: dict[Component, datetime] = field(default_factory=dict)
+
+    def tick(
+        self, telemetry: Telemetry, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair]
+    ) -> Sensed:
+        """Cheap but once in `LOOK_S`. `watched`: open incidents, of which it is told what is over."""
+        at_s = now.timestamp()
+        if self._of is not telemetry or at_s < self._looked_s:
+            self._begin(telemetry)
+        if slurm is not None and at_s - self._looked_s >= LOOK_S:
+            self._looked_s = at_s
+            self._look(telemetry, slurm, now)
+        findings = [self._finding(where, told, now) for where, told in self._told.items() if told.due]
+        for told in self._told.values():
+            told.due = False
+        clear = {
+            (JOB_LEAK, where): self._cleared[where]
+            for fault, where in watched
+            if fault == JOB_LEAK and where in self._cleared
+        }
+        return Sensed(at=now, findings=tuple(findings), clear_since=clear)
+
+    def _begin(self, telemetry: Telemetry) -> None:
+        """Rows of another telemetry are other nodes."""
+        self._of, self._looked_s = telemetry, -np.inf
+        self._series = {what: Series(counter=False, point_s=POINT_S) for what in (HOST, GPU)}
+        self._job = self._life = np.zeros(0, np.int64)
+
+    def _look(self, telemetry: Telemetry, slurm: SlurmSnapshot, now: datetime) -> None:
+        job = telemetry.axis(Scope.node).parent(Scope.job).astype(np.int64)
+        self._follow(telemetry, slurm, job)
+        falls: dict[Component, list[_Fall]] = {}
+        done = False
+        for what, readings in _readings(telemetry, now):
+            series = self._series[what]
+            if series.look(np.where(job >= 0, readings, np.nan), now.timestamp()):
+                done = True
+                for row, fall in _falling(telemetry, series, what):
+                    falls.setdefault(telemetry.axis(Scope.job).components()[job[row]], []).append(fall)
+        if done:
+            self._judge(falls, job, telemetry, slurm, now)
+
+    def _follow(self, telemetry: Telemetry, slurm: SlurmSnapshot, job: NDArray[np.int64]) -> None:
+        """A node that got another job, or another life of it, begins anew."""
+        shown = (slurm.jobs.get(one.job or "") for one in telemetry.axis(Scope.job).components())
+        lives = np.array([*(one.restarts if one is not None else -1 for one in shown), -1], np.int64)
+        life = lives[job]  # -1 reads the last
+        known = min(len(self._job), len(job))
+        moved = np.ones(len(job), np.bool_)
+        moved[:known] = (job[:known] != self._job[:known]) | (life[:known] != self._life[:known])
+        for series in self._series.values():
+            series.forget(np.flatnonzero(moved))
+        self._job, self._life = job, life
+
+    def _judge(
+        self,
+        falls: dict[Component, list[_Fall]],
+        job: NDArray[np.int64],
+        telemetry: Telemetry,
+        slurm: SlurmSnapshot,
+        now: datetime,
+    ) -> None:
+        nodes = np.bincount(job[job >= 0], minlength=telemetry.axis(Scope.job).n)
+        for where, found in falls.items():
+            row = telemetry.axis(Scope.job).row(where)
+            shown = slurm.jobs.get(where.job or "")
+            title, text = _sentence(where, shown.user if shown else "", found, int(nodes[row or 0]))
+            known = self._told.setdefault(where, _Told(now, text, title))
+            known.text, known.title, known.missed, known.due = text, title, 0, True
+            self._cleared.pop(where, None)
+        for where in [where for where in self._told if where not in falls]:
+            self._told[where].missed += 1
+            if self._told[where].missed >= OVER_POINTS:
+                del self._told[where]
+                self._cleared[where] = now
+        self._cleared = {where: at for where, at in self._cleared.items() if not telemetry.is_gone(where)}
+
+    def _finding(self, where: Component, told: _Told, now: datetime) -> Finding:
+        named = f"{JOB_LEAK}|{where.cluster}|{where.job}|{told.since.isoformat()}"
+        evidence = Evidence(
+            digest=sha256(named.encode()).hexdigest(),
+            at=told.since,
+            arrived_at=now,
+            component=where,
+            text=told.text,
+            job=where.job,
+            sense=Sense.metrics,
+        )
+        return Finding(
+            rule=JOB_LEAK,
+            fault=JOB_LEAK,
+            fault_class=FaultClass.application,
+            component=where,
+            at=told.since,
+            arrived_at=now,
+            text=told.text,
+            title=told.title,
+            confidence=0.7,
+            evidence=(evidence,),
+            jobs=(where.job,) if where.job else (),
+        )
+
+
+def _readings(telemetry: Telemetry, now: datetime) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """(nodes,) bytes free: of the host, and of the fullest GPU."""
+    if telemetry.scope_of("host_memory_available_bytes") is not None:
+        yield HOST, telemetry.value("host_memory_available_bytes", now)
+    free = np.full(telemetry.axis(Scope.gpu).n, np.nan)
+    if telemetry.scope_of("gpu_memory_free_bytes") is not None:
+        free = telemetry.value("gpu_memory_free_bytes", now)
+    if all(telemetry.scope_of(name) for name in ("gpu_memory_total_bytes", "gpu_memory_used_bytes")):
+        total, used = (telemetry.value(f"gpu_memory_{name}_bytes", now) for name in ("total", "used"))
+        free = np.where(np.isnan(free), total - used, free)
+    if np.isfinite(free).any():
+        parent = telemetry.axis(Scope.gpu).parent(Scope.node)
+        yield GPU, min_of(free, parent, telemetry.axis(Scope.node).n)
+
+
+def _falling(telemetry: Telemetry, series: Series, what: str) -> Iterator[tuple[int, _Fall]]:
+    """Rows whose memory leads to nothing left in time."""
+    whole = series.series(np.arange(series.rows))[-WINDOW:]
+    enough = np.isfinite(whole).sum(axis=0) >= LEAST_POINTS
+    most, newest = np.fmax.reduce(whole, axis=0), series.newest(2)
+    with np.errstate(invalid="ignore"):
+        looked = np.flatnonzero(enough & (newest < (1 - GONE_LEAST) * most))
+    names = telemetry.axis(Scope.node).components()
+    for first in range(0, len(looked), _TOGETHER):
+        rows = looked[first : first + _TOGETHER]
+        found = slope_of(whole[:, rows])
+        left = newest[rows]
+        with np.errstate(all="ignore"):
+            hours = left / -found.per_point * POINT_S / 3600
+            fast, slow = (left / -end * POINT_S / 3600 for end in (found.low, found.high))
+            told = (found.z <= -TREND_Z) & found.lasts & (hours <= WITHIN_H)
+        for index in np.flatnonzero(told).tolist():
+            row = int(rows[index])
+            end = float(slow[index]) if slow[index] > 0 else np.inf
+            per_h = float(-found.per_point[index]) * 3600 / POINT_S
+            yield (
+                row,
+                _Fall(
+                    names[row].node or "",
+                    what,
+                    max(0.0, float(hours[index])),
+                    max(0.0, float(fast[index])),
+                    end,
+                    per_h,
+                    max(0.0, float(left[index])),
+                ),
+            )
+
+
+def _sentence(where: Component, user: str, falls: list[_Fall], nodes: int) -> tuple[str, str]:
+    """`job 7 (ann) uses up the node's memory on all its 16 nodes: gpu0003 has 210 GiB left, …`"""
+    first = min(falls, key=lambda one: (one.hours, one.node))
+    alike = sorted({one.node for one in falls if one.what == first.what})
+    whose = f"job {where.job}" + (f" ({user})" if user else "")
+    if len(alike) == nodes:
+        place = f"all its {nodes} nodes" if nodes > 1 else f"its node {first.node}"
+    else:
+        more = f" and {len(alike) - _NODES_NAMED} more" if len(alike) > _NODES_NAMED else ""
+        place = f"{', '.join(alike[:_NODES_NAMED])}{more} of its {nodes} nodes"
+    span = (
+        f"{first.low:.1f} to {first.high:.1f} h" if np.isfinite(first.high) else f"{first.low:.1f} h or more"
+    )
+    text = (
+        f"{whose} uses up {first.what} on {place}: {first.node} has {with_unit(first.left, 'B')} left and "
+        f"loses {with_unit(first.per_h, 'B')} an hour, so nothing is left in {first.hours:.1f} h ({span})"
+    )
+    return f"Job {where.job} uses up {first.what}: nothing is left in {first.hours:.0f} h", text

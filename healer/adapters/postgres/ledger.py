@@ -83,7 +83,12 @@ class PostgresLedger:
         self._engine, self._connection = engine, connection
         self._snapshots, self._clock, self._has_sink = snapshots, clock, has_sink
         self._claims = Claims(
-            engine, snapshots=snapshots, clock=clock, has_sink=has_sink, stopwatch=stopwatch
+            engine,
+            cluster=cluster,
+            snapshots=snapshots,
+            clock=clock,
+            has_sink=has_sink,
+            stopwatch=stopwatch,
         )
 
     @contextmanager

@@ -18,6 +18,7 @@ from healer.model import (
     LogEntry,
     Message,
     RemedyUse,
+    Run,
     Ticket,
 )
 
@@ -27,6 +28,13 @@ _ENTRIES = sa.text("""
 INSERT INTO run_log (run, at, step, event, doc)
 SELECT doc->>'run', (doc->>'at')::timestamptz, doc->>'step', doc->>'event', doc
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+""")
+_RUNS = sa.text("""
+INSERT INTO runs (id, cluster, playbook, node, job, incident, state, shadow, created_at, doc)
+SELECT doc->>'id', doc->>'cluster', doc->>'playbook', doc->>'node', doc->>'job', doc->>'incident',
+  doc->>'state', (doc->>'shadow')::boolean, (doc->>'created_at')::timestamptz, doc
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+ON CONFLICT (id) DO NOTHING
 """)
 _DECISIONS = sa.text("""
 INSERT INTO decisions (cluster, incident, run, at, outcome, doc)
@@ -89,6 +97,11 @@ def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datet
     put_commands(conn, [one for lines in many for one in lines.commands])
     for message in (one for lines in many for one in lines.messages):
         messages.queue(conn, message, at=at, has_sink=has_sink)
+
+
+def write_runs(conn: sa.Connection, runs: Sequence[Run]) -> None:
+    """Inserts them; one of the same id again is nothing. IntegrityError when a node has a running run."""
+    _run(conn, _RUNS, runs)
 
 
 def write_entries(conn: sa.Connection, entries: Sequence[LogEntry]) -> None:

@@ -83,6 +83,14 @@ class _Look:
     incident: str
 
 
+@dataclass(frozen=True)
+class _Paused:
+    """Whether any pause stands."""
+
+
+_Item = _Take | _Write | _Give | _Look | _Paused
+
+
 class Claims:
     """One process's claims. `stopwatch`: seconds that no change of the clock touches."""
 
@@ -99,7 +107,7 @@ class Claims:
         self.engine, self.cluster = engine, cluster
         self.clock, self.has_sink, self.stopwatch = clock, has_sink, stopwatch
         self._left, self._locks = Left(stopwatch), Locks()
-        self.lane = Lane[_Take | _Write | _Give | _Look](engine, self._work)
+        self.lane = Lane[_Item](engine, self._work)
         self.gate = Lane[Case](engine, Judging(snapshots, clock, has_sink=has_sink))
 
     @contextmanager
@@ -120,7 +128,7 @@ class Claims:
         finally:
             self.lane.post(_Give(run, taken.session, over))
 
-    def _work(self, conn: sa.Connection, items: Sequence[_Take | _Write | _Give | _Look]) -> Sequence[object]:
+    def _work(self, conn: sa.Connection, items: Sequence[_Item]) -> Sequence[object]:
         """One transaction. `_Give` comes first, so that a run may be taken anew in the same."""
         now, since_s, session = self.clock.now(), self.stopwatch(), self.lane.session
         locks = self._locks.of(session)
@@ -140,6 +148,8 @@ class Claims:
             lines = [one.lines for one in writes if one.run.id in mine]
             store(conn, self.cluster, lines, at=now, has_sink=self.has_sink)
             shown = incidents_of(conn, sorted(looks))
+            asked = any(isinstance(one, _Paused) for one in items)
+            paused = asked and bool(gate.read_pauses(conn, self.cluster, now))
             locks.unlock(conn, but=taken)
         locks.hold(taken)
         results: list[object] = []
@@ -149,6 +159,8 @@ class Claims:
                     results.append(taken.pop(one.run, None))
                 case _Look():
                     results.append(shown.get(one.incident))
+                case _Paused():
+                    results.append(paused)
                 case _Give():
                     results.append(None)
                 case _Write() if one.session != session:
@@ -228,8 +240,8 @@ class PostgresClaim:
             return [msgspec.convert(doc, Permit) for doc in conn.execute(query).scalars()]
 
     def paused(self) -> bool:
-        with ledger_errors(), self._engine.connect() as conn:
-            return bool(gate.read_pauses(conn, self.run.cluster, self._clock.now()))
+        with ledger_errors():
+            return self._claims.lane.do(_Paused())
 
     def fence(self) -> None:
         if self.run.lease_until is None:

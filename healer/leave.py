@@ -90,48 +90,56 @@ class Leave:
         by the rule's mode and the caps of now, and takes its slot in this very commit. `wait`: why it is not
         done now although it may; the gate is asked first, so that a long hold is one line.
         """
+        granted, kept = self.claim.gate(lambda tx: self._judged(tx, rules, incident, wait))
+        if granted is not None:
+            self.entries.append(granted)  # a step that goes on at once was granted already
+        return kept
+
+    def _judged(
+        self, tx: GateTx, rules: Ruleset, incident: Incident | None, wait: str | None
+    ) -> tuple[LogEntry | None, LogEntry | None]:
+        """The line `started`, where it is new; the line that keeps the step back."""
         again = is_started(self.entries, self.intent.key)
         now = self.clock.now()
         run, verb, playbook = self.run, self.verb, rules.playbooks[self.run.playbook]
         last = last_of(self.entries, self.intent.key)
         held_by = last.data.get("guard") if last is not None else None
-        with self.claim.gate() as tx:
-            if verb is Verb.sweep:
-                known = tx.sweeps(sweeping(rules), since_of(rules, run.cluster, now))
-                tx.facts = msgspec.structs.replace(tx.facts, sweeps=known)
-            proposal = self._proposal(rules, playbook, tx.facts, incident)
-            takes = not proposal.ride and verb in SLOT_VERBS
-            if takes and (why := _no_more(run, incident, tx.facts, now)):
-                entry = self._entry(StepEvent.skipped, why, {"ends_run": True})
-                tx.write(entry)
-                return entry
-            verdict = judge(proposal, tx.facts, rules, now)
-            if verb is Verb.sweep and run.by == "healer" and verdict.outcome is not Outcome.act:
-                # Its turn comes again; a run that waited for it would keep the others' room.
-                entry = self._entry(StepEvent.skipped, verdict.why, {"ends_run": True})
-                tx.write(entry)
-                return entry
-            if takes and incident is not None and run.by == "healer":
-                wait = not_looked(incident, now)
-            if wait is not None and verdict.outcome is Outcome.act:
-                return self._waits(tx, wait, last)
-            late = self._too_late(playbook) if takes else None
-            if late is not None and verdict.outcome is Outcome.act:
-                tx.write(late)
-                return late
-            # That a drain may go was decided, and stored, when its run began; to tell people is no decision.
-            begun_with = not takes and (verb is Verb.drain or verb in RETURNING_VERBS)
-            decided = again or begun_with or verb in TELLING
-            begun = verdict.outcome is Outcome.act and decided and held_by is None
-            if not begun and (verdict.guard is None or verdict.guard != held_by):
-                tx.add_decision(decision_of(proposal, verdict, now))
-            if verdict.outcome is not Outcome.act:
-                return self._kept_back(tx, proposal, verdict, now, held_by)
-            if takes_canary(tx.facts, proposal):
-                tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
-            if takes:
-                tx.grant_slot(_slot(proposal, run, now))
-            return None if again else self._granted(tx, proposal)
+        if verb is Verb.sweep:
+            known = tx.sweeps(sweeping(rules), since_of(rules, run.cluster, now))
+            tx.facts = msgspec.structs.replace(tx.facts, sweeps=known)
+        proposal = self._proposal(rules, playbook, tx.facts, incident)
+        takes = not proposal.ride and verb in SLOT_VERBS
+        if takes and (why := _no_more(run, incident, tx.facts, now)):
+            entry = self._entry(StepEvent.skipped, why, {"ends_run": True})
+            tx.write(entry)
+            return None, entry
+        verdict = judge(proposal, tx.facts, rules, now)
+        if verb is Verb.sweep and run.by == "healer" and verdict.outcome is not Outcome.act:
+            # Its turn comes again; a run that waited for it would keep the others' room.
+            entry = self._entry(StepEvent.skipped, verdict.why, {"ends_run": True})
+            tx.write(entry)
+            return None, entry
+        if takes and incident is not None and run.by == "healer":
+            wait = not_looked(incident, now)
+        if wait is not None and verdict.outcome is Outcome.act:
+            return None, self._waits(tx, wait, last)
+        late = self._too_late(playbook) if takes else None
+        if late is not None and verdict.outcome is Outcome.act:
+            tx.write(late)
+            return None, late
+        # That a drain may go was decided, and stored, when its run began; to tell people is no decision.
+        begun_with = not takes and (verb is Verb.drain or verb in RETURNING_VERBS)
+        decided = again or begun_with or verb in TELLING
+        begun = verdict.outcome is Outcome.act and decided and held_by is None
+        if not begun and (verdict.guard is None or verdict.guard != held_by):
+            tx.add_decision(decision_of(proposal, verdict, now))
+        if verdict.outcome is not Outcome.act:
+            return None, self._kept_back(tx, proposal, verdict, now, held_by)
+        if takes_canary(tx.facts, proposal):
+            tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
+        if takes:
+            tx.grant_slot(_slot(proposal, run, now))
+        return (None, None) if again else self._granted(tx, proposal)
 
     def stays(self, rules: Ruleset) -> str | None:
         """What speaks against something that takes no capacity and was begun; None: it may stay. Nothing is
@@ -179,8 +187,7 @@ class Leave:
             shown = scheduler.node(self.run.node or "")
         except SchedulerError:
             shown = None
-        with self.claim.gate() as tx:
-            self._keep_no_slot(tx, shown)
+        self.claim.gate(lambda tx: self._keep_no_slot(tx, shown))
 
     def no_restart(self, text: str, data: dict[str, object]) -> LogEntry:
         """What was granted came to nothing: it counts as no restart, and another run may be granted it."""
@@ -188,12 +195,15 @@ class Leave:
         item = self.intent.item
         job, restarts = item or self.run.job, restarts_of(self.run, item, self.entries)
         record = audit_of(self.run, self.intent, entry)
-        with self.claim.gate() as tx:
+
+        def give_back(tx: GateTx) -> None:
             if job is not None and restarts is not None:
                 tx.drop_requeue(job, restarts)
             tx.write(entry)
             if record is not None:
                 tx.audit(record)
+
+        self.claim.gate(give_back)
         return entry
 
     def _proposal(
@@ -267,7 +277,7 @@ class Leave:
         if own and not (shown.held and is_ours(shown.reason)):
             tx.release_slot(shown.name, at=self.clock.now(), why="its run could not drain the node")
 
-    def _granted(self, tx: GateTx, proposal: Proposal) -> LogEntry | None:
+    def _granted(self, tx: GateTx, proposal: Proposal) -> tuple[LogEntry | None, LogEntry | None]:
         """Logs `started`; a job whose restart another run was granted is left to that one."""
         now, run, verb = self.clock.now(), self.run, self.verb
         if verb in RESTARTING_VERBS and proposal.job and proposal.restarts is not None:
@@ -278,7 +288,7 @@ class Leave:
                 text = f"Restart {proposal.restarts + 1} of job {proposal.job} was granted to run {taken.run}"
                 entry = self._entry(StepEvent.skipped, text, {})
                 tx.write(entry)
-                return entry
+                return None, entry
         # Whoever sees the node come back knows by this that it is no person's doing.
         told: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
         if verb is not None and verb in _BOOTS:
@@ -295,8 +305,7 @@ class Leave:
             )
         started = self._entry(StepEvent.started, "", told)
         tx.write(started)
-        self.entries.append(started)  # a step that goes on at once was granted already
-        return None
+        return started, None
 
     def _entry(self, event: StepEvent, text: str, data: dict[str, object]) -> LogEntry:
         return entry_of(self.run, self.intent, self.clock.now(), event, text, data)
@@ -307,8 +316,8 @@ def paused(claim: RunClaim, clock: Clock) -> bool:
     the gate, for which everybody waits, is left alone."""
     if not claim.paused():
         return False
-    with claim.gate() as tx:
-        return is_paused(proposal_of(claim.run, Verb.notify, None), tx.facts, clock.now())
+    asked = proposal_of(claim.run, Verb.notify, None)
+    return claim.gate(lambda tx: is_paused(asked, tx.facts, clock.now()))
 
 
 def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datetime) -> RemedyUse:

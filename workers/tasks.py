@@ -1,16 +1,24 @@
 """The tasks: thin, each calls healer."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 from celery import Celery
 
 from workers.app import ADVANCE, RunTask
 
 
-def register(app: Celery, advance: Callable[[str], None]) -> None:
+def register(app: Celery, advance: Callable[[str], None], pool: Executor) -> None:
     """Gives the application its one task. `advance` returns when the run waits or has ended."""
 
-    def advance_run(run: str) -> None:
-        advance(run)
+    def advance_run(run: str, *others: str) -> None:
+        """All are advanced before it returns; an error of one of them keeps no other back."""
+        beside = [pool.submit(advance, other) for other in others]
+        try:
+            advance(run)
+        finally:
+            errors = [one.exception() for one in beside]
+        if failed := [error for error in errors if error is not None]:
+            raise failed[0]
 
     app.task(name=ADVANCE, base=RunTask)(advance_run)

@@ -10,7 +10,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.look import look
 from healer.actions.reason import holder_of, own_words, reason_of
 from healer.model import Reservation, SlurmNode
-from healer.model.reserved import our_reservation, reservation_for
+from healer.model.reserved import ours_on, reservation_for
 from healer.ports import SchedulerRefused, SchedulerUnavailable
 
 #: What every test job of ours is called: `healer-test-<short id>`.
@@ -25,18 +25,18 @@ _FLAGS = ("FLEX",)
 
 def reservation(ctx: Context) -> Reservation | None:
     """The reservation of ours on the node as Slurm shows it now. Raises SchedulerUnavailable."""
-    return our_reservation(ctx.scheduler.snapshot(), ctx.node)
+    return ours_on(ctx.scheduler.reserved(), ctx.node)
 
 
 def end(ctx: Context) -> Result | None:
     """Ends the tests and the reservation on the node; nothing where there is none. The caller reads back."""
     try:
-        picture = ctx.scheduler.snapshot()
-        found = our_reservation(picture, ctx.node)
+        found = reservation(ctx)
         if found is None:
             return None
+        jobs = ctx.scheduler.snapshot().jobs
         ctx.fence()
-        for job in picture.jobs.values():
+        for job in jobs.values():
             if job.reservation == found.name and job.name.startswith(TEST_JOBS) and job.end_at is None:
                 _cancel(ctx, job.id)
         ctx.scheduler.unreserve(found.name)

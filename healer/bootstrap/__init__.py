@@ -260,12 +260,10 @@ def poke(settings: Settings, cluster: str) -> Poke:
     app = make_app(broker_url(settings), cluster)
 
     def poked(runs: Sequence[str]) -> None:
-        for run in runs:
-            try:
-                send(app, run)
-            except Exception as error:
-                log.warning("the broker took no message; the sweep will find the run", error=str(error))
-                return
+        try:
+            send(app, runs)
+        except Exception as error:
+            log.warning("the broker took no message; the sweep will find the runs", error=str(error))
 
     return poked
 
@@ -445,7 +443,7 @@ def run_scheduler(settings: Settings) -> None:
 
 
 def run_worker(settings: Settings) -> None:
-    """A Celery worker with a pool of threads; each task advances one run."""
+    """A Celery worker with pools of threads; each task advances a few runs."""
     from workers.app import make_app, run
 
     _log_as_json()

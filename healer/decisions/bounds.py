@@ -9,12 +9,12 @@ import msgspec
 from healer.decisions.capacity import (
     floor_limit,
     hourly_limit,
-    nodes_in,
     out_of_service,
     partition_limit,
     place_limit,
     slots_limit,
 )
+from healer.decisions.fleet import fleet_of
 from healer.decisions.places import matches, place_of, settings_of
 from healer.decisions.sweeps import limit_of
 from healer.model import GateFacts, Guard, GuardSettings, Ruleset, SlurmNode, SlurmSnapshot, storm_size
@@ -64,7 +64,7 @@ def _floor(
     settings: GuardSettings, fleet: list[SlurmNode], facts: GateFacts, rules: Ruleset, now: datetime
 ) -> Iterator[Bound]:
     n, least = len(fleet), floor_limit(settings, len(fleet))
-    standing = n - len(out_of_service(fleet, facts, rules, now))
+    standing = n - len(out_of_service(facts, rules, now))
     if least <= 0:
         yield _never(Guard.floor, f"0 of {n} nodes have to stay", "min_service_share")
     elif standing <= least and not facts.slots:
@@ -85,7 +85,7 @@ def _of_places(
         if several and all(place_limit(settings.rack_share, size) >= size for size in several.values()):
             yield _never(guard, f"every node of a {kind} may be out at once", "rack_share")
     for name in sorted({one for node in snapshot.gpu_nodes for one in node.partitions}):
-        own, size = rules.guards_in(cluster, name), len(nodes_in(snapshot, name))
+        own, size = rules.guards_in(cluster, name), len(fleet_of(snapshot).in_partition(name))
         if size > 1 and partition_limit(own, size) >= size:
             yield _never(Guard.partition, f"all {size} nodes of {name} may be out at once", "partition_share")
 

@@ -11,17 +11,17 @@ Slots that law 2 granted are not counted in any cap, but their nodes are out and
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from fractions import Fraction
 
 from healer.decisions.answers import allow, at, hold
+from healer.decisions.fleet import fleet_of, nodes_at
 from healer.decisions.guards import recent, unknown_node
 from healer.decisions.places import (
     active_slot_nodes,
     may_be_planned,
     node_of,
-    nodes_in,
     place_of,
     planned_window,
     rides,
@@ -71,28 +71,26 @@ def partition_limit(settings: GuardSettings, nodes: int) -> int:
     return max(1, min(settings.max_nodes, math.floor(_part(settings.partition_share, nodes))))
 
 
-def out_of_service(
-    nodes: Iterable[SlurmNode], facts: GateFacts, rules: Ruleset, now: datetime
-) -> frozenset[str]:
-    """Nodes that count as gone: out by Slurm's picture, in a reservation of ours for tests, or by a slot that
-    the picture does not show yet.
+def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset[str]:
+    """Nodes of the fleet that count as gone: out by Slurm's picture, in our reservation for tests, or by
+    a slot that the picture does not show yet. None before the first picture.
 
     Planned work counts as in service, so that a maintenance window does not stop the healing beside it.
     """
-    gone = {slot.node for slot in facts.slots}
-    if facts.snapshot is not None:
-        ours = (one for one in facts.snapshot.reservations.values() if is_our_reservation(one))
-        gone |= {name for one in ours for name in one.nodes}
-    listed = may_be_planned(rules, facts.cluster)
-    return frozenset(
-        node.name
-        for node in nodes
-        if (node.name in gone or not node.in_service)
-        and not (
-            (listed or node.planned)
-            and planned_window(rules, facts.cluster, node, now, facts.snapshot) is not None
-        )
-    )
+    snapshot = facts.snapshot
+    if snapshot is None:
+        return frozenset()
+    fleet = fleet_of(snapshot)
+    ours = (one for one in snapshot.reservations.values() if is_our_reservation(one))
+    taken = {slot.node for slot in facts.slots}.union(*(one.nodes for one in ours))
+    gone = fleet.out | (fleet.names & taken)
+    # Where the site lists none, only what Slurm itself shows so can be planned.
+    perhaps = gone if may_be_planned(rules, facts.cluster) else gone & fleet.planned
+    return gone - {name for name in perhaps if _is_planned(snapshot.nodes[name], facts, rules, now)}
+
+
+def _is_planned(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> bool:
+    return planned_window(rules, facts.cluster, node, now, facts.snapshot) is not None
 
 
 def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -101,17 +99,17 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     if facts.snapshot is None or node is None:
         return unknown_node(Guard.floor, proposal, facts)
     settings = settings_of(rules, facts.cluster)
-    fleet = facts.snapshot.gpu_nodes
-    gone = out_of_service(fleet, facts, rules, now)
-    answer = _floor_of("", fleet, gone, node, settings)
+    fleet = fleet_of(facts.snapshot)
+    gone = out_of_service(facts, rules, now)
+    answer = _floor_of("", fleet.names, gone, node, settings)
     for name in node.partitions:
         # What a partition leaves out is its cluster's: only a floor of its own binds.
         own = rules.guards_in(facts.cluster, name)
         if own.min_service_share != settings.min_service_share:
-            there = [one for one in fleet if name in one.partitions]
+            there = fleet.in_partition(name)
             theirs = _floor_of(f" of partition {name}", there, gone, node, own)
             answer = theirs if theirs.kind is AnswerKind.hold else answer
-    return _unless_another_first(answer, proposal, facts, {one.name for one in fleet} - gone)
+    return _unless_another_first(answer, proposal, facts, fleet.names - gone)
 
 
 def _unless_another_first(
@@ -128,14 +126,14 @@ def _unless_another_first(
 
 
 def _floor_of(
-    where: str, nodes: list[SlurmNode], gone: frozenset[str], node: SlurmNode, settings: GuardSettings
+    where: str, nodes: frozenset[str], gone: frozenset[str], node: SlurmNode, settings: GuardSettings
 ) -> Answer:
-    standing = sum(one.name not in gone for one in nodes)
+    standing = len(nodes - gone)
     limit = floor_limit(settings, len(nodes))
     figures = f"{standing} of {len(nodes)} nodes{where} in service, the floor is {limit}"
     if node.name in gone:
         return allow(Guard.floor, f"{node.name} is out already: {figures}.", limit=limit, used=standing)
-    if all(one.name != node.name for one in nodes):
+    if node.name not in nodes:
         return allow(Guard.floor, f"{node.name} has no GPU: {figures}.", limit=limit, used=standing)
     if standing - 1 < limit:
         return hold(Guard.floor, f"{figures}: {node.name} must stay.", limit=limit, used=standing)
@@ -146,7 +144,7 @@ def slots(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     """Nodes out by us at once."""
     if facts.snapshot is None:
         return unknown_node(Guard.slots, proposal, facts)
-    limit = slots_limit(settings_of(rules, facts.cluster), len(facts.snapshot.gpu_nodes))
+    limit = slots_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
     used = len(active_slot_nodes(facts, but=proposal.node))
     return _cap(Guard.slots, proposal, facts, used=used, limit=limit, what="slots")
 
@@ -155,7 +153,7 @@ def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     """Slots granted in the last hour, returned ones too."""
     if facts.snapshot is None:
         return unknown_node(Guard.hourly, proposal, facts)
-    limit = hourly_limit(settings_of(rules, facts.cluster), len(facts.snapshot.gpu_nodes))
+    limit = hourly_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
     granted = recent(list(facts.granted), now, HOUR)
     frees_at = granted[len(granted) - limit] + HOUR if len(granted) >= limit else None
     what = "slots of this hour"
@@ -191,7 +189,7 @@ def _place_of_node(
     name: str = getattr(place_of(rules, node), kind)
     if not name:
         return None
-    there = [one for one in facts.snapshot.gpu_nodes if getattr(place_of(rules, one), kind) == name]
+    there = nodes_at(facts.snapshot, rules, kind).get(name, frozenset())
     limit = place_limit(settings_of(rules, facts.cluster).rack_share, len(there))
     return _place(guard, proposal, facts, name=f"{label} {name}", there=there, limit=limit)
 
@@ -203,12 +201,11 @@ def _nearest(answers: list[Answer]) -> Answer:
 
 
 def _place(
-    guard: Guard, proposal: Proposal, facts: GateFacts, *, name: str, there: list[SlurmNode], limit: int
+    guard: Guard, proposal: Proposal, facts: GateFacts, *, name: str, there: frozenset[str], limit: int
 ) -> Answer:
-    names = {one.name for one in there}
-    used = len(active_slot_nodes(facts, but=proposal.node) & names)
+    used = len(active_slot_nodes(facts, but=proposal.node) & there)
     what = f"slots in {name} ({len(there)} nodes)"
-    return _cap(guard, proposal, facts, used=used, limit=limit, what=what, where=names)
+    return _cap(guard, proposal, facts, used=used, limit=limit, what=what, where=there)
 
 
 def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -225,7 +222,7 @@ def _partition(
     name: str, snapshot: SlurmSnapshot, proposal: Proposal, facts: GateFacts, rules: Ruleset
 ) -> Answer:
     settings = rules.guards_in(facts.cluster, name)
-    there = nodes_in(snapshot, name)
+    there = fleet_of(snapshot).in_partition(name)
     limit = partition_limit(settings, len(there))
     return _place(Guard.partition, proposal, facts, name=f"partition {name}", there=there, limit=limit)
 

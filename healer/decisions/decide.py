@@ -246,7 +246,7 @@ def _facts(facts: GateFacts, rules: Ruleset, now: datetime) -> dict[str, object]
         "rules": rules.version,
         "picture_age_s": round((now - snapshot.taken_at).total_seconds(), 3),
         "gpu_nodes": len(fleet),
-        "in_service": len(fleet) - len(out_of_service(fleet, facts, rules, now)),
+        "in_service": len(fleet) - len(out_of_service(facts, rules, now)),
         "slots": len(facts.slots),
     }
 

@@ -233,7 +233,7 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
     fleet = facts.snapshot.gpu_nodes
     count = len(fleet)
     ours = active_slot_nodes(facts)
-    standing = count - len(capacity.out_of_service(fleet, facts, rules, now))
+    standing = count - len(capacity.out_of_service(facts, rules, now))
     granted = guards.recent(list(facts.granted), now, capacity.HOUR)
     figures = (
         (Guard.slots, len(ours), capacity.slots_limit(settings, count)),

@@ -130,7 +130,3 @@ def active_slot_nodes(facts: GateFacts, *, but: str | None = None) -> set[str]:
 def rides(proposal: Proposal, facts: GateFacts) -> bool:
     """The node has its slot already, so this step takes nothing more."""
     return proposal.ride or any(slot.node == proposal.node for slot in facts.slots)
-
-
-def nodes_in(snapshot: SlurmSnapshot, partition: str) -> list[SlurmNode]:
-    return [node for node in snapshot.gpu_nodes if partition in node.partitions]

@@ -4,6 +4,8 @@ Slurm shows such a node without DRAIN, as in anybody's maintenance; only the res
 planned work. The list of reservations is asked, not the flag MAINTENANCE: that comes seconds later (d.8, 18).
 """
 
+from collections.abc import Mapping
+
 from healer.model.slurm import Reservation, SlurmSnapshot
 from healer.model.slurm_node import SlurmNode
 
@@ -22,7 +24,12 @@ def is_our_reservation(reservation: Reservation) -> bool:
 
 def our_reservation(snapshot: SlurmSnapshot | None, node: str) -> Reservation | None:
     """The reservation of ours that keeps this node out of service."""
-    found = snapshot.reservations.values() if snapshot is not None else ()
+    return ours_on(snapshot.reservations, node) if snapshot is not None else None
+
+
+def ours_on(reservations: Mapping[str, Reservation], node: str) -> Reservation | None:
+    """The same of a list that was read alone."""
+    found = reservations.values()
     return next((one for one in found if is_our_reservation(one) and node in one.nodes), None)
 
 

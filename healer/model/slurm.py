@@ -164,6 +164,7 @@ class SlurmCall(StrEnum):
     """What an adapter may be unable to do: the methods of `ports.Scheduler` that change or ask something."""
 
     snapshot = "snapshot"
+    reserved = "reserved"
     node = "node"
     job = "job"
     jobs_on = "jobs_on"

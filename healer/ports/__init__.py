@@ -7,7 +7,7 @@ Both pass the same contract suites in `tests/contract`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from healer.model import (
     AuditRecord,
@@ -66,6 +66,7 @@ from healer.ports.slurm import (
 if TYPE_CHECKING:
     from healer.model.samples import Report, StepBatch
 
+T = TypeVar("T")
 
 __all__ = [
     "AlreadyRequeued",
@@ -300,8 +301,13 @@ class RunClaim(Protocol):
         """
         ...
 
-    def gate(self) -> "AbstractContextManager[GateTx]":
-        """A transaction with the gate's lock: judge a removing step and log it in one commit."""
+    def gate(self, judge: "Callable[[GateTx], T]") -> T:
+        """A transaction with the gate's lock: judge a removing step and log it in one commit. What `judge`
+        answers, once that is stored; where it fails nothing is.
+
+        `judge` asks nothing but `tx`, and leaves no trace elsewhere: others wait for it, and it may be called
+        again after its transaction was undone.
+        """
         ...
 
     def write(

@@ -85,6 +85,10 @@ class Scheduler(Protocol):
         """All nodes, reservations and jobs that slurmctld still knows. One call each whatever the size."""
         ...
 
+    def reserved(self) -> Mapping[str, Reservation]:
+        """All reservations by name, read now. One call."""
+        ...
+
     def node(self, name: str) -> SlurmNode:
         """One node, read now. Raises UnknownNode."""
         ...

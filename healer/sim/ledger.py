@@ -4,10 +4,11 @@ A transaction is a copy that takes the place of the original at its end, so a fa
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 import msgspec
 
@@ -56,10 +57,11 @@ from healer.model import (
     Veto,
     Waiting,
 )
-from healer.ports import AlreadyRequeued, Checkpoints, Clock, LeaseLost
+from healer.ports import AlreadyRequeued, Checkpoints, Clock, GateTx, LeaseLost
 from healer.sim.checkpoints import MemoryCheckpoints
 
 _RECENT = timedelta(minutes=5)
+T = TypeVar("T")
 
 
 @dataclass
@@ -515,11 +517,10 @@ class MemoryClaim:
     def fence(self) -> None:
         return None
 
-    @contextmanager
-    def gate(self) -> Iterator[MemoryTx]:
+    def gate(self, judge: Callable[[GateTx], T]) -> T:
         with self._written() as tx:
             tx._run = self.run.id
-            yield tx
+            return judge(tx)
 
     def write(
         self,

@@ -76,6 +76,9 @@ class ReplaySlurm:
             reservations=dict(self.reservations),
         )
 
+    def reserved(self) -> dict[str, Reservation]:
+        return dict(self.reservations)
+
     def node(self, name: str) -> SlurmNode:
         if name not in self.nodes:
             raise UnknownNode(f"the recording shows no node {name}", 2018)

@@ -27,6 +27,7 @@ _READS: dict[str, Any] = {
     "describe": str,
     "cluster_name": str,
     "snapshot": SlurmSnapshot,
+    "reserved": dict[str, Reservation],
     "node": SlurmNode,
     "job": SlurmJob | None,
     "jobs_on": list[SlurmJob],
@@ -97,6 +98,9 @@ class SimClient:
 
     def snapshot(self) -> SlurmSnapshot:
         return self._call("snapshot")
+
+    def reserved(self) -> Mapping[str, Reservation]:
+        return self._call("reserved")
 
     def node(self, name: str) -> SlurmNode:
         return self._call("node", name)

@@ -90,6 +90,10 @@ class SimScheduler:
                 reservations=dict(self._world.reservations),
             )
 
+    def reserved(self) -> dict[str, Reservation]:
+        with self._read():
+            return dict(self._world.reservations)
+
     def node(self, name: str) -> SlurmNode:
         with self._read() as now:
             return self._world.show(self._world.node(name), now)

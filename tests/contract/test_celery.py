@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from healer.embedded.redis import Redis, find_binary
 from tests.support.processes import name_of
 from tests.support.wait import wait_until
-from workers.app import ADVANCE, EXPIRES_S, make_app, queue_name, send
+from workers.app import ADVANCE, EXPIRES_S, TOGETHER, make_app, queue_name, send
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def poke(broker_url: str, *runs: str, cluster: str = "pod1") -> list[Exception]:
     lost: list[Exception] = []
     for run in runs:
         try:
-            send(app, run)
+            send(app, [run])
         except OperationalError as error:
             lost.append(error)
     return lost
@@ -80,6 +80,17 @@ def test_what_is_poked_is_advanced_by_the_worker_of_its_cluster(broker_url: str,
     wait_until(lambda: sorted(worker.advanced()) == ["run-1", "run-2"], 20, what="both runs are advanced")
     assert name_of(worker.process.pid) == "healer worker"
     assert worker.stop() == 0
+
+
+def test_many_runs_go_with_a_few_messages_and_one_that_fails_keeps_no_other_back(
+    broker_url: str, worker: Worker
+) -> None:
+    runs = ["fails", *(f"run-{number}" for number in range(2 * TOGETHER))]
+    app = make_app(broker_url, "pod1")
+    send(app, runs)
+    wait_until(lambda: set(worker.advanced()) == set(runs[1:]), 20, what="all but one are advanced")
+    assert len(worker.advanced()) == 2 * TOGETHER
+    assert name_of(worker.process.pid) == "healer worker"
 
 
 def test_a_broker_that_is_away_is_told_and_does_not_hold_up_the_caller(redis: Redis) -> None:
@@ -109,7 +120,7 @@ def test_messages_that_nobody_takes_are_no_heap(broker_url: str) -> None:
     """The sweep sends one each second while a run is due; a day without workers leaves two minutes."""
     app = make_app(broker_url, "pod1")
     sent_at = datetime.now(UTC)
-    send(app, "run-1")
+    send(app, ["run-1"])
     with app.connection_for_read() as connection, connection.SimpleQueue(queue_name("pod1")) as queue:
         message = queue.get(timeout=10)
         message.ack()
@@ -120,7 +131,7 @@ def test_messages_that_nobody_takes_are_no_heap(broker_url: str) -> None:
 def test_a_worker_drops_a_message_that_is_too_old(broker_url: str, worker: Worker) -> None:
     app = make_app(broker_url, "pod1")
     app.send_task(ADVANCE, args=["old"], retry=False, expires=datetime.now(UTC) - timedelta(seconds=1))
-    send(app, "new")
+    send(app, ["new"])
     wait_until(lambda: "new" in worker.advanced(), 20, what="the new one is advanced")
     assert worker.advanced() == ["new"]
 

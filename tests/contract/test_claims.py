@@ -26,7 +26,7 @@ from healer.model import (
     StepEvent,
     Ticket,
 )
-from healer.ports import LeaseLost, LedgerAway, RunClaim
+from healer.ports import GateTx, LeaseLost, LedgerAway, RunClaim
 from tests.support.ledgers import (
     CLUSTER,
     LEASE_S,
@@ -126,8 +126,7 @@ def test_the_log_comes_back_in_order_with_all_that_was_written(bench: Bench) -> 
     ]
     with ExitStack() as stack:
         claim = claimed(stack, bench)
-        with claim.gate() as tx:
-            tx.write(written[0])
+        claim.gate(lambda tx: tx.write(written[0]))
         for one in written[1:]:
             claim.write(one, audit=record())
     pass_lease(bench)
@@ -229,7 +228,8 @@ def test_the_gate_of_a_claim_is_one_transaction(bench: Bench) -> None:
     begin(bench, run())
     with ExitStack() as stack:
         claim = claimed(stack, bench)
-        with pytest.raises(Broken), claim.gate() as tx:
+
+        def breaks(tx: GateTx) -> None:
             assert tx.facts.running == {node(): "r1"}
             tx.add_decision(decision())
             tx.grant_slot(slot())
@@ -237,6 +237,9 @@ def test_the_gate_of_a_claim_is_one_transaction(bench: Bench) -> None:
             tx.write(entry())
             tx.audit(record())
             raise Broken
+
+        with pytest.raises(Broken):
+            claim.gate(breaks)
     pass_lease(bench)
     with ExitStack() as stack:
         assert claimed(stack, bench).log() == []
@@ -244,15 +247,10 @@ def test_the_gate_of_a_claim_is_one_transaction(bench: Bench) -> None:
     assert bench.decisions() == bench.audited() == []
 
 
-def gate_write(claim: RunClaim) -> None:
-    with claim.gate() as tx:
-        tx.write(entry())
-
-
 USE = RemedyUse(node=node(), remedy=Remedy.reboot_node, rule="gpu-lost", at=START, incident="i")
 WRITES: dict[str, Callable[[RunClaim], None]] = {
     "write": lambda claim: claim.write(entry(), audit=record("late")),
-    "gate": gate_write,
+    "gate": lambda claim: claim.gate(lambda tx: tx.write(entry())),
     "set_state": lambda claim: claim.set_state(RunState.done, why="late"),
     "tell": lambda claim: claim.tell(command()),
     "queue_message": lambda claim: claim.queue_message(message("late")),

@@ -37,7 +37,7 @@ from healer.model import (
     VerdictAt,
     Veto,
 )
-from healer.ports import AlreadyRequeued
+from healer.ports import AlreadyRequeued, GateTx
 from tests.support.ledgers import (
     CLUSTER,
     START,
@@ -357,11 +357,10 @@ def test_a_slot_that_took_nothing_is_no_slot_of_its_hour_once_it_is_released(ben
     begin(bench, run())
     with ExitStack() as stack:
         claim = claimed(stack, bench)
-        with claim.gate() as tx:
-            tx.grant_slot(slot())
+        claim.gate(lambda tx: tx.grant_slot(slot()))
         assert facts(bench).granted == (START,)
-        with claim.gate() as tx:
-            tx.release_slot(node(), at=START, why="its run could not drain the node")
+        why = "its run could not drain the node"
+        claim.gate(lambda tx: tx.release_slot(node(), at=START, why=why))
     assert (facts(bench).slots, facts(bench).granted) == ((), ())
 
 
@@ -494,19 +493,19 @@ def test_a_restart_that_came_to_nothing_counts_no_more_and_another_run_may_have_
     life = RequeueUse(job="4711", restarts=0, at=START)
     with ExitStack() as stack:
         first, second = claimed(stack, bench, "r1"), claimed(stack, bench, "r2")
-        with first.gate() as tx:
-            tx.add_requeue(life)
-            tx.add_requeue(life)  # the same run's is the same
-        with second.gate() as tx:
+        for _ in range(2):  # the same run's is the same
+            first.gate(lambda tx: tx.add_requeue(life))
+
+        def another(tx: GateTx) -> None:
             tx.drop_requeue("4711", 0)  # not its own
             with pytest.raises(AlreadyRequeued) as taken:
                 tx.add_requeue(life)
             assert taken.value.run == "r1"
-        with first.gate() as tx:
-            tx.drop_requeue("4711", 0)
+
+        second.gate(another)
+        first.gate(lambda tx: tx.drop_requeue("4711", 0))
         assert facts(bench).requeues == ()
-        with second.gate() as tx:
-            tx.add_requeue(life)
+        second.gate(lambda tx: tx.add_requeue(life))
     assert [(one.job, one.restarts) for one in facts(bench).requeues] == [("4711", 0)]
 
 
@@ -514,15 +513,17 @@ def test_a_life_of_a_job_is_requeued_once_whoever_asks(bench: Bench) -> None:
     begin(bench, run("r1", 1), run("r2", 2))
     with ExitStack() as stack:
         first, second = claimed(stack, bench, "r1"), claimed(stack, bench, "r2")
-        with first.gate() as tx:
-            tx.add_requeue(RequeueUse(job="4711", restarts=0, at=START))
-        with second.gate() as tx:
+        first.gate(lambda tx: tx.add_requeue(RequeueUse(job="4711", restarts=0, at=START)))
+
+        def another(tx: GateTx) -> None:
             with pytest.raises(AlreadyRequeued):
                 tx.add_requeue(RequeueUse(job="4711", restarts=0, at=START))
             tx.write(entry("requeue:4711", StepEvent.skipped, run="r2"))  # the transaction goes on
-        with second.gate() as tx:
-            tx.add_requeue(RequeueUse(job="4711", restarts=1, at=START))
-            tx.add_requeue(RequeueUse(job="4712", restarts=0, at=START))
+
+        second.gate(another)
+        for use in (("4711", 1), ("4712", 0)):
+            life = RequeueUse(job=use[0], restarts=use[1], at=START)
+            second.gate(lambda tx, life=life: tx.add_requeue(life))
     uses = {(one.job, one.restarts) for one in facts(bench).requeues}
     assert uses == {("4711", 0), ("4711", 1), ("4712", 0)}
     with bench.ledger.claim("r2") as again:

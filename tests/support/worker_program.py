@@ -1,4 +1,4 @@
-"""A worker that writes down the runs it was told to advance.
+"""A worker that writes down the runs it was told to advance, but for the run `fails`.
 
 python -m tests.support.worker_program BROKER_URL CLUSTER FILE
 """
@@ -16,6 +16,8 @@ def main() -> None:
     setproctitle("healer worker")
 
     def advance(name: str) -> None:
+        if name == "fails":
+            raise ValueError(name)
         with Path(file).open("a") as out:
             out.write(f"{name}\n")
 

@@ -5,6 +5,7 @@ follows visibility: what is there and unsealed is chained by id, and a late come
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -45,6 +46,12 @@ BATCH = 2000
 CHECKPOINT_LINKS = 100
 CHECKPOINT_AFTER_S = 60.0
 
+_APPEND = sa.text("""
+INSERT INTO audit_records (cluster, at, actor, verb, subject, data)
+SELECT one->>'cluster', (one->>'at')::timestamptz, one->>'actor', one->>'verb', one->>'subject', one->'data'
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (one, place) ORDER BY place
+""")
+
 
 def append(conn: sa.Connection, record: AuditRecord) -> None:
     """Stores the record in the caller's transaction; it is sealed within 1 s of the commit.
@@ -58,7 +65,7 @@ def append(conn: sa.Connection, record: AuditRecord) -> None:
 def append_many(conn: sa.Connection, records: Sequence[AuditRecord]) -> None:
     """The same for several, in their order."""
     if records:
-        conn.execute(sa.insert(audit_records), [_row(record) for record in records])
+        conn.execute(_APPEND, {"rows": json.dumps([_row(record) for record in records])})
 
 
 def _row(record: AuditRecord) -> dict[str, object]:
@@ -68,7 +75,7 @@ def _row(record: AuditRecord) -> dict[str, object]:
         )
     return {
         "cluster": storable_text(record.cluster),
-        "at": record.at,
+        "at": record.at.isoformat(),
         "actor": storable_text(record.actor),
         "verb": storable_text(record.verb),
         "subject": storable_text(record.subject),

@@ -8,14 +8,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import decisions, gate, pauses, runs, slots
+from healer.adapters.postgres.tables import gate, pauses, slots
 from healer.model import (
     ENDED_RUN_STATES,
     HARDWARE,
     NODE_REMOVING,
     SLOT_GUARDS,
     Breaker,
-    Decision,
     GateFacts,
     Guard,
     Mode,
@@ -80,6 +79,16 @@ SELECT json_build_object(
          AND (runs.state = 'held' OR runs.state = 'running' AND runs.doc->>'question' IS NOT NULL)) AS held
      WHERE guard = ANY(:capacity) ORDER BY severity, since) AS one), '[]')
 )::text
+""")
+
+_GRANT = sa.text("""
+INSERT INTO slots (cluster, node, incident, run, granted_at, unusable, drained_at)
+SELECT doc->>'cluster', doc->>'node', doc->>'incident', doc->>'run', (doc->>'granted_at')::timestamptz,
+  (doc->>'unusable')::boolean, (doc->>'drained_at')::timestamptz
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+ON CONFLICT (cluster, node) WHERE released_at IS NULL DO UPDATE
+SET run = excluded.run, incident = coalesce(excluded.incident, slots.incident)
+WHERE slots.drained_at IS NULL OR slots.run IN (SELECT id FROM runs WHERE state = ANY(:ended))
 """)
 
 
@@ -181,32 +190,16 @@ def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], sin
     return msgspec.json.decode(found, type=Sweeps)
 
 
-def add_decision(conn: sa.Connection, decision: Decision) -> None:
-    conn.execute(
-        sa.insert(decisions).values(
-            cluster=decision.cluster,
-            incident=decision.incident,
-            run=decision.run,
-            at=decision.at,
-            outcome=decision.outcome,
-            doc=msgspec.to_builtins(decision),
-        )
-    )
-
-
 def grant_slot(conn: sa.Connection, slot: Slot) -> None:
-    """One slot per node. A later run takes over that of one which drained nothing yet, or has ended."""
-    ended = sa.select(runs.c.id).where(runs.c.state.in_([str(state) for state in ENDED_RUN_STATES]))
-    statement = insert(slots).values(**msgspec.structs.asdict(slot))
-    given = statement.excluded
-    conn.execute(
-        statement.on_conflict_do_update(
-            index_elements=["cluster", "node"],
-            index_where=sa.text("released_at IS NULL"),
-            set_={"run": given.run, "incident": sa.func.coalesce(given.incident, slots.c.incident)},
-            where=sa.or_(slots.c.drained_at.is_(None), slots.c.run.in_(ended)),
-        )
-    )
+    grant_slots(conn, [slot])
+
+
+def grant_slots(conn: sa.Connection, many: Sequence[Slot]) -> None:
+    """One slot per node, and none twice among these. A later run takes over that of one which drained nothing
+    yet, or has ended."""
+    if many:
+        ended = [str(state) for state in ENDED_RUN_STATES]
+        conn.execute(_GRANT, {"rows": msgspec.json.encode(many).decode(), "ended": ended})
 
 
 def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, why: str) -> None:
@@ -214,14 +207,6 @@ def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, 
         sa.update(slots)
         .where(slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None))
         .values(released_at=at, released_why=why)
-    )
-
-
-def mark_drained(conn: sa.Connection, cluster: str, node: str, at: datetime) -> None:
-    conn.execute(
-        sa.update(slots)
-        .where(slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None))
-        .values(drained_at=at)
     )
 
 

@@ -22,6 +22,8 @@ from healer.model import Command, Component, Observation, ObservationKind
 
 #: Wakes the detector; what was missed it finds by its own poll.
 CHANNEL = "healer_inbox"
+#: Wakes the detector, with the commit.
+TELL = sa.text("NOTIFY " + CHANNEL)
 
 # One parameter for all rows: msgspec writes it far faster than six arrays are adapted.
 _INSERT = """
@@ -131,7 +133,7 @@ def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:
 
     The same `request` again is the same row. The NOTIFY leaves with the caller's commit.
     """
-    digest = hashlib.sha256(f"command\0{command.cluster}\0{request}".encode()).digest()
+    digest = command_digest(command, request)
     found = conn.execute(sa.select(inbox.c.id).where(inbox.c.digest == digest)).scalar()
     if found is not None:
         return found
@@ -147,8 +149,13 @@ def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:
         )
         .returning(inbox.c.id)
     ).scalar_one()
-    conn.execute(sa.text("NOTIFY " + CHANNEL))
+    conn.execute(TELL)
     return row
+
+
+def command_digest(command: Command, request: str) -> bytes:
+    """What makes the same request the same row."""
+    return hashlib.sha256(f"command\0{command.cluster}\0{request}".encode()).digest()
 
 
 def observation_of(row: sa.Row) -> Observation:

@@ -24,6 +24,7 @@ from healer.adapters.postgres import (
 from healer.adapters.postgres.checkpoints import newest_durable
 from healer.adapters.postgres.claims import Claims, PostgresClaim
 from healer.adapters.postgres.engine import ledger_errors
+from healer.adapters.postgres.lines import write_decisions, write_runs
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
@@ -84,7 +85,12 @@ class PostgresLedger:
         self._engine, self._connection = engine, connection
         self._snapshots, self._clock, self._has_sink = snapshots, clock, has_sink
         self._claims = Claims(
-            engine, snapshots=snapshots, clock=clock, has_sink=has_sink, stopwatch=stopwatch
+            engine,
+            cluster=cluster,
+            snapshots=snapshots,
+            clock=clock,
+            has_sink=has_sink,
+            stopwatch=stopwatch,
         )
 
     @contextmanager
@@ -259,10 +265,10 @@ class PostgresWalkTx:
         return references.read_references(self.conn, self._cluster)
 
     def add_decision(self, decision: Decision) -> None:
-        gate.add_decision(self.conn, decision)
+        write_decisions(self.conn, [decision])
 
     def create_run(self, run: Run) -> None:
-        create_run(self.conn, run)
+        write_runs(self.conn, [run])
 
     def set_run_state(
         self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None
@@ -295,26 +301,6 @@ class PostgresWalkTx:
 
     def consume(self, observations: Sequence[Observation]) -> None:
         inbox.consume(self.conn, observations, self._clock.now())
-
-
-def create_run(conn: sa.Connection, run: Run) -> None:
-    """Inserts the run; the same id again is nothing. IntegrityError when the node has a running run."""
-    conn.execute(
-        insert(runs)
-        .values(
-            id=run.id,
-            cluster=run.cluster,
-            playbook=run.playbook,
-            node=run.node,
-            job=run.job,
-            incident=run.incident,
-            state=run.state,
-            shadow=run.shadow,
-            created_at=run.created_at,
-            doc=msgspec.to_builtins(run),
-        )
-        .on_conflict_do_nothing(index_elements=["id"])
-    )
 
 
 def set_run_state(

@@ -11,7 +11,8 @@ from healer.actions import calls_of
 from healer.adapters.postgres import audit, gate, inbox
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.ledger import create_run, set_run_state
+from healer.adapters.postgres.ledger import set_run_state
+from healer.adapters.postgres.lines import write_decisions
 from healer.adapters.postgres.rows import logs_of
 from healer.adapters.postgres.run_rows import (
     cluster_of,
@@ -20,49 +21,39 @@ from healer.adapters.postgres.run_rows import (
     playbook_of,
     run_of,
 )
+from healer.adapters.postgres.run_starts import Asked, Starts, free, run_asked, slot_for, with_sweeps
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import runs
 from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
 from healer.api.views import Preview
 from healer.decisions import (
     JudgeResult,
     beginning,
     decision_of,
-    first_verb,
-    is_untouched,
     judge,
     limits,
     reset,
-    slot_later,
-    stands_beside,
     takes_canary,
 )
-from healer.decisions.sweeps import since_of, sweeping
 from healer.incidents.jobs import hit_among
 from healer.model import (
     ENDED_RUN_STATES,
     IRREVERSIBLE_VERBS,
-    REMOVING_VERBS,
     AuditRecord,
     Breaker,
     Command,
     CommandKind,
     Component,
-    GateFacts,
-    Incident,
     LogEntry,
     Outcome,
     Playbook,
     Ruleset,
     Run,
     RunState,
-    Slot,
     SlurmJob,
     StepEvent,
     Verb,
 )
 from healer.playbooks import UNDO, from_here, stuck_at, touched
-from healer.playbooks.inputs import InputInvalid, taken
 from healer.ports import Clock, Poke, Scheduler, SchedulerError
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
@@ -84,6 +75,7 @@ class PostgresRunCommands:
     ) -> None:
         self._engine, self._snapshots, self._scheduler = engine, snapshots, scheduler
         self._rules, self._clock, self._poke = rules, clock, poke
+        self._starts = Starts(engine, snapshots=snapshots, rules=rules, clock=clock, poke=poke)
 
     # --- asking ---
 
@@ -92,7 +84,7 @@ class PostgresRunCommands:
         playbook = playbook_of(rules, request)
         with translated(), self._engine.connect() as conn:
             facts = gate.read_facts(conn, request.cluster, self._snapshots, now)
-            facts = self._with_sweeps(conn, facts, playbook)
+            facts = with_sweeps(conn, facts, playbook, rules, now)
             incident = incident_of(conn, request, facts)
         node = job = None
         jobs = []
@@ -109,7 +101,7 @@ class PostgresRunCommands:
                 jobs = [job] if job else []
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
-        run = self._asked(request, playbook, incident, job)
+        run = run_asked(Asked(request, playbook, job), incident, now)
         verdict = judge(beginning(run, playbook, incident), facts, rules, now)
         return Preview(
             playbook=playbook,
@@ -139,167 +131,8 @@ class PostgresRunCommands:
         return found
 
     def start(self, request: RunRequest) -> Run:
-        rules, now = self._rules(), self._clock.now()
-        playbook = playbook_of(rules, request)
-        job = self._job_of(request)
-        with translated(), self._engine.begin() as conn:
-            known = conn.execute(sa.select(runs.c.doc).where(runs.c.id == request.id)).scalar()
-            if known is not None:
-                return msgspec.convert(known, Run)
-            facts = gate.lock_gate(conn, request.cluster, self._snapshots, now)
-            facts = self._with_sweeps(conn, facts, playbook)
-            incident = incident_of(conn, request, facts)
-            run = self._asked(request, playbook, incident, job)
-            proposal = beginning(run, playbook, incident)
-            verdict = judge(proposal, facts, rules, now)
-            gate.add_decision(conn, decision_of(proposal, verdict, now))
-            if verdict.outcome is Outcome.refused:
-                self._audit(conn, request, "run.refused", {"guard": verdict.guard, "why": verdict.why})
-            elif verdict.outcome is Outcome.held:
-                run = msgspec.structs.replace(run, state=RunState.held, question=verdict.why)
-                create_run(conn, run)
-                self._audit(conn, request, "run.held", {"guard": verdict.guard, "why": verdict.why})
-            else:
-                self._begin(conn, run, incident, playbook, facts)
-                self._audit(conn, request, "run.started", {})
-        if verdict.outcome is Outcome.refused:  # stored first: only now it may be raised
-            assert verdict.answer is not None
-            raise GuardRefused(verdict.answer)
-        if run.state is RunState.running:
-            self._poke([run.id])
-        return run
-
-    def _with_sweeps(self, conn: sa.Connection, facts: GateFacts, playbook: Playbook) -> GateFacts:
-        """What the guard over sweeps looks at, where this playbook is one."""
-        rules, now = self._rules(), self._clock.now()
-        books = sweeping(rules)
-        if playbook.name not in books:
-            return facts
-        known = gate.read_sweeps(conn, facts.cluster, books, since_of(rules, facts.cluster, now))
-        return msgspec.structs.replace(facts, sweeps=known)
-
-    def _asked(
-        self, request: RunRequest, playbook: Playbook, incident: Incident | None, job: SlurmJob | None
-    ) -> Run:
-        """The run as it would begin now. A job has many names (`4700_3`, `4711+1`): the run has the one by
-        which Slurm lists and restarts it, which caps, fences and guards know it by."""
-        return Run(
-            id=request.id,
-            cluster=request.cluster,
-            playbook=playbook.name,
-            state=RunState.running,
-            by=request.by,
-            reason=request.reason,
-            created_at=self._clock.now(),
-            node=request.node,
-            job=job.id if job else request.job,
-            incident=incident.id if incident else None,
-            rule=incident.rule if incident else playbook.name,
-            beside=stands_beside(playbook),
-            input={
-                "reason_text": f"{request.by}: {request.reason}",
-                "restarts": job.restarts if job else None,
-                **_inputs(playbook, request),
-            },
-        )
-
-    def _begin(
-        self,
-        conn: sa.Connection,
-        run: Run,
-        incident: Incident | None,
-        playbook: Playbook,
-        facts: GateFacts,
-    ) -> None:
-        if run.beside:
-            self._once(conn, run)
-        else:
-            self._take_over(conn, run)
-            self._free(conn, run, facts)
-        self._grant(conn, run, playbook, incident)
-        try:
-            with conn.begin_nested():
-                create_run(conn, run)
-        except IntegrityError as error:
-            raise Conflict(f"another run is working on {run.node}: wait for it or cancel it") from error
-
-    def _once(self, conn: sa.Connection, run: Run) -> None:
-        """Runs that stand beside others: of one playbook one at a time on a node. The gate's lock is held."""
-        query = sa.select(runs.c.id).where(
-            runs.c.cluster == run.cluster,
-            runs.c.node == run.node,
-            runs.c.playbook == run.playbook,
-            runs.c.state == "running",
-            ~runs.c.shadow,
-        )
-        if (other := conn.scalar(query)) is not None:
-            raise Conflict(f"run {other} does the same on {run.node}: wait for it or cancel it")
-
-    def _take_over(self, conn: sa.Connection, run: Run) -> None:
-        """A person's run takes over one that only waits on the same node."""
-        rows = conn.execute(
-            sa.select(runs.c.id, runs.c.doc).where(
-                runs.c.cluster == run.cluster,
-                runs.c.node == run.node,
-                runs.c.node.is_not(None),
-                runs.c.state.in_(["waiting", "held", "stuck", "proposed", "waiting_approval"]),
-            )
-        ).all()
-        for name, doc in rows:
-            other = msgspec.convert(doc, Run)
-            why = f"taken over by {run.by} with {run.playbook} ({run.id})"
-            set_run_state(conn, name, RunState.done, why=why, at=run.created_at)
-            entry = LogEntry(
-                run=name,
-                at=run.created_at,
-                epoch=other.epoch + 1,
-                step="taken-over",
-                event=StepEvent.skipped,
-                text=why,
-            )
-            write_entry(conn, entry)
-
-    def _free(self, conn: sa.Connection, run: Run, facts: GateFacts) -> None:
-        """Ends the run that works on the node if it has only waited until now: a person goes first.
-
-        The gate's lock is held: what has no slot now takes nothing before this commits, and nothing after it.
-        """
-        name = facts.running.get(run.node or "")
-        other = run_of(conn, name) if name is not None and name != run.id else None
-        if other is None or not is_untouched(other, self._rules().playbooks.get(other.playbook), facts):
-            return
-        now = self._clock.now()
-        why = f"taken over by {run.approved_by or run.by} with {run.playbook} ({run.id})"
-        set_run_state(conn, other.id, RunState.done, why=why, at=now)
-        if other.incident is not None:
-            told = Command(
-                kind=CommandKind.run_changed,
-                cluster=other.cluster,
-                at=now,
-                by=other.by,
-                incident=other.incident,
-                reason=why,
-                data={"run": other.id, "playbook": other.playbook, "state": "done", "early": True},
-            )
-            inbox.put_command(conn, told, request=f"{run.id}:over:{other.id}")
-
-    def _grant(
-        self,
-        conn: sa.Connection,
-        run: Run,
-        playbook: Playbook,
-        incident: Incident | None,
-    ) -> None:
-        if first_verb(playbook) in REMOVING_VERBS and run.node and not slot_later(playbook):
-            slot = Slot(
-                cluster=run.cluster,
-                node=run.node,
-                incident=run.incident,
-                run=run.id,
-                granted_at=run.created_at,
-                unusable=incident.unusable if incident else False,
-            )
-            gate.grant_slot(conn, slot)
+        playbook = playbook_of(self._rules(), request)
+        return self._starts.start(Asked(request, playbook, self._job_of(request)))
 
     def _job_of(self, request: RunRequest) -> SlurmJob | None:
         if request.job is None:
@@ -341,20 +174,21 @@ class PostgresRunCommands:
             incident = incident_named(conn, known.incident)
             approved = msgspec.structs.replace(known, approved_by=by)
             proposal = beginning(approved, playbook, incident)
-            facts = self._with_sweeps(conn, facts, playbook)
+            facts = with_sweeps(conn, facts, playbook, rules, now)
             verdict = judge(proposal, facts, rules, now)
-            gate.add_decision(conn, decision_of(proposal, verdict, now))
+            write_decisions(conn, [decision_of(proposal, verdict, now)])
             if verdict.outcome is Outcome.refused:
                 refused = verdict
             else:
                 acts = verdict.outcome is Outcome.act
                 if acts:
                     if not known.beside:
-                        self._free(conn, approved, facts)
+                        free(conn, approved, facts, rules, now)
                     facts = gate.read_facts(conn, known.cluster, self._snapshots, now, breaker=facts.breaker)
                     if known.node in facts.running and not known.beside:
                         raise Conflict(f"another run is working on {known.node}")
-                    self._grant(conn, known, playbook, incident)
+                    if (slot := slot_for(known, playbook, incident)) is not None:
+                        gate.grant_slots(conn, [slot])
                     if takes_canary(facts, proposal):
                         gate.save_breaker(conn, msgspec.structs.replace(facts.breaker, canary=run))
                 state = RunState.running if acts else RunState.held
@@ -524,24 +358,6 @@ class PostgresRunCommands:
 
     # --- audit ---
 
-    def _audit(self, conn: sa.Connection, request: RunRequest, verb: str, data: dict[str, Any]) -> None:
-        told = {
-            "playbook": request.playbook,
-            "node": request.node,
-            "job": request.job,
-            "reason": request.reason,
-            **data,
-        }
-        record = AuditRecord(
-            cluster=request.cluster,
-            at=self._clock.now(),
-            actor=request.by,
-            verb=verb,
-            subject=f"run/{request.id}",
-            data=told,
-        )
-        audit.append(conn, record)
-
     def _audit_run(
         self, conn: sa.Connection, run: Run, by: str, verb: str, reason: str, request: str
     ) -> None:
@@ -554,13 +370,3 @@ class PostgresRunCommands:
             data={"reason": reason, "incident": run.incident, "state": str(run.state), "request": request},
         )
         audit.append(conn, record)
-
-
-def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
-    """What the person gave, as the playbook's types say. Raises Invalid, which names the input."""
-    if not playbook.inputs and not request.inputs:
-        return {}
-    try:
-        return {"inputs": taken(playbook, request.inputs)}
-    except InputInvalid as error:
-        raise Invalid(f"inputs.{error.name}", str(error)) from error

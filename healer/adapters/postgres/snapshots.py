@@ -5,6 +5,7 @@ How its slurmctld does lies in a row of its own: those figures change with every
 
 import secrets
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from healer.adapters.postgres.lane import Lane
 from healer.adapters.postgres.tables import controllers, snapshots
 from healer.model import Controller, SlurmSnapshot
 
@@ -41,6 +43,8 @@ class PostgresSnapshots:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
+        #: Who asks at the same time gets one answer.
+        self._lane = Lane[str](engine, self._latest)
         self._known: dict[str, tuple[int, SlurmSnapshot]] = {}
         self._written: dict[str, _Written] = {}
 
@@ -99,8 +103,12 @@ class PostgresSnapshots:
             return read_controller(conn, cluster)
 
     def latest(self, cluster: str) -> SlurmSnapshot | None:
-        with self._engine.connect() as conn:
-            return self.read(conn, cluster)
+        return self._lane.do(cluster)
+
+    def _latest(self, conn: sa.Connection, clusters: Sequence[str]) -> Sequence[object]:
+        with conn.begin():
+            found = {cluster: self.read(conn, cluster) for cluster in set(clusters)}
+        return [found[cluster] for cluster in clusters]
 
     def read(self, conn: sa.Connection, cluster: str) -> SlurmSnapshot | None:
         """The same inside a caller's transaction."""

@@ -55,6 +55,9 @@ class CliScheduler:
     def snapshot(self) -> SlurmSnapshot:
         return self._reads.snapshot()
 
+    def reserved(self) -> Mapping[str, Reservation]:
+        return self._reads.reserved()
+
     def node(self, name: str) -> SlurmNode:
         return self._reads.node(name)
 

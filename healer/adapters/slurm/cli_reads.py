@@ -15,7 +15,7 @@ from healer.adapters.slurm import (
     words,
 )
 from healer.adapters.slurm.commands import Commands, understanding
-from healer.model import Controller, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model import Controller, Reservation, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports import SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: More jobs on one node than this are read in one list instead of one by one.
@@ -50,19 +50,20 @@ class Reads:
         nodes = self._nodes(self._commands.ask("read all nodes", *_SHOW, "node", *pin, patience=_PATIENCE))
         if not nodes:
             raise SchedulerUnavailable("Slurm answered with no nodes at all.")
-        reservations = self._commands.ask(
-            "read the reservations", *_SHOW, "reservation", *pin, patience=_PATIENCE
-        )
+        reserved = self.reserved()
         with understanding():
-            reserved = (
-                parse_reservations.from_json(reservations.out)
-                if pin
-                else parse_reservations.from_text(reservations.text)
-            )
             jobs = parse_json.jobs(self._ask_all_jobs().out)
         return SlurmSnapshot(
             cluster=cluster, taken_at=taken_at, nodes=nodes, jobs=jobs, reservations=reserved
         )
+
+    def reserved(self) -> dict[str, Reservation]:
+        pin = self._commands.pin()
+        told = self._commands.ask("read the reservations", *_SHOW, "reservation", *pin, patience=_PATIENCE)
+        with understanding():
+            if pin:
+                return parse_reservations.from_json(told.out)
+            return parse_reservations.from_text(told.text)
 
     def node(self, name: str) -> SlurmNode:
         words.checked_node(name)

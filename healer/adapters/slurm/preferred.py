@@ -108,6 +108,9 @@ class PreferredScheduler:
         """As the adapter gave it: mappings that it hands back unchanged stay the same objects."""
         return self._ask(SlurmCall.snapshot, lambda slurm: slurm.snapshot())
 
+    def reserved(self) -> Mapping[str, Reservation]:
+        return self._ask(SlurmCall.reserved, lambda slurm: slurm.reserved())
+
     def node(self, name: str) -> SlurmNode:
         return self._ask(SlurmCall.node, lambda slurm: slurm.node(name))
 

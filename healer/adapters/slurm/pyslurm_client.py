@@ -82,16 +82,18 @@ class PyslurmScheduler:
         if not nodes:
             raise SchedulerUnavailable("Slurm answered with no nodes at all.")
         jobs = [_noun(pyslurm_nouns.job, one) for one in self._ask("show jobs", "jobs", timeout_s=long_s)]
-        kept = [
-            _noun(pyslurm_nouns.reservation, one) for one in self._ask("show reservations", "reservations")
-        ]
         return SlurmSnapshot(
             cluster=cluster,
             taken_at=taken_at,
             nodes={node.name: node for node in nodes},
             jobs={job.id: job for job in jobs},
-            reservations={reservation.name: reservation for reservation in kept},
+            reservations=self.reserved(),
         )
+
+    def reserved(self) -> dict[str, Reservation]:
+        told = self._ask("show reservations", "reservations")
+        kept = [_noun(pyslurm_nouns.reservation, one) for one in told]
+        return {reservation.name: reservation for reservation in kept}
 
     def node(self, name: str) -> SlurmNode:
         record = self._ask(f"show node {name}", "node", name=words.checked_node(name))

@@ -99,6 +99,9 @@ class RestScheduler:
             reservations=self._reservations.read(now),
         )
 
+    def reserved(self) -> Mapping[str, Reservation]:
+        return self._reservations.read(time.monotonic())
+
     def node(self, name: str) -> SlurmNode:
         words.checked_node(name)
         # slurmctld counts a node's CPUs in use when it is asked for all nodes, and not for one: without this

@@ -85,7 +85,7 @@ def public(data: Path | None) -> tuple[list[Board], list[str]]:
         except FileNotFoundError as missing:
             skipped.append(f"{name}: {missing.filename} is not there")
         except ImportError as missing:
-            skipped.append(f"{name}: {missing.name} is not installed, and this file needs it (make setup)")
+            skipped.append(f"{name}: {missing.name} is not installed, and this file needs it (tools/setup --dev)")
     return found, skipped
 
 

@@ -10,9 +10,8 @@ sets are published: `docs/detection.md`. A set that is not there is skipped by n
 import argparse
 import json
 import os
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks._scoreboard import fleet, repeats, smap, step_times
@@ -69,24 +68,24 @@ PUBLIC: dict[str, Callable[[Path], Board]] = {
 }
 
 
-def simulated(runs: int, fleets: int, seed: int) -> list[Board]:
-    return [slow_nodes(runs, seed), subtle_faults(fleets, seed)]
-
-
-def public(data: Path | None) -> tuple[list[Board], list[str]]:
-    """What was measured, and why the rest was not."""
-    found, skipped = [], []
+def public(data: Path | None) -> Iterator[Board | str]:
+    """Each board, or why it is none."""
     for name, make in PUBLIC.items():
         if data is None:
-            skipped.append(f"{name}: SCOREBOARD_DATA names no folder")
+            yield f"{name}: SCOREBOARD_DATA names no folder"
             continue
         try:
-            found.append(make(data))
+            yield make(data)
         except FileNotFoundError as missing:
-            skipped.append(f"{name}: {missing.filename} is not there")
+            yield f"{name}: {missing.filename} is not there"
         except ImportError as missing:
-            skipped.append(f"{name}: {missing.name} is not installed, and this file needs it (make setup)")
-    return found, skipped
+            yield f"{name}: {missing.name} is not installed, and this file needs it (tools/setup --dev)"
+
+
+def measured(asked: argparse.Namespace, data: Path | None) -> Iterator[Board | str]:
+    yield slow_nodes(asked.runs, asked.seed)
+    yield subtle_faults(asked.fleets, asked.seed)
+    yield from public(data)
 
 
 def main() -> None:
@@ -98,17 +97,18 @@ def main() -> None:
     asked = told.parse_args()
     folder = os.environ.get("SCOREBOARD_DATA")
     begun = time.process_time()
-    found = simulated(asked.runs, asked.fleets, asked.seed)
-    measured, skipped = public(Path(folder) if folder else None)
-    found += measured
+    boards, skipped = [], []
+    for one in measured(asked, Path(folder) if folder else None):
+        if isinstance(one, str):
+            skipped.append(one)
+            continue
+        boards.append(one.json())
+        if not asked.json:
+            print(one.text(), end="\n\n", flush=True)
     took_s = time.process_time() - begun
     if asked.json:
-        report = {"boards": [one.json() for one in found], "skipped": skipped, "cpu_s": round(took_s, 1)}
-        json.dump(report, sys.stdout, indent=1)
-        print()
+        print(json.dumps({"boards": boards, "skipped": skipped, "cpu_s": round(took_s, 1)}, indent=1))
         return
-    for one in found:
-        print(one.text(), end="\n\n")
     for line in skipped:
         print(f"skipped: {line}")
     print(f"{took_s:.0f} s of CPU")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from healer.detection.rarity import rarity
+from healer.detection.rarity import lately, rarity
 
 #: A sample is an alarm from this score on: about once a week by chance for a feature told every minute
 #: (`docs/detection.md` has the figures by kind of series).
@@ -22,8 +22,11 @@ WINDOWS = (8, 64)
 LEARN = 8
 #: Samples before, from which the next one is foretold.
 LAGS = 16
-#: Evidence counts from so many decades of rarity on (one sample in 32 reaches that), and up to so many more.
+#: Evidence counts from so many decades of rarity on (one sample in 32 reaches that), or from what they were
+#: lately where that is more, and up to so many more.
 COUNTS_FROM, COUNTS_MOST = 1.5, 20.0
+#: Columns that are looked at together: as many as stay in the processor's cache.
+AT_ONCE = 4
 #: Share of a feature's spread in training below which no difference matters.
 FINEST = 0.05
 #: A constant feature has this share of its level for its spread.
@@ -52,13 +55,21 @@ def score(train: ArrayLike, test: ArrayLike) -> Floats:
         return np.zeros(0)
     n = len(known)
     columns = _columns(np.concatenate([known, new]).T, n)
-    evidence = np.zeros((len(columns), len(new)))
+    some = range(0, len(columns), AT_ONCE)
+    most = np.max([_evidence(columns[first : first + AT_ONCE], n).max(axis=0) for first in some], axis=0)
+    # The more columns, the more often one of them is rare by chance.
+    return np.maximum(most - np.log10(len(columns)), 0)
+
+
+def _evidence(columns: Floats, n: int) -> Floats:
+    """(columns, samples of test) decades by which all ways to look at a column are rarer than usual."""
+    found = np.zeros((len(columns), columns.shape[1] - n))
     for values, width, both in _parts(columns, n):
         for side in (values, -values) if both else (values,):
             decades = rarity(side, n, width, FINEST)
-            evidence += np.clip(decades - COUNTS_FROM, 0, COUNTS_MOST)
-    # The more columns, the more often one of them is rare by chance.
-    return np.maximum(evidence.max(axis=0) - np.log10(len(columns)), 0)
+            usual = np.maximum(lately(decades, width), COUNTS_FROM)
+            found += np.clip(decades - usual, 0, COUNTS_MOST)
+    return found
 
 
 def _table(values: ArrayLike, name: str) -> Floats:

@@ -11,6 +11,9 @@ FRESH, GROWN = 64, 1 / 16
 #: Of fewer independent values nothing is known of their tail.
 LEAST = 10
 
+#: So many samples well before a value tell whether it was rare then, too; each for so many decades at most.
+LATELY, LATELY_MOST = 256, 6.0
+
 _MIDDLE = 0.3  # decades of the median
 Floats = NDArray[np.float64]
 
@@ -21,14 +24,14 @@ def rarity(values: Floats, n: int, width: int, finest: float) -> Floats:
     `values` (columns, samples); high is rare. `width`: samples that one value speaks of, so that neighbours
     are no news of each other. Within what was seen it is -log10 of the share that was as high; beyond the
     highest it goes on along the mean slope of the tail (an exponential tail, as in peaks over threshold),
-    where a decade is at least `finest`. What the past holds is only known up to two widths (64 samples at
-    least) before a block of samples, so an event is not its own yardstick.
+    where a decade is at least `finest`. The past ends two widths (64 samples at least) before a block of
+    samples, so that an event is not its own yardstick.
     """
     found = np.empty((values.shape[0], values.shape[1] - n))
     highest, upto, begin = values[:, :n].max(axis=1), n, n
     while begin < values.shape[1]:
         end = min(values.shape[1], begin + max(FRESH, int(begin * GROWN)))
-        past = max(n, begin - max(2 * width, FRESH))
+        past = max(n, begin - _lag(width))
         if past > upto:
             highest = np.maximum(highest, values[:, upto:past].max(axis=1))
             upto = past
@@ -38,6 +41,25 @@ def rarity(values: Floats, n: int, width: int, finest: float) -> Floats:
         )
         begin = end
     return found
+
+
+def lately(decades: Floats, width: int) -> Floats:
+    """(columns, samples) mean of the decades well before each value: a level that climbs all the time is
+    always rare, and no news. Before the first value there were none."""
+    total = np.cumsum(np.minimum(decades, LATELY_MOST), axis=1)
+    end = _lag(width) + 1
+    return (_later(total, end) - _later(total, end + LATELY)) / LATELY
+
+
+def _later(values: Floats, samples: int) -> Floats:
+    found = np.zeros_like(values)
+    found[:, samples:] = values[:, : max(0, values.shape[1] - samples)]
+    return found
+
+
+def _lag(width: int) -> int:
+    """Samples that an event may last before it is its own yardstick."""
+    return max(2 * width, FRESH)
 
 
 def _decades(x: Floats, ordered: Floats, highest: Floats, independent: float, finest: float) -> Floats:

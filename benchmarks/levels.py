@@ -2,9 +2,9 @@
 
     python -m benchmarks.levels [--nodes 1250] [--days 14]
 
-Made-up points: each of 31 features of each node is noise that resembles the point before by half (deviation 0.3
-of the peers' spread: mean of 15 minutes). 60 of the series jump by 1, 1.5, 2 or 3 at some time and stay. Hours
-from the jump to the end of the first point above the threshold; CPU time of a point.
+Made-up points: each of 31 features of each node is noise that resembles the point before by half (deviation
+0.3 of the peers' spread: mean of 15 minutes). 60 of the series jump by 1, 1.5, 2 or 3 at some time and stay.
+Hours from the jump to the end of the first point above the threshold; CPU time of a point.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A lemon by its score is put before a person: nothing is taken, and other faults of the node stand beside it."""
+"""A lemon by its score is put before a person: nothing is taken; other faults of the node stand beside it."""
 
 from collections.abc import Iterable
 

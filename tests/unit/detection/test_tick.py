@@ -69,7 +69,7 @@ def test_what_took_days_to_learn_is_kept_and_what_knows_nothing_keeps_nothing() 
     first.take((), (), slurm, START)
     first.tick(slurm, START, ())
     packed = first.pack()
-    assert packed.keys() == {DRIFTED, MARKS}
+    assert {DRIFTED, MARKS} <= packed.keys()
     second = whole()
     assert second.load(packed) == []
     assert second.lemons is not None

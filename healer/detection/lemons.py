@@ -182,7 +182,8 @@ def _finding(one: LemonScore, since: datetime, now: datetime) -> Finding:
     return Finding(
         rule=LEMON_NODE,
         fault=LEMON_NODE,
-        fault_class=FaultClass.degraded,
+        # No fault of its own: it takes no other fault of the node in, nor is taken in by one.
+        fault_class=FaultClass.informational,
         component=where,
         at=since,
         arrived_at=now,

@@ -106,9 +106,10 @@ class Senses:
     def pack(self) -> dict[str, bytes]:
         """What took days to learn, by name: a restart needs it."""
         packed = self.forecasts.pack(self.telemetry)
-        if self.forest is not None:
+        # What has not looked yet knows nothing, and must not take the place of what was kept.
+        if self.shifts.levels.columns:
             packed[DRIFTED] = self.shifts.pack(self.telemetry)
-        if self.lemons is not None:
+        if self.lemons is not None and self.lemons.marks.has_looked:
             packed[MARKS] = self.lemons.marks.pack()
         return packed
 

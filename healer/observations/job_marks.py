@@ -137,6 +137,10 @@ class JobMarks:
             if marks.is_blank:
                 del self.marks[node]
 
+    @property
+    def has_looked(self) -> bool:
+        return self._looked_at is not None
+
     # --- keeping ----------------------------------------------------------------------------------------
 
     def pack(self) -> bytes:

@@ -228,7 +228,7 @@ def test_a_lemon_is_told_each_hour_and_is_over_below_a_lower_limit() -> None:
     book.pasts = [past(0, 1, 2, tickets=(ago(1),)), past(0, node="n2"), past(0, 1, 2, 3, node="gone")]
     told = lemons.tick(picture(), START, ())
     assert [(one.fault, one.component, one.fault_class) for one in told.findings] == [
-        (LEMON_NODE, where, FaultClass.degraded)
+        (LEMON_NODE, where, FaultClass.informational)
     ]
     assert [one.node for one in book.kept] == ["gone", "n1", "n2"]
     assert lemons.tick(picture(), START + timedelta(minutes=5), watched).findings == ()

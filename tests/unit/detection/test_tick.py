@@ -4,8 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from healer.detection.tick import Senses
+from healer.detection.forest import Forest
+from healer.detection.lemons import Lemons
+from healer.detection.shifts import DRIFTED
+from healer.detection.tick import MARKS, Senses
 from healer.model import Component, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.observations.job_marks import JobMarks
 from healer.sim.columns import MemoryColumns
 from tests.support.loop import shipped
 from tests.support.measured import CLUSTER, START
@@ -49,3 +53,25 @@ def test_what_slurm_has_no_more_is_clear_since_then(
         since.append(senses.tick(slurm, now, {pair}).clear_since.get(pair))
     gone_at = START + timedelta(seconds=5)
     assert since == [None, gone_at, gone_at] if clear else [None] * 3
+
+
+def whole() -> Senses:
+    """As in production: with a forest, and with lemons."""
+    lemons = Lemons(CLUSTER, JobMarks(), lambda *_: [], lambda *_: None)
+    return Senses(CLUSTER, shipped(), MemoryColumns(), Forest(lambda: (), lambda _: None), lemons)
+
+
+def test_what_took_days_to_learn_is_kept_and_what_knows_nothing_keeps_nothing() -> None:
+    first = whole()
+    assert first.has_samples, "lemons need no samples"
+    assert first.pack() == {}
+    slurm = picture(state="FAILED")
+    first.take((), (), slurm, START)
+    first.tick(slurm, START, ())
+    packed = first.pack()
+    assert {DRIFTED, MARKS} <= packed.keys()
+    second = whole()
+    assert second.load(packed) == []
+    assert second.lemons is not None
+    assert second.lemons.marks.marks["gpu0"].failed_of_many == 0.5
+    assert sorted(whole().load({DRIFTED: b"x", MARKS: b"x"})) == [DRIFTED, MARKS]

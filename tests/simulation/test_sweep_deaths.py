@@ -1,5 +1,5 @@
-"""Law 7 for sweeps, exhaustively: the worker dies after each commit and around each effect of a sweep that has
-to give way. Whatever the moment: one job of ours, ended by us alone, and the user's job has the node."""
+"""Law 7 for sweeps, exhaustively: the worker dies after each commit and around each effect of a sweep that
+has to give way. Whatever the moment: one job of ours, ended by us alone, and the user's job has the node."""
 
 from collections.abc import Callable
 

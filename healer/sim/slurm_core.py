@@ -274,6 +274,7 @@ class SimScheduler:
     def submit(self, submission: Submission) -> str:
         if not submission.script.startswith("#!"):
             raise ValueError("a script begins with #!")
+        refusals.names(submission.partition, submission.qos)
         with self._write():
             self._world.named(submission.nodes)
             return self.add_job(

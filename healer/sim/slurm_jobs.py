@@ -100,7 +100,7 @@ def show_job(job: Job) -> SlurmJob:
         reservation=job.reservation,
         dependency=job.dependency,
         submit_line=job.submit_line,
-        priority=0 if job.held_by else 1000,
+        priority=0 if job.held_by else max(1, 1000 - job.nice),
         held_by=job.held_by if job.state == "PENDING" else "",
         array_job=job.array_job,
         array_task=job.array_task,

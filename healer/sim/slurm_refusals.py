@@ -10,6 +10,13 @@ _RESERVATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 _WHO = re.compile(r"[\w.\-]+", re.ASCII)
 
 
+def names(*given: str) -> None:
+    """Of a partition or QOS; empty is Slurm's default."""
+    for name in given:
+        if name and not _WHO.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name of Slurm's")
+
+
 def pending(job: Job) -> Job:
     if job.state != "PENDING" or job.completing_until:
         raise SchedulerRefused(f"Job {job.id}: Job is no longer pending execution", 2073)

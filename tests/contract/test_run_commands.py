@@ -7,7 +7,7 @@ from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.api.services import Conflict, GuardRefused, Invalid, NotFound, RunRequest
 from healer.drive import Driver
-from healer.model import Guard, LogEntry, RunState, StepEvent
+from healer.model import Guard, LogEntry, Outcome, RunState, StepEvent
 from healer.sim.slurm_core import SimScheduler
 from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, entry, facts, run
 from tests.support.loop import name, rules_in
@@ -258,3 +258,33 @@ def test_a_return_that_was_granted_is_known_to_be_ours(desk: Desk) -> None:
     desk.work(back.id)
     with desk.ledger.transaction() as tx:
         assert tx.is_returning(back.id)
+
+
+def test_a_sweep_by_hand_is_judged_takes_nothing_and_gives_way(desk: Desk) -> None:
+    seen = desk.people.preview(desk.ask("sweep"))
+    assert seen.outcome is Outcome.act
+    assert {one.guard: (one.used, one.limit) for one in seen.answers}[Guard.sweep] == (0, 1)
+    run = desk.people.start(desk.ask("sweep"))
+    assert (run.state, run.beside, facts(desk).slots, facts(desk).running) == (RunState.running, True, (), {})
+    second = desk.people.start(desk.ask("sweep", 2))
+    assert second.state is RunState.held and "1 of 1 nodes in sweep" in (second.question or "")
+    assert desk.work(run.id, 3) is RunState.running
+    (job,) = desk.slurm.snapshot().jobs.values()
+    theirs = desk.slurm.add_job(required=[name(1)], gpus=8)
+    assert desk.work(run.id, 5) is RunState.done
+    ended, taken = desk.slurm.job(job.id), desk.slurm.job(theirs)
+    assert ended is not None and taken is not None
+    assert (ended.state, taken.state) == ("CANCELLED", "RUNNING")
+
+
+def test_a_drain_goes_ahead_of_a_sweep_of_its_node(desk: Desk) -> None:
+    sweep = desk.people.start(desk.ask("sweep"))
+    desk.work(sweep.id, 3)
+    drain = desk.people.start(desk.ask("drain"))
+    assert drain.state is RunState.running
+    for _ in range(5):
+        desk.work(drain.id, 1)
+        desk.work(sweep.id, 1)
+    assert desk.slurm.node(name(1)).drain
+    assert desk.state(sweep.id) is RunState.done
+    assert [job.state for job in desk.slurm.snapshot().jobs.values()] == ["CANCELLED"]

@@ -22,7 +22,7 @@ LEAPT_S = 300.0
 #: A pause takes effect within a second; a call that was under way may still end.
 PAUSE_S = 1.0 + WRITE_S
 #: A sweep's job is gone so soon after somebody waits, also when its worker died.
-GIVES_WAY_S = 30.0
+GIVES_WAY_S = 60.0
 #: What is told or noted beside the work takes nothing.
 _NOTES = frozenset({"annotate", "remark", "notify"})
 #: States in which a run is over, or waits for a person.
@@ -164,9 +164,9 @@ class Watch:
             job.state == "PENDING" and job.user != "root" and job.reason in {"Resources", "Priority"}
             for job in jobs
         )
-        stands = bool(live) and wanted and self.world.hub.calm
-        self._in_the_way = (self._in_the_way or now) if stands else None
-        if self._in_the_way is not None and now - self._in_the_way > GIVES_WAY_S:
+        self._in_the_way = (self._in_the_way or now) if live and wanted else None
+        longest_s = GIVES_WAY_S + (LEAPT_S if self.world.leapt else 0)
+        if self._in_the_way is not None and now - self._in_the_way > longest_s:
             self.say(f"a job waits, and {[job.name for job in live]} of ours are still there")
 
     def _spoken_for(self, now: float) -> None:

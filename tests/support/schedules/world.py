@@ -111,6 +111,8 @@ class World:
     def __init__(self, seed: int, *, chances: Chances | None = None) -> None:
         self.seed, self.chance = seed, random.Random(seed)
         chance = self.chance
+        # By a chance of its own: the other seeds' stories stay what they were.
+        sweeps = random.Random(f"sweeps {seed}").random() < 0.5
         self.true = TrueClock(START)
         self.hosts = [
             HostClock(self.true),
@@ -124,17 +126,16 @@ class World:
             partition_share=1.0,
             min_service_share=chance.choice((0.5, 0.75)),
             breaker_share=chance.choice((0.2, 1.0)),
-            # Of a chance of its own: the other seeds' stories stay what they were.
-            sweep=SweepSettings(
-                scheduled=random.Random(f"sweeps {seed}").random() < 0.5, max_share=1.0, max_nodes=SWEEPS
-            ),
+            sweep=SweepSettings(scheduled=sweeps, max_share=1.0, max_nodes=SWEEPS),
         )
         self.rules = rules_in(Mode.approve if chance.random() < 0.2 else Mode.auto, guards=self.guards)
         racked = [
             msgspec.structs.replace(node, rack=f"r{number // RACK}")
             for number, node in enumerate(sim_nodes(NODES))
         ]
-        self.slurm = SimScheduler(CLUSTER, self.true, racked, cred_expire_s=5, boot_s=10, test_s=8)
+        self.slurm = SimScheduler(
+            CLUSTER, self.true, racked, cred_expire_s=5, boot_s=10, test_s=40 if sweeps else 8
+        )
         self.nodes = SimNodes(self.true)
         self.store = Store(CLUSTER)
         self.effects: list[Effect] = []

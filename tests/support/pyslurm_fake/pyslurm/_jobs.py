@@ -14,8 +14,8 @@ class JobSubmitDescription:
 
     __slots__ = (
         "admin_comment", "begin_time", "comment", "environment", "excluded_nodes", "gres_per_node",
-        "is_requeueable", "name", "nodes", "priority", "required_nodes", "reservations", "resource_sharing",
-        "script", "standard_output", "time_limit", "working_directory",
+        "is_requeueable", "name", "nice", "nodes", "partitions", "priority", "qos", "required_nodes",
+        "reservations", "resource_sharing", "script", "standard_output", "time_limit", "working_directory",
     )  # fmt: skip
 
     def __init__(self, **fields: Any) -> None:

@@ -1,15 +1,18 @@
 """The tick over the fleet: all senses that live on samples, looked at together every few seconds."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
 from healer.detection.divergence import Divergence
 from healer.detection.forecasts import Forecasts
 from healer.detection.forest import Forest
+from healer.detection.gpu_rest import at_rest
+from healer.detection.hangs import Hangs
+from healer.detection.links_down import ports_down
 from healer.detection.measured import RuleEngine
 from healer.detection.stragglers import Stragglers
-from healer.model import Component, Ruleset, Sensed, SlurmSnapshot
+from healer.model import Component, LinkDown, Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.steps import StepTimes
@@ -20,6 +23,8 @@ from healer.ports import ColumnBook
 TICK_S = 5.0
 #: While windows are rebuilt the rules look once in so much time past: their holds survive a restart.
 PRIME_S = 15.0
+#: Nobody was heard for so long: healer was away itself, or its way to everybody was.
+DEAF_AFTER = timedelta(seconds=30)
 
 Watched = Collection[tuple[str, Component]]
 
@@ -38,12 +43,16 @@ class Senses:
         self.steps = StepTimes(cluster)
         self.stragglers = Stragglers()
         self.divergence = Divergence()
+        self.hangs = Hangs()
         self.forest = forest
         self.engine = RuleEngine(rules.detection, rules.catalogue)
         self.forecasts = Forecasts(rules.forecasts, rules.catalogue)
         self.version = rules.version
         self._topology = rules.topology
         self._primed: datetime | None = None
+        #: When anybody was heard last, and since when without a break.
+        self._heard: datetime | None = None
+        self._listening: datetime | None = None
         #: Since when Slurm does not show it any more.
         self._gone: dict[tuple[str, Component], datetime] = {}
         #: Node -> since when what it tells counts, as far as that is known here.
@@ -102,6 +111,10 @@ class Senses:
         now: datetime,
     ) -> None:
         """Takes in new samples, and Slurm's picture as it is now."""
+        if reports or batches:
+            if self._heard is None or now - self._heard > DEAF_AFTER:
+                self._listening = now
+            self._heard = now
         if slurm is not None:
             self.telemetry.show(slurm, self._topology, now)
         for _, part in _stretches(reports, timedelta(seconds=TICK_S)):
@@ -124,14 +137,21 @@ class Senses:
             self.engine.prime(self.telemetry, moment)
         self.take((), batches, slurm, now)
 
-    def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched) -> Sensed:
-        """Looks at everything once. Call it every `TICK_S`. ClockStepped: the clock went back, and fresh
-        senses have to begin anew."""
+    def tick(
+        self,
+        slurm: SlurmSnapshot | None,
+        now: datetime,
+        watched: Watched,
+        links_down: Mapping[str, LinkDown] | None = None,
+    ) -> Sensed:
+        """Looks at everything once. Call it every `TICK_S`. `links_down`: nodes that lost a link, by lines.
+        ClockStepped: the clock went back, and fresh senses have to begin anew."""
         self.telemetry.check_clock(now)
         told = [
             self.engine.tick(self.telemetry, now, watched),
             self.stragglers.tick(self.steps, slurm, now, watched),
             self.divergence.tick(self.steps, slurm, now, watched),
+            self._hangs(slurm, now, watched, links_down or {}),
             self.forecasts.tick(self.telemetry, now, watched),
         ]
         if self.forest is not None:
@@ -141,6 +161,24 @@ class Senses:
             at=now,
             findings=tuple(one for sensed in told for one in sensed.findings),
             clear_since=self._gone_since(watched, now) | clear,
+        )
+
+    def _hangs(
+        self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched, lines: Mapping[str, LinkDown]
+    ) -> Sensed:
+        def lost(nodes: Iterable[str]) -> dict[str, LinkDown]:
+            names = list(nodes)
+            told = {name: lines[name] for name in names if name in lines}
+            return ports_down(self.telemetry, names, now) | told
+
+        return self.hangs.tick(
+            self.steps,
+            slurm,
+            now,
+            watched,
+            listening_since=self._listening,
+            at_rest=lambda job: at_rest(self.telemetry, job, now),
+            links_down=lost,
         )
 
     def _gone_since(self, watched: Watched, now: datetime) -> dict[tuple[str, Component], datetime]:

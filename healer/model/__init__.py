@@ -113,7 +113,7 @@ from healer.model.rules import (
 )
 from healer.model.run import APPROVAL_LASTS, LogEntry, Run, StepEvent
 from healer.model.scrape import ScrapeJob, ScrapeQuery, ScrapeRules, ScrapeState, TargetState
-from healer.model.sensed import Sensed
+from healer.model.sensed import LinkDown, Sensed
 from healer.model.sharing import (
     BLOCK,
     SHARED_FAULT,
@@ -288,6 +288,7 @@ __all__ = [
     "Ladder",
     "LastHeard",
     "LineBook",
+    "LinkDown",
     "LogEntry",
     "Loss",
     "LossReason",

@@ -48,7 +48,16 @@ QUIET = {
 }
 #: Faults that detectors of code find in samples; those of `rules/detection/` are told by their rule.
 SAMPLED_FAULTS = frozenset(
-    {"straggler", "job-slow", "unusual-node", "result-differs", "loss-nan", "loss-spike"}
+    {
+        "straggler",
+        "job-slow",
+        "slowness-shared",
+        "hang",
+        "unusual-node",
+        "result-differs",
+        "loss-nan",
+        "loss-spike",
+    }
 )
 #: An incident of a measured signal ends when that is known to be well again for so long.
 CLEAR_FOR = timedelta(minutes=5)

@@ -2,10 +2,11 @@
 
     python -m benchmarks.hangs [--runs 100] [--days 2] [--seed 1]
 
-One job of 8 nodes × 8 ranks in simulated time (`healer/sim/fleet_steps.py`) through the wire form, `StepTimes`
-and `Hangs` as the detector uses them, one tick every 5 s; half of the ranks are heard 5 s later than the
-others, as clients send. The delay counts from the moment at which the job stands. False alarms: whole days of jobs with
-checkpoints, evaluations, pauses of single ranks, senders that die, healer away for minutes, and requeues.
+One job of 8 nodes × 8 ranks in simulated time (`healer/sim/fleet_steps.py`) through the wire form,
+`StepTimes` and `Hangs` as the detector uses them, one tick every 5 s; half of the ranks are heard 5 s later
+than the others, as clients send. The delay counts from the moment at which the job stands. False alarms:
+whole days of jobs with checkpoints, evaluations, pauses of single ranks, senders that die, healer away for
+minutes, and requeues.
 """
 
 import argparse

@@ -90,6 +90,12 @@ def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
     return _finding(job, where, pace.since - 1, now, fault=JOB_SLOW, text=text, title=title, chart=chart)
 
 
+def finding_of_job(job: JobSteps, since: int, now: datetime, *, fault: str, text: str, title: str) -> Finding:
+    """Told of the job and of no node; `since`: the last step before."""
+    where = Component(cluster=job.cluster, job=job.job)
+    return _finding(job, where, since, now, fault=fault, text=text, title=title)
+
+
 def _finding(
     job: JobSteps,
     where: Component,
@@ -99,7 +105,7 @@ def _finding(
     fault: str,
     text: str,
     title: str,
-    chart: Chart,
+    chart: Chart | None = None,
 ) -> Finding:
     """`since`: the last step before. The same onset of the same life always has the same digest."""
     row = job.row(since + 1)
@@ -127,7 +133,7 @@ def _finding(
         confidence=0.9,
         evidence=(evidence,),
         jobs=(job.job,),
-        charts=(chart,),
+        charts=(chart,) if chart is not None else (),
     )
 
 

@@ -13,6 +13,7 @@ from healer.observations.clocks import timely
 from healer.observations.in_step import InStep
 from healer.observations.lives import RANKS_MAX, grown, make_room, ranks_most
 from healer.observations.results import Results
+from healer.observations.step_parts import StepParts
 from healer.observations.vouched import COLUMNS, only, vouched
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class JobSteps:
         self.compute = np.zeros((STEPS, 0), np.float32)
         self.step_s = np.zeros((STEPS, 0), np.float32)
         self.results = Results(STEPS)
+        #: What the steps were made of, mean over the ranks.
+        self.parts = StepParts(STEPS)
         #: Where ranks stand that have ended no step for a while.
         self.in_step = InStep()
         self.seen = np.zeros(0, bool)
@@ -168,6 +171,7 @@ class JobSteps:
             good = np.isfinite(values) & (values > 0) & np.isnan(target[row, rank])
             target[row[good], rank[good]] = values[good]
         self.results.put(batch, index, row, rank)
+        self.parts.add(batch, index, row)
         self.newest = max(self.newest, int(step.max()))
         self.heard_at = max(self.heard_at, batch.arrived_at)
         return len(batch.rank) - len(index)
@@ -203,6 +207,7 @@ class JobSteps:
         self.number[row], self.at[row] = number, np.nan
         self.compute[row], self.step_s[row] = np.nan, np.nan
         self.results.clear(row)
+        self.parts.clear(row)
 
     def _told_nodes(self, batch: "StepBatch") -> NDArray[np.int32]:
         """(n,) this life's numbers of the nodes told, -1 where none was."""

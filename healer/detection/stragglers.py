@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from healer.detection.pace import Pace
 from healer.detection.slow_together import SLOWNESS_SHARED, Together, slow_many, slower_parts
 from healer.detection.step_findings import JOB_SLOW, STRAGGLER, job_slow, ratios, straggler
-from healer.detection.streams import Streams
+from healer.detection.streams import LEARNT, Streams
 from healer.model import Component, Finding, Sensed, SlurmJob, SlurmSnapshot
 from healer.observations.steps import JobSteps, Places, StepTimes
 
@@ -49,6 +49,7 @@ class _Watch:
     where: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, "U1"))
     #: What was said of a slowness that all share, while it lasts.
     shared: Together | None = None
+    first: int | None = None
 
     def follow(self, slurm: SlurmSnapshot | None, now: datetime) -> None:
         places = self.job.places(slurm)
@@ -74,6 +75,7 @@ class _Watch:
         return bool((known & (before != "") & (before != where)).any())
 
     def _step(self, step: int, row: int, places: Places) -> None:
+        self.first = step if self.first is None else self.first
         whole = self.job.step_s[row]
         step_s = float(np.median(whole[np.isfinite(whole)]))
         self.pace.step(step, step_s)
@@ -127,6 +129,8 @@ class _Watch:
         It is put into words once: later the steps before it are not kept any more."""
         slow = self.ranks.slow & self.job.seen[: len(self.ranks.slow)]
         many = self._many(slow) and self.places is not None
+        if many and np.median(self.ranks.since[slow]) <= (self.first or 0) + LEARNT:
+            many = False  # ranks that always did more, of stages of which nobody told
         if blamed or not (many or self.pace.slow):
             self.shared = None
         elif self.shared is None and many and self.places is not None:

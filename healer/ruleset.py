@@ -71,6 +71,7 @@ OTHER_FAULTS = (
     "straggler",
     "job-slow",
     "slowness-shared",
+    "slower-than-elsewhere",
     "hang",
     "unusual-node",
     "result-differs",

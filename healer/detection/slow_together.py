@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.pace import Pace
-from healer.detection.step_findings import finding_of_job
-from healer.model import Finding
+from healer.detection.step_findings import finding_at
+from healer.model import Component, Finding
 from healer.observations.step_parts import PARTS
 from healer.observations.steps import JobSteps, Places
 
@@ -34,7 +34,8 @@ class Together:
 
     def finding(self, job: JobSteps, now: datetime) -> Finding:
         title = f"Job {job.job} is slow as a whole"
-        return finding_of_job(job, self.since, now, fault=SLOWNESS_SHARED, text=self.text, title=title)
+        where = Component(cluster=job.cluster, job=job.job)
+        return finding_at(job, where, self.since, now, fault=SLOWNESS_SHARED, text=self.text, title=title)
 
 
 def slower_parts(job: JobSteps, pace: Pace) -> Together | None:

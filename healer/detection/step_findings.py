@@ -90,9 +90,10 @@ def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
     return _finding(job, where, pace.since - 1, now, fault=JOB_SLOW, text=text, title=title, chart=chart)
 
 
-def finding_of_job(job: JobSteps, since: int, now: datetime, *, fault: str, text: str, title: str) -> Finding:
-    """Told of the job and of no node; `since`: the last step before."""
-    where = Component(cluster=job.cluster, job=job.job)
+def finding_at(
+    job: JobSteps, where: Component, since: int, now: datetime, *, fault: str, text: str, title: str
+) -> Finding:
+    """In words alone; `since`: the last step before."""
     return _finding(job, where, since, now, fault=fault, text=text, title=title)
 
 

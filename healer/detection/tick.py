@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+from healer.detection.baseline import Baseline
 from healer.detection.divergence import Divergence
 from healer.detection.forecasts import Forecasts
 from healer.detection.forest import Forest
@@ -43,6 +44,7 @@ class Senses:
         self.steps = StepTimes(cluster)
         self.stragglers = Stragglers()
         self.divergence = Divergence()
+        self.baseline = Baseline()
         self.hangs = Hangs()
         self.forest = forest
         self.engine = RuleEngine(rules.detection, rules.catalogue)
@@ -90,6 +92,7 @@ class Senses:
             self.engine.forget(self.telemetry, node.name)
             self.stragglers.forget(node.name)
             self.divergence.forget(node.name)
+            self.baseline.forget(node.name)
             if self.forest is not None:
                 self.forest.forget(self.telemetry, node.name)
 
@@ -151,6 +154,7 @@ class Senses:
             self.engine.tick(self.telemetry, now, watched),
             self.stragglers.tick(self.steps, slurm, now, watched),
             self.divergence.tick(self.steps, slurm, now, watched),
+            self.baseline.tick(self.steps, slurm, now, watched),
             self._hangs(slurm, now, watched, links_down or {}),
             self.forecasts.tick(self.telemetry, now, watched),
         ]

@@ -52,6 +52,7 @@ SAMPLED_FAULTS = frozenset(
         "straggler",
         "job-slow",
         "slowness-shared",
+        "slower-than-elsewhere",
         "hang",
         "unusual-node",
         "result-differs",

@@ -204,6 +204,10 @@ class Stragglers:
         self._note_clear(live, slurm, now, watched)
         return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
+    def paces(self) -> Iterator[tuple[JobSteps, Pace]]:
+        """Each job's own pace, as it was followed last."""
+        return ((watch.job, watch.pace) for watch in self._watches.values())
+
     def forget(self, node: str) -> None:
         """The node was repaired, returned or booted: who is slow there is found anew."""
         for watch in self._watches.values():

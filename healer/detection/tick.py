@@ -4,6 +4,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+import msgspec
+import numpy as np
+
 from healer.detection.baseline import Baseline
 from healer.detection.divergence import Divergence
 from healer.detection.forecasts import Forecasts
@@ -12,8 +15,10 @@ from healer.detection.gpu_rest import at_rest
 from healer.detection.hangs import Hangs
 from healer.detection.links_down import ports_down
 from healer.detection.measured import RuleEngine
+from healer.detection.step_findings import JOB_SLOW
 from healer.detection.stragglers import Stragglers
-from healer.model import Component, LinkDown, Ruleset, Sensed, SlurmSnapshot
+from healer.detection.suspects import Suspects
+from healer.model import Component, Finding, LinkDown, Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.steps import StepTimes
@@ -44,6 +49,7 @@ class Senses:
         self.steps = StepTimes(cluster)
         self.stragglers = Stragglers()
         self.divergence = Divergence()
+        self.suspects = Suspects()
         self.baseline = Baseline()
         self.hangs = Hangs()
         self.forest = forest
@@ -93,6 +99,7 @@ class Senses:
             self.stragglers.forget(node.name)
             self.divergence.forget(node.name)
             self.baseline.forget(node.name)
+            self.suspects.forget(node.name)
             if self.forest is not None:
                 self.forest.forget(self.telemetry, node.name)
 
@@ -146,13 +153,15 @@ class Senses:
         now: datetime,
         watched: Watched,
         links_down: Mapping[str, LinkDown] | None = None,
+        faults: Mapping[str, Sequence[str]] | None = None,
     ) -> Sensed:
-        """Looks at everything once. Call it every `TICK_S`. `links_down`: nodes that lost a link, by lines.
-        ClockStepped: the clock went back, and fresh senses have to begin anew."""
+        """Looks at everything once. Call it every `TICK_S`. `links_down`: nodes that lost a link, by lines;
+        `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went back, and fresh
+        senses have to begin anew."""
         self.telemetry.check_clock(now)
         told = [
             self.engine.tick(self.telemetry, now, watched),
-            self.stragglers.tick(self.steps, slurm, now, watched),
+            self._stragglers(slurm, now, watched, faults or {}),
             self.divergence.tick(self.steps, slurm, now, watched),
             self.baseline.tick(self.steps, slurm, now, watched),
             self._hangs(slurm, now, watched, links_down or {}),
@@ -166,6 +175,26 @@ class Senses:
             findings=tuple(one for sensed in told for one in sensed.findings),
             clear_since=self._gone_since(watched, now) | clear,
         )
+
+    def _stragglers(
+        self,
+        slurm: SlurmSnapshot | None,
+        now: datetime,
+        watched: Watched,
+        faults: Mapping[str, Sequence[str]],
+    ) -> Sensed:
+        """Slow ranks, and slow jobs with their suspects where they tell whole steps alone."""
+        sensed = self.stragglers.tick(self.steps, slurm, now, watched)
+        self.suspects.follow(self.stragglers.paces(), slurm, now)
+        found = (
+            self.suspects.named(one, faults, now) if one.fault == JOB_SLOW and self._whole_only(one) else one
+            for one in sensed.findings
+        )
+        return msgspec.structs.replace(sensed, findings=tuple(found))
+
+    def _whole_only(self, finding: Finding) -> bool:
+        job = self.steps.job(finding.component.job or "")
+        return job is not None and not np.isfinite(job.compute).any()
 
     def _hangs(
         self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched, lines: Mapping[str, LinkDown]

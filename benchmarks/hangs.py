@@ -1,6 +1,6 @@
 """How soon a hang is told from step times, how often, and how often a job that only pauses is called one.
 
-    python -m benchmarks.hangs [--runs 100] [--days 2] [--seed 1]
+    python -m benchmarks.hangs [--runs 100] [--days 2] [--seed 1] [--pace "5 s a step"]
 
 One job of 8 nodes × 8 ranks in simulated time (`healer/sim/fleet_steps.py`) through the wire form,
 `StepTimes` and `Hangs` as the detector uses them, one tick every 5 s; half of the ranks are heard 5 s later
@@ -208,11 +208,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--days", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pace", choices=[*PACES], help="only this one")
     given = parser.parse_args()
+    paces = {name: pace for name, pace in PACES.items() if given.pace in (None, name)}
     begun = time.process_time()
     print(f"{NODES} nodes x {PER} ranks, {given.runs} runs each, seed {given.seed}", flush=True)
-    for name, pace in PACES.items():
-        for kind in KINDS:
+    for name, pace in paces.items():
+        for kind in KINDS if given.runs else ():
             told = [delay_s(given.seed + n, pace, kind) for n in range(given.runs)]
             delays = np.array([one[0] for one in told])
             print(
@@ -222,7 +224,7 @@ def main() -> None:
                 f"before it stood {sum(one[2] for one in told)}",
                 flush=True,
             )
-    for name, pace in PACES.items():
+    for name, pace in paces.items():
         for words in (True, False):
             count, by = false_alarms(given.seed + 10_000, pace, given.days, words=words)
             what = "ranks say where they stand" if words else "only GPUs tell"

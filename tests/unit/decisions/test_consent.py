@@ -46,7 +46,7 @@ class TestRequeue:
 
     def test_an_approval_of_a_run_on_the_job_is_consent_and_of_one_on_its_node_is_not(self):
         def asked(comment="", **fields):
-            proposal = propose(Verb.requeue, job="4711", approved_by="bob", **fields)
+            proposal = requeue(fatal=False, approved_by="bob", **fields)
             return answer(Guard.consent, proposal, facts(jobs=[job(comment=comment)])).kind
 
         assert asked(node=None) == "allow"

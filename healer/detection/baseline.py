@@ -29,6 +29,8 @@ NODES_LEAST, KEPT = 4, timedelta(days=7)
 KINDS_MOST, FIGURES_MOST = 500, 2000
 #: With so many nodes a job's own ranks find one that is slow, unless more of them are than this share.
 OWN_PEERS, SHARED = 5, 0.25
+#: Jobs that are looked at in one tick; the others wait for the next.
+LOOKS_MOST = 20
 AGAIN_AFTER = timedelta(minutes=5)
 
 Pair = tuple[str, Component]
@@ -76,6 +78,7 @@ class Baseline:
         """New findings, and since when those of `watched` (fault, component) are known to be over."""
         findings: list[Finding] = []
         kept: dict[tuple[str, int], _Watch] = {}
+        looks = 0
         for job in steps.jobs():
             shown = slurm.jobs.get(job.job) if slurm is not None else None
             if slurm is None or shown is None or not shown.active or not job.vouched or job.newest < 0:
@@ -85,7 +88,8 @@ class Baseline:
             if watch is None or watch.job is not job:
                 watch = _Watch(job, job.newest, job.newest, job.newest)
             kept[key] = watch
-            if job.newest - max(watch.done, watch.first + WARM_UP) >= STEPS:
+            if looks < LOOKS_MOST and job.newest - max(watch.done, watch.first + WARM_UP) >= STEPS:
+                looks += 1
                 watch.done = job.newest
                 self._look(watch, shown, slurm, now)
             findings += self._findings(watch, now)

@@ -156,5 +156,13 @@ def test_a_rank_that_is_stopped_is_told_as_the_one_that_all_others_wait_for(
         )
         assert (run["job"], run["state"]) == (job, "proposed")
         assert trained.job(job).state == "RUNNING" and trained.node(nodes[SLOW]).in_service
+        trained.post(f"/runs/{run['id']}/approve", {"reason": "nobody makes a step"})
+
+        def looked() -> bool:
+            now = trained.get(f"/runs/{run['id']}")
+            return now["state"] == "waiting" and now["question"].startswith("Waits for an approval")
+
+        wait_until(looked, 60, what="it has looked, and asks before the restart", every_s=0.5)
+        assert trained.job(job).restarts == 0
     finally:
         os.kill(stopped, signal.SIGCONT)

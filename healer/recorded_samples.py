@@ -6,7 +6,7 @@ from math import isinf, isnan
 from typing import Any
 
 from healer.model import Column
-from healer.model.samples import Report, StepBatch
+from healer.model.samples import DOING, Report, StepBatch
 from healer.ports import ColumnBook
 
 #: Layouts of reports that are kept: as many as kinds of nodes, and a few more while a fleet changes.
@@ -102,4 +102,7 @@ def steps_body(batch: StepBatch) -> dict[str, Any]:
         for row, value in zip(rows, getattr(batch, name).tolist(), strict=True):
             if not isnan(value):
                 row[name] = "NaN" if isinf(value) else value
+    if batch.doing is not None:
+        for row, doing in zip(rows, batch.doing.tolist(), strict=True):
+            row["open_s"], row["doing"] = row.pop("step_s"), DOING[doing]
     return {"cluster": batch.cluster, "job": batch.job, "restart": batch.restart, "samples": rows}

@@ -72,6 +72,9 @@ OTHER_FAULTS = (
     "job-slow",
     "job-creep",
     "job-memory-leak",
+    "slowness-shared",
+    "slower-than-elsewhere",
+    "hang",
     "unusual-node",
     "drifted",
     "lemon-node",
@@ -87,6 +90,8 @@ OTHER_FAULTS = (
     "controller-backlog",
     "accounting-away",
 )
+#: They are told of a job, and of no node: a policy of these alone may name a playbook for jobs.
+JOB_FAULTS = frozenset({"hang", "job-slow", "slowness-shared", "loss-nan", "loss-spike"})
 #: Faults with an open tail: the kind of drain that Slurm set, the program that drained, the check of a node's
 #: own hooks, the partition of jobs and why they wait.
 OPEN_FAULTS = (
@@ -342,7 +347,7 @@ def _rules(folder: _Folder, known: Sequence[str], playbooks: Mapping[str, Playbo
         for number, fault in enumerate(rule.faults):
             _check_fault(source, (index, "faults", number), fault, known)
         if rule.playbook is not None:
-            _check_playbook_of(folder, source, index, rule.playbook, playbooks)
+            _check_playbook_of(folder, source, index, rule.playbook, playbooks, rule.faults)
         rules[rule.name] = rule
     return tuple(rules.values())
 
@@ -399,15 +404,22 @@ def _check_playbook_of(
     place: int | tuple[str | int, ...],
     name: str,
     playbooks: Mapping[str, Playbook],
+    faults: Sequence[str] = (),
 ) -> None:
+    """`faults` that the rule takes: a playbook for jobs needs that each of them is told of a job."""
     # A playbook whose file is wrong has its own problem already.
     names = {path.stem for path in (folder.path / "playbooks").glob("*.yaml")}
     path = (*place, "playbook") if isinstance(place, tuple) else (place, "playbook")
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(sorted(names))}"
         source.problem(path, f"there is no playbook {name}", hint)
-    elif name in playbooks and playbooks[name].target == "job":
-        source.problem(path, f"the playbook {name} is for a job, not for a node")
+    elif name in playbooks and playbooks[name].target == "job" and not JOB_FAULTS.issuperset(faults or [""]):
+        text = f"the playbook {name} is for a job, not for a node"
+        alien = ", ".join(fault for fault in faults if fault not in JOB_FAULTS)
+        hint = f"{alien}: not told of a job, as {', '.join(sorted(JOB_FAULTS))} are" if alien else ""
+        source.problem(path, text, hint)
+    elif name in playbooks and playbooks[name].target == "node" and JOB_FAULTS.intersection(faults):
+        source.problem(path, f"the playbook {name} is for a node, and this is told of a job and of no node")
     elif name in playbooks and (needed := needs(playbooks[name])):
         text = f"the playbook {name} needs {', '.join(needed)}, which only a person gives"
         source.problem(path, text, "give its inputs a default")

@@ -51,6 +51,7 @@ from healer.incidents.heals import ended_by, heal_of, noted, nothing_done
 from healer.incidents.jobs import hit_so_far
 from healer.incidents.ladder import place_and_climb
 from healer.incidents.messages import approval_page, opened_message, p0_page
+from healer.incidents.open_faults import open_faults
 from healer.incidents.over import note_settled
 from healer.incidents.repeats import with_history
 from healer.incidents.tickets import stage_after, ticket_after
@@ -141,6 +142,7 @@ def walk(
         one.settle_until for one in pass_.work.by_id.values() if one.is_open and one.settle_until > now
     ]
     picture.settles_at = min(settling, default=None)
+    picture.faults = open_faults(pass_.work.by_id.values())
     picture.watched = frozenset(
         (one.fault, one.root) for one in pass_.work.by_id.values() if one.is_open and is_measured(rules, one)
     )

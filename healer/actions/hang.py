@@ -13,6 +13,7 @@ from healer.actions.look import at_job, at_job_of_run
 from healer.detection.flight_recorder import Group, RecorderError, read
 from healer.detection.stands import Stand, said, stand_of
 from healer.model import GpuActivity, JobOnNode, LogEntry, SlurmJob, StepEvent
+from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.ports import NodeError
 
 #: All nodes of a job are asked for a proof; a larger job's hang is for a person.
@@ -25,9 +26,6 @@ APART = timedelta(seconds=60)
 STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(minutes=30)
 #: What one node's dumps may come to in the run's log.
 KEPT_BYTES = 512 * 1024
-#: A GPU that does nothing, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full
-#: use, at a fraction of the power that training draws. Our own figures.
-IDLE_PERCENT, WAITING_OF_LIMIT = 5.0, 0.5
 
 
 def _nothing(_: Context) -> None:

@@ -5,13 +5,14 @@ from hashlib import sha256
 
 import msgspec
 
-from healer.decisions.gate import SLOT_VERBS, JudgeResult
-from healer.decisions.slots import slot_later
+from healer.decisions.gate import JudgeResult
+from healer.decisions.slots import looks_first
 from healer.incidents.senses import ended_work
 from healer.model import (
     APPROVAL_LASTS,
     JOB_VERBS,
     REMOVING_VERBS,
+    RESTARTING_VERBS,
     Decision,
     Incident,
     Mode,
@@ -66,7 +67,7 @@ def proposal_of(
 def beginning(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
     """What the gate is asked when the run is to begin."""
     verb = first_verb(playbook)
-    begins = verb in SLOT_VERBS and slot_later(playbook)
+    begins = looks_first(verb, playbook) and (verb not in RESTARTING_VERBS or run.by == "healer")
     return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins, adopts=adopts(playbook))
 
 
@@ -85,7 +86,11 @@ def new_run(
     count = "shadow" if shadow else incident.run_count
     name = sha256(f"{incident.id}|{playbook}|{count}".encode()).hexdigest()
     waits = state is RunState.waiting_approval
-    remedy = decision.proposal.remedy if decision.proposal else Remedy.none
+    proposal = decision.proposal
+    remedy = proposal.remedy if proposal else Remedy.none
+    given: dict[str, object] = {"reason_text": incident.title, "remedy": str(remedy)}
+    if proposal is not None and proposal.job is not None:
+        given["restarts"] = proposal.restarts  # the life that it is about
     return Run(
         id=f"r{name[:23]}",
         cluster=incident.cluster,
@@ -95,6 +100,7 @@ def new_run(
         reason=incident.title,
         created_at=decision.at,
         node=incident.root.node,
+        job=proposal.job if proposal else None,
         incident=incident.id,
         rule=incident.rule,
         mode=mode,
@@ -102,7 +108,7 @@ def new_run(
         beside=beside,
         approve_until=decision.at + APPROVAL_LASTS if waits else None,
         # The remedy that this run tries is counted by `repeat`, so that the next one goes up the ladder.
-        input={"reason_text": incident.title, "remedy": str(remedy)},
+        input=given,
     )
 
 

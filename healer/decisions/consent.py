@@ -52,6 +52,9 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
         return refuse(Guard.consent, f"The comment of job {job.id} says {KEEP}: it is left to its owner.")
     if why := agreed(job, settings_of(rules, facts.cluster).consent):
         return allow(Guard.consent, why)
+    if proposal.node is None and proposal.approved_by is not None:
+        # A run on a job: what was approved is this very restart. One on a node says nothing of its jobs.
+        return allow(Guard.consent, f"{proposal.approved_by} approved it for job {job.id}.")
     if job.no_kill:
         why = f"Job {job.id} runs with --no-kill: it goes on with its other nodes, and is not restarted."
         return refuse(Guard.consent, why)

@@ -5,10 +5,10 @@ from itertools import takewhile
 
 from healer.decisions.ask import adopts
 from healer.decisions.capacity import out_of_service
-from healer.decisions.gate import SLOT_VERBS, judge
+from healer.decisions.gate import judge
 from healer.decisions.guards import recent
 from healer.decisions.places import settings_of_node
-from healer.decisions.slots import slot_later, stands_beside
+from healer.decisions.slots import looks_first, stands_beside
 from healer.incidents.senses import ended_work, not_looked, senses_of, too_few
 from healer.incidents.severity import urgency_of
 from healer.model import (
@@ -66,8 +66,11 @@ def decide(
         return _nothing(incident, rule.playbook, why, now) if active is None else _stays(active, why, now)
     verb, job = _first_step(rules.playbooks.get(rule.playbook), incident)
     node = incident.root.node
-    if (job if verb in {Verb.requeue, Verb.revive, Verb.cancel} else node) is None:
+    if job is None and (node is None or verb in {Verb.requeue, Verb.revive, Verb.cancel}):
         return _nothing(incident, rule.playbook, f"{incident.title}: it names no node or job to act on.", now)
+    shown = facts.snapshot.jobs.get(job) if facts.snapshot is not None and job is not None else None
+    if job is not None and shown is None:
+        return _nothing(incident, rule.playbook, f"Slurm's picture does not show job {job}.", now)
     other = facts.running.get(node or "")
     beside = stands_beside(rules.playbooks.get(rule.playbook))
     if other is not None and not beside and (active is None or other != active.id):
@@ -79,7 +82,8 @@ def decide(
         cluster=incident.cluster,
         verb=verb,
         node=node,
-        job=job,
+        job=shown.leader if shown is not None else None,
+        restarts=shown.restarts if shown is not None else None,
         incident=incident.id,
         run=active.id if active else None,
         rule=rule.name,
@@ -90,7 +94,7 @@ def decide(
         unusable=incident.unusable,
         fatal=ended_work(incident),
         approved_by=active.approved_by if active else None,
-        begins=verb in SLOT_VERBS and slot_later(rules.playbooks.get(rule.playbook)),
+        begins=looks_first(verb, rules.playbooks.get(rule.playbook)),
         adopts=rule.playbook in rules.playbooks and adopts(rules.playbooks[rule.playbook]),
         urgency=urgency_of(incident, facts.snapshot),
     )
@@ -153,8 +157,7 @@ def _first_step(playbook: Playbook | None, incident: Incident) -> tuple[Verb, st
         return Verb.drain, None
     acts = [step.do for step in playbook.steps if step.do is not None]
     verb = next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
-    job = incident.root.job or (incident.jobs_hit[0] if incident.jobs_hit else None)
-    return verb, job if playbook.target == "job" else None
+    return verb, incident.root.job if playbook.target == "job" else None
 
 
 def out_by_us(node: str, facts: GateFacts) -> str | None:

@@ -70,6 +70,7 @@ _JOB = frozenset(
 _BACK = frozenset({Guard.pause, Guard.stale, Guard.ownership})
 #: What takes a node asks for room when it takes it; a run that only begins has taken nothing yet.
 _ROOM = SLOT_GUARDS | {Guard.floor, Guard.reserved}
+_CONSENT = frozenset({Guard.consent})
 #: A return asks this once: half done, the node no longer shows what it was granted for.
 _ONCE = frozenset({Guard.ownership})
 #: Something is done on a node or to a pending job that takes nothing away.
@@ -144,6 +145,8 @@ def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     """Any refusal refuses, else any hold holds, else act; the first of its kind is named."""
     in_slurm = proposal.verb is Verb.notify and proposal.job is not None
     asked = _TELL_IN_SLURM if in_slurm else ASKED[proposal.verb] - (_ROOM if proposal.begins else frozenset())
+    if proposal.begins and proposal.verb in RESTARTING_VERBS:
+        asked -= _CONSENT  # it only looks so far, and a person may agree for the job before its restart
     if proposal.granted and proposal.verb in RETURNING_VERBS:
         asked -= _ONCE
     answers = tuple(

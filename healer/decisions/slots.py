@@ -6,7 +6,7 @@ drain is judged whole when it is due, and takes the slot then.
 """
 
 from healer.decisions.gate import SLOT_VERBS
-from healer.model import REMOVING_VERBS, GateFacts, Playbook, Run, Verb
+from healer.model import REMOVING_VERBS, RESTARTING_VERBS, GateFacts, Playbook, Run, Verb
 
 #: They take nothing from a node: nobody else's work on it is in their way, nor they in its. A command of the
 #: site that takes capacity stands behind a drain.
@@ -21,6 +21,14 @@ def slot_later(playbook: Playbook | None) -> bool:
     steps = playbook.steps if playbook is not None else ()
     taking = next((index for index, step in enumerate(steps) if step.do in SLOT_VERBS), None)
     return taking is not None and any(step.check not in _BRIEF for step in steps[:taking])
+
+
+def looks_first(verb: Verb, playbook: Playbook | None) -> bool:
+    """The run begins before the first step that takes anything is due, which asks whole when it is."""
+    if verb in SLOT_VERBS:
+        return slot_later(playbook)
+    on_job = playbook is not None and playbook.target == "job" and verb in RESTARTING_VERBS
+    return on_job and playbook is not None and playbook.steps[0].do is None
 
 
 def stands_beside(playbook: Playbook | None) -> bool:

@@ -6,6 +6,7 @@ from datetime import datetime
 import msgspec
 
 from healer.detection import alerts, drains, hooks, kernel, node_tests, silence, slurm_watch
+from healer.detection.links_down import note_lines
 from healer.detection.match import rule_for
 from healer.model import Command, Finding, Observation, Ruleset
 from healer.observations import Picture
@@ -21,6 +22,7 @@ def detect(
     commands: Sequence[Command] = (),
 ) -> list[Finding]:
     """All findings of this moment. A fault that no rule takes gives none: the last rules take all others."""
+    note_lines(rules, picture, live, now)
     found = kernel.findings(rules, live, picture.slurm.nodes if picture.slurm else None)
     told = (
         *hooks.findings(picture, live),

@@ -90,6 +90,13 @@ def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
     return _finding(job, where, pace.since - 1, now, fault=JOB_SLOW, text=text, title=title, chart=chart)
 
 
+def finding_at(
+    job: JobSteps, where: Component, since: int, now: datetime, *, fault: str, text: str, title: str
+) -> Finding:
+    """In words alone; `since`: the last step before."""
+    return _finding(job, where, since, now, fault=fault, text=text, title=title)
+
+
 def _finding(
     job: JobSteps,
     where: Component,
@@ -99,7 +106,7 @@ def _finding(
     fault: str,
     text: str,
     title: str,
-    chart: Chart,
+    chart: Chart | None = None,
 ) -> Finding:
     """`since`: the last step before. The same onset of the same life always has the same digest."""
     row = job.row(since + 1)
@@ -127,7 +134,7 @@ def _finding(
         confidence=0.9,
         evidence=(evidence,),
         jobs=(job.job,),
-        charts=(chart,),
+        charts=(chart,) if chart is not None else (),
     )
 
 

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from healer.detection.pace import Pace
+from healer.detection.slow_together import SLOWNESS_SHARED, Together, slow_many, slower_parts
 from healer.detection.step_arrays import logs, nature, over_peers
 from healer.detection.step_findings import JOB_SLOW, STRAGGLER, job_slow, ratios, straggler
-from healer.detection.streams import Streams
+from healer.detection.streams import LEARNT, Streams
 from healer.model import Component, Finding, Sensed, SlurmJob, SlurmSnapshot
 from healer.observations.steps import JobSteps, Places, StepTimes
 
@@ -49,6 +50,9 @@ class _Watch:
     places: Places | None = None
     #: Rank -> the node where it was last known to run; empty: never known.
     where: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, "U1"))
+    #: What was said of a slowness that all share, while it lasts.
+    shared: Together | None = None
+    first: int | None = None
 
     def follow(self, slurm: SlurmSnapshot | None, now: datetime) -> None:
         places = self.job.places(slurm)
@@ -74,6 +78,7 @@ class _Watch:
         return bool((known & (before != "") & (before != where)).any())
 
     def _step(self, step: int, row: int, places: Places) -> None:
+        self.first = step if self.first is None else self.first
         whole = self.job.step_s[row]
         step_s = float(np.median(whole[np.isfinite(whole)]))
         self.pace.step(step, step_s)
@@ -113,11 +118,30 @@ class _Watch:
         node = _padded(places.node, len(slow), -1).astype(int)
         by_node = np.flatnonzero(self.nodes.slow)
         blamed = (slow | np.isin(node, by_node)) & self.job.seen[: len(slow)]
-        if blamed.sum() > SHARED * self.job.seen.sum():
+        if self._many(blamed):
             return
         named = np.unique(np.concatenate([node[slow & (node >= 0)], by_node]))
         for one in named:
             yield self._claim(int(one), np.flatnonzero(node == one), places)
+
+    def _many(self, blamed: NDArray[np.bool_]) -> bool:
+        return bool(blamed.sum() > SHARED * self.job.seen.sum())
+
+    def together(self, *, blamed: bool) -> Together | None:
+        """What all share that makes the job slow; None: it is not, somebody is to blame, or nobody can tell.
+        It is put into words once: later the steps before it are not kept any more."""
+        slow = self.ranks.slow & self.job.seen[: len(self.ranks.slow)]
+        many = self._many(slow) and self.places is not None
+        if many and np.median(self.ranks.since[slow]) <= (self.first or 0) + LEARNT:
+            many = False  # ranks that always did more, of stages of which nobody told
+        if blamed or not (many or self.pace.slow):
+            self.shared = None
+        elif self.shared is None and many and self.places is not None:
+            since = np.median(self.ranks.since[slow])
+            self.shared = slow_many(self.job, self.places, slow, self.ranks.short_median(), float(since))
+        elif self.shared is None:
+            self.shared = slower_parts(self.job, self.pace)
+        return self.shared
 
     def _claim(self, node: int, members: NDArray[np.intp], places: Places) -> _Claim:
         quiet = self.ranks.noise < _QUIET_NOISE
@@ -192,13 +216,22 @@ class Stragglers:
         findings: list[Finding] = []
         for watch in live:
             job = watch.job
-            for claim in watch.claims():
+            claims = list(watch.claims())
+            for claim in claims:
                 if self._due((STRAGGLER, claim.where), now):
                     findings.append(straggler(job, claim.where, claim.ranks, claim.since, claim.limit, now))
-            if watch.pace.slow and self._due((JOB_SLOW, Component(cluster=job.cluster, job=job.job)), now):
+            whole = Component(cluster=job.cluster, job=job.job)
+            if (shared := watch.together(blamed=bool(claims))) is not None:
+                if self._due((SLOWNESS_SHARED, whole), now):
+                    findings.append(shared.finding(job, now))
+            elif watch.pace.slow and self._due((JOB_SLOW, whole), now):
                 findings.append(job_slow(job, watch.pace, now))
         self._note_clear(live, slurm, now, watched)
         return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+
+    def paces(self) -> Iterator[tuple[JobSteps, Pace]]:
+        """Each job's own pace, as it was followed last."""
+        return ((watch.job, watch.pace) for watch in self._watches.values())
 
     def forget(self, node: str) -> None:
         """The node was repaired, returned or booted: who is slow there is found anew."""
@@ -234,7 +267,7 @@ class Stragglers:
     def _note_clear(
         self, live: list[_Watch], slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair]
     ) -> None:
-        watched = {pair for pair in watched if pair[0] in (STRAGGLER, JOB_SLOW)}
+        watched = {pair for pair in watched if pair[0] in (STRAGGLER, JOB_SLOW, SLOWNESS_SHARED)}
         well: dict[Pair, datetime] = {}
         for pair in watched | self._told.keys():
             if self._well(pair, live, slurm, now):
@@ -249,7 +282,7 @@ class Stragglers:
         self, pair: Pair, live: list[_Watch], slurm: SlurmSnapshot | None, now: datetime
     ) -> bool | None:
         fault, where = pair
-        if fault == JOB_SLOW:
+        if fault in (JOB_SLOW, SLOWNESS_SHARED):
             return self._job_well(where.job or "", live, slurm)
         told = [watch.well(where) for watch in live if (now - watch.job.heard_at).total_seconds() <= QUIET_S]
         return False if False in told else (True if True in told else None)
@@ -261,8 +294,8 @@ class Stragglers:
         shown = slurm.jobs.get(job)
         if shown is None or not shown.active:
             return True
-        pace = next((watch.pace for watch in live if watch.job.job == job), None)
-        return None if pace is None or not pace.known else not pace.slow
+        watch = next((watch for watch in live if watch.job.job == job), None)
+        return None if watch is None or not watch.pace.known else not watch.pace.slow and watch.shared is None
 
 
 def _of_this_life(job: JobSteps, shown: SlurmJob) -> bool:

@@ -4,16 +4,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+import msgspec
+import numpy as np
+
+from healer.detection.baseline import Baseline
 from healer.detection.creep import Creep
 from healer.detection.divergence import Divergence
 from healer.detection.forecasts import Forecasts
 from healer.detection.forest import Forest
+from healer.detection.gpu_rest import at_rest
+from healer.detection.hangs import Hangs
 from healer.detection.leaks import Leaks
 from healer.detection.lemons import Lemons
+from healer.detection.links_down import ports_down
 from healer.detection.measured import RuleEngine
 from healer.detection.shifts import DRIFTED, Shifts
+from healer.detection.step_findings import JOB_SLOW
 from healer.detection.stragglers import Stragglers
-from healer.model import Component, Ruleset, Sensed, SlurmSnapshot
+from healer.detection.suspects import Suspects
+from healer.model import Component, Finding, LinkDown, Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.steps import StepTimes
@@ -24,6 +33,8 @@ from healer.ports import ColumnBook
 TICK_S = 5.0
 #: While windows are rebuilt the rules look once in so much time past: their holds survive a restart.
 PRIME_S = 15.0
+#: Nobody was heard for so long: healer was away itself, or its way to everybody was.
+DEAF_AFTER = timedelta(seconds=30)
 
 #: Under this name what jobs say of nodes is kept.
 MARKS = "job-marks"
@@ -57,11 +68,17 @@ class Senses:
         self.forest, self.lemons = forest, lemons
         #: It lives on the forest's features: without it nobody samples them.
         self.shifts = Shifts()
+        self.suspects = Suspects()
+        self.baseline = Baseline()
+        self.hangs = Hangs()
         self.engine = RuleEngine(rules.detection, rules.catalogue)
         self.forecasts = Forecasts(rules.forecasts, rules.catalogue)
         self.version = rules.version
         self._topology = rules.topology
         self._primed: datetime | None = None
+        #: When anybody was heard last, and since when without a break.
+        self._heard: datetime | None = None
+        self._listening: datetime | None = None
         #: Since when Slurm does not show it any more.
         self._gone: dict[tuple[str, Component], datetime] = {}
         #: Node -> since when what it tells counts, as far as that is known here.
@@ -99,6 +116,8 @@ class Senses:
             self.engine.forget(self.telemetry, node.name)
             self.stragglers.forget(node.name)
             self.divergence.forget(node.name)
+            self.baseline.forget(node.name)
+            self.suspects.forget(node.name)
             if self.forest is not None:
                 self.forest.forget(self.telemetry, node.name)
             self.shifts.forget(self.telemetry, node.name)
@@ -145,6 +164,10 @@ class Senses:
         now: datetime,
     ) -> None:
         """Takes in new samples, and Slurm's picture as it is now."""
+        if reports or batches:
+            if self._heard is None or now - self._heard > DEAF_AFTER:
+                self._listening = now
+            self._heard = now
         if slurm is not None:
             self.telemetry.show(slurm, self._topology, now)
         for _, part in _stretches(reports, timedelta(seconds=TICK_S)):
@@ -167,14 +190,24 @@ class Senses:
             self.engine.prime(self.telemetry, moment)
         self.take((), batches, slurm, now)
 
-    def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched) -> Sensed:
-        """Looks at everything once. Call it every `TICK_S`. ClockStepped: the clock went back, and fresh
+    def tick(
+        self,
+        slurm: SlurmSnapshot | None,
+        now: datetime,
+        watched: Watched,
+        links_down: Mapping[str, LinkDown] | None = None,
+        faults: Mapping[str, Sequence[str]] | None = None,
+    ) -> Sensed:
+        """Looks at everything once. Call it every `TICK_S`. `links_down`: nodes that lost a link, by lines;
+        `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went back, and fresh
         senses have to begin anew."""
         self.telemetry.check_clock(now)
         told = [
             self.engine.tick(self.telemetry, now, watched),
-            self.stragglers.tick(self.steps, slurm, now, watched),
+            self._stragglers(slurm, now, watched, faults or {}),
             self.divergence.tick(self.steps, slurm, now, watched),
+            self.baseline.tick(self.steps, slurm, now, watched),
+            self._hangs(slurm, now, watched, links_down or {}),
             self.forecasts.tick(self.telemetry, now, watched),
             self.creep.tick(self.steps, slurm, now, watched),
             self.leaks.tick(self.telemetry, slurm, now, watched),
@@ -189,6 +222,44 @@ class Senses:
             at=now,
             findings=tuple(one for sensed in told for one in sensed.findings),
             clear_since=self._gone_since(watched, now) | clear,
+        )
+
+    def _stragglers(
+        self,
+        slurm: SlurmSnapshot | None,
+        now: datetime,
+        watched: Watched,
+        faults: Mapping[str, Sequence[str]],
+    ) -> Sensed:
+        """Slow ranks, and slow jobs with their suspects where they tell whole steps alone."""
+        sensed = self.stragglers.tick(self.steps, slurm, now, watched)
+        self.suspects.follow(self.stragglers.paces(), slurm, now)
+        found = (
+            self.suspects.named(one, faults, now) if one.fault == JOB_SLOW and self._whole_only(one) else one
+            for one in sensed.findings
+        )
+        return msgspec.structs.replace(sensed, findings=tuple(found))
+
+    def _whole_only(self, finding: Finding) -> bool:
+        job = self.steps.job(finding.component.job or "")
+        return job is not None and not np.isfinite(job.compute).any()
+
+    def _hangs(
+        self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched, lines: Mapping[str, LinkDown]
+    ) -> Sensed:
+        def lost(nodes: Iterable[str]) -> dict[str, LinkDown]:
+            names = list(nodes)
+            told = {name: lines[name] for name in names if name in lines}
+            return ports_down(self.telemetry, names, now) | told
+
+        return self.hangs.tick(
+            self.steps,
+            slurm,
+            now,
+            watched,
+            listening_since=self._listening,
+            at_rest=lambda job: at_rest(self.telemetry, job, now),
+            links_down=lost,
         )
 
     def _gone_since(self, watched: Watched, now: datetime) -> dict[tuple[str, Component], datetime]:

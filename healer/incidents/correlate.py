@@ -15,7 +15,7 @@ from healer.incidents.noting import SERVER_AWAY
 from healer.incidents.rank import marked, rank_told
 from healer.incidents.remedies import higher, remedy_of
 from healer.incidents.roots import other_root
-from healer.incidents.same import JOB_SLOW, Both, Pair, is_explained, is_same
+from healer.incidents.same import HANG, JOB_SLOW, Both, Pair, is_explained, is_same
 from healer.incidents.senses import heard_with
 from healer.incidents.shared import explains
 from healer.model import (
@@ -77,6 +77,9 @@ class Correlator(Book):
         if finding.fault == JOB_SLOW:
             hard = self.these(self.index.hard(None, self.hits.named(finding)))
             return next((one for one in hard if one.root.node), None)
+        if finding.fault == HANG:
+            hard = self.these(self.index.hard(None, self.hits.named(finding)))
+            return next((one for one in hard if one.root.node and one.fault_class is FaultClass.fatal), None)
         if finding.fault in WAITING:
             away = self.these(self.index.of_fault(SERVER_AWAY))
             return next((one for one in away if is_client(one, finding.component.node)), None)

@@ -19,6 +19,8 @@ from healer.model import (
 UNUSUAL = frozenset({"unusual-node", "drifted"})
 #: A job that is slow as a whole: told of no node, and explained by any node of its that is known to be bad.
 JOB_SLOW = "job-slow"
+#: A job that stands still: that one of its GPUs is gone explains it, what is milder need not.
+HANG = "hang"
 #: A GPU that is gone: its peers, switches and the driver tell of its links and of what is to be done.
 _GONE = frozenset({"xid-79", "gpu-lost"})
 _FOLLOWS = ("xid-74", "xid-14", "xid-150", "sxid-", "driver-asks")
@@ -169,8 +171,9 @@ def is_weaker(both: Both) -> bool:
 
 
 def worse_while_busy(both: Both) -> bool:
-    """Worse news of a node that a run works on: that one ends as it can."""
-    return both.other.run is not None and both.same_node and both.less
+    """Worse news of a node or a job that a run works on: that one ends as it can."""
+    worse = (both.same_node and both.less) or _hung_job(both)
+    return both.other.run is not None and worse
 
 
 def is_explained(both: Both) -> bool:
@@ -190,6 +193,11 @@ def _followed(both: Both) -> bool:
 
 def _slow_job(both: Both) -> bool:
     return both.other.fault == JOB_SLOW and both.other.root.job in both.root.jobs_hit
+
+
+def _hung_job(both: Both) -> bool:
+    fatal = both.root.fault_class is FaultClass.fatal and both.root.root.node is not None
+    return fatal and both.other.fault == HANG and both.other.root.job in both.root.jobs_hit
 
 
 def _sympathetic(both: Both) -> bool:
@@ -222,4 +230,4 @@ def _other_end(both: Both) -> bool:
     return hardware and not both.same_node and both.other.root != both.root.root and both.less
 
 
-_EXPLAINS = (_milder, _followed, _slow_job, _sympathetic, _other_end)
+_EXPLAINS = (_milder, _followed, _slow_job, _hung_job, _sympathetic, _other_end)

@@ -116,7 +116,7 @@ from healer.model.rules import (
 )
 from healer.model.run import APPROVAL_LASTS, LogEntry, Run, StepEvent
 from healer.model.scrape import ScrapeJob, ScrapeQuery, ScrapeRules, ScrapeState, TargetState
-from healer.model.sensed import Sensed
+from healer.model.sensed import LinkDown, Sensed
 from healer.model.sharing import (
     BLOCK,
     SHARED_FAULT,
@@ -293,6 +293,7 @@ __all__ = [
     "LemonPart",
     "LemonScore",
     "LineBook",
+    "LinkDown",
     "LogEntry",
     "Loss",
     "LossReason",

@@ -59,6 +59,11 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+#: A GPU that does nothing, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full
+#: use, at a fraction of the power that training draws. Our own figures.
+IDLE_PERCENT, WAITING_OF_LIMIT = 5.0, 0.5
+
+
 class GpuActivity(msgspec.Struct, frozen=True, kw_only=True):
     """What a GPU does now; None: nvidia-smi does not tell."""
 

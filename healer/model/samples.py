@@ -25,6 +25,11 @@ class Report:
     values: NDArray[np.float64]
 
 
+#: What a rank does that has ended no step for a while: computes, waits in a collective, is between two steps,
+#: or saves or evaluates, as its program says itself.
+DOING = ("compute", "collective", "between", "checkpoint", "evaluation")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
     """Step times of one job and one of its lives, as one sender told them.
@@ -32,6 +37,9 @@ class StepBatch:
     Arrays are (n,): `rank` int32, `step` int64, `at` float64 (s since 1970), `node` int32 (index into
     `nodes`, -1 not told), `gpu` int32 (-1), `stage` int32 (-1); float64 with NaN where not told: `step_s`,
     `compute_s`, `comm_s`, `data_s`, `work`, `loss`, `grad_norm` (infinite: told, and no number).
+
+    `doing` (n,) int8, indexes of `DOING`: rows of ranks that stand still, `step_s` is for how long so far.
+    None: steps that are over.
     """
 
     cluster: str
@@ -52,3 +60,4 @@ class StepBatch:
     work: NDArray[np.float64]
     loss: NDArray[np.float64]
     grad_norm: NDArray[np.float64]
+    doing: NDArray[np.int8] | None = None

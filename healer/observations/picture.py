@@ -16,6 +16,7 @@ from healer.model import (
     Controller,
     Finding,
     Inventory,
+    LinkDown,
     Observation,
     ObservationKind,
     Reference,
@@ -234,6 +235,10 @@ class Picture:
         #: of the open incidents that measured signals opened.
         self.sensed: Sensed | None = None
         self.watched: frozenset[tuple[str, Component]] = frozenset()
+        #: Node -> titles of the incidents that are open on it, as the last walk left them.
+        self.faults: dict[str, tuple[str, ...]] = {}
+        #: Nodes that lost a link within the last minutes, by their own kernel.
+        self.links_down: dict[str, LinkDown] = {}
         #: What each part has had over the last days.
         self.history = History(cluster)
         #: Nodes whose facts or boot changed since the last walk, and what nodes should be, by kind.

@@ -55,7 +55,7 @@ class StepGrid:
 
 def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> StepGrid | None:
     """The last `STEPS_KEPT` steps of the latest life; None when nothing came. A repeat is the later word."""
-    told = list(batches)
+    told = [one for one in batches if one.doing is None]
     if not any(len(one.rank) for one in told):
         return None
     restart = max(one.restart for one in told if len(one.rank))

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from healer.model import SlurmJob, SlurmSnapshot
 from healer.observations.clocks import timely
+from healer.observations.in_step import InStep
 from healer.observations.lives import RANKS_MAX, grown, make_room, ranks_most
 from healer.observations.results import Results
+from healer.observations.step_parts import StepParts
 from healer.observations.vouched import COLUMNS, only, vouched
 
 if TYPE_CHECKING:
@@ -60,6 +62,10 @@ class JobSteps:
         self.compute = np.zeros((STEPS, 0), np.float32)
         self.step_s = np.zeros((STEPS, 0), np.float32)
         self.results = Results(STEPS)
+        #: What the steps were made of, mean over the ranks.
+        self.parts = StepParts(STEPS)
+        #: Where ranks stand that have ended no step for a while.
+        self.in_step = InStep()
         self.seen = np.zeros(0, bool)
         self.stage = np.zeros(0, np.int32)
         self.with_work = np.zeros(0, bool)
@@ -165,8 +171,24 @@ class JobSteps:
             good = np.isfinite(values) & (values > 0) & np.isnan(target[row, rank])
             target[row[good], rank[good]] = values[good]
         self.results.put(batch, index, row, rank)
+        self.parts.add(batch, index, row)
         self.newest = max(self.newest, int(step.max()))
         self.heard_at = max(self.heard_at, batch.arrived_at)
+        return len(batch.rank) - len(index)
+
+    def hear(self, batch: "StepBatch") -> int:
+        """Ranks that have told steps say where they stand now; returns how many words were of no use."""
+        fine = (batch.rank >= 0) & (batch.rank < self.capacity)
+        fine[fine] = self.seen[batch.rank[fine]]
+        place = self._told_nodes(batch)
+        arrived_s = batch.arrived_at.timestamp()
+        fine[fine] = self._own(batch.rank[fine], place[fine], arrived_s)
+        index = np.flatnonzero(fine)
+        rank = batch.rank[index]
+        self._placed_s[rank[place[index] >= 0]] = arrived_s
+        if batch.doing is not None:
+            since_s = batch.at[index] - batch.step_s[index]
+            self.in_step.put(rank, batch.step[index], batch.doing[index], since_s, arrived_s)
         return len(batch.rank) - len(index)
 
     def _notice_rewind(self, step: NDArray[np.int64], at: NDArray[np.float64]) -> None:
@@ -177,6 +199,7 @@ class JobSteps:
         back = (step < self.newest - REWIND) & (at > self.at[row])
         if back.mean() > 0.5:
             self.number[:], self.newest = -1, -1
+            self.in_step.forget()
             self.rewound += 1
 
     def _clear(self, number: int) -> None:
@@ -184,6 +207,7 @@ class JobSteps:
         self.number[row], self.at[row] = number, np.nan
         self.compute[row], self.step_s[row] = np.nan, np.nan
         self.results.clear(row)
+        self.parts.clear(row)
 
     def _told_nodes(self, batch: "StepBatch") -> NDArray[np.int32]:
         """(n,) this life's numbers of the nodes told, -1 where none was."""
@@ -236,6 +260,7 @@ class JobSteps:
             setattr(self, name, np.concatenate([known, np.full(more, value, known.dtype)]))
         self.capacity += more
         self.results.grow(self.capacity)
+        self.in_step.grow(self.capacity)
 
 
 class StepTimes:
@@ -252,11 +277,14 @@ class StepTimes:
         """Takes in what came, and forgets jobs that are over."""
         by_life: dict[tuple[str, int], list[StepBatch]] = {}
         for batch in batches:
-            if batch.cluster == self.cluster and len(batch.rank):
+            if batch.cluster == self.cluster and len(batch.rank) and batch.doing is None:
                 by_life.setdefault((batch.job, batch.restart), []).append(batch)
         self._drop_strange(slurm)
         for key, parts in by_life.items():
             self._take(key, timely(joined(parts), now), slurm)
+        for batch in batches:
+            if batch.cluster == self.cluster and batch.doing is not None:
+                self._hear(timely(batch, now), slurm)
         self._forget(slurm, now)
 
     def _take(self, key: tuple[str, int], batch: "StepBatch", slurm: SlurmSnapshot | None) -> None:
@@ -275,6 +303,13 @@ class StepTimes:
             return
         life.vouched = fine is not None
         self.dropped += life.take(batch, most)
+
+    def _hear(self, batch: "StepBatch", slurm: SlurmSnapshot | None) -> None:
+        life, fine = self._lives.get((batch.job, batch.restart)), vouched(batch, slurm)
+        if life is None or not life.vouched or fine is None:
+            self.dropped += len(batch.rank)
+            return
+        self.dropped += int(np.count_nonzero(~fine)) + life.hear(only(batch, fine))
 
     def _drop_strange(self, slurm: SlurmSnapshot | None) -> None:
         """Lives told before Slurm showed the job at work: whoever told them may have made them up."""

@@ -47,4 +47,5 @@ def only(batch: "StepBatch", rows: NDArray[np.bool_]) -> "StepBatch":
     """These rows of it."""
     if rows.all():
         return batch
-    return replace(batch, **{name: getattr(batch, name)[rows] for name in COLUMNS})
+    columns = {name: getattr(batch, name)[rows] for name in COLUMNS}
+    return replace(batch, **columns, doing=batch.doing[rows] if batch.doing is not None else None)

@@ -176,7 +176,9 @@ class SensesLoop:
         if not senses.has_samples:
             self._well()
             return
-        sensed = senses.tick(slurm, now, self._picture.watched)
+        sensed = senses.tick(
+            slurm, now, self._picture.watched, dict(self._picture.links_down), self._picture.faults
+        )
         self._well()
         with self._lock:
             self._heard.append(sensed)

@@ -38,13 +38,15 @@ _STEP_FIELDS = (
     ("loss", np.dtype("<f8")),
     ("grad_norm", np.dtype("<f8")),
 )
-_STEP_ROW_BYTES = sum(kind.itemsize for _, kind in _STEP_FIELDS)
+_DOING = ("doing", np.dtype("<i1"))
 
 
 class _StepHead(msgspec.Struct, array_like=True):
     restart: int
     nodes: list[str]
     n: int
+    #: Rows of ranks that stand still: a byte more for each.
+    open: bool = False
 
 
 class PackedReport(NamedTuple):
@@ -149,8 +151,10 @@ def _columns(raw: bytes) -> NDArray[np.int32]:
 
 
 def pack_steps(batch: StepBatch) -> bytes:
-    head = msgspec.msgpack.encode(_StepHead(batch.restart, list(batch.nodes), len(batch.rank)))
-    arrays = [_transposed(getattr(batch, name).astype(kind, copy=False)) for name, kind in _STEP_FIELDS]
+    is_open = batch.doing is not None
+    head = msgspec.msgpack.encode(_StepHead(batch.restart, list(batch.nodes), len(batch.rank), is_open))
+    fields = (*_STEP_FIELDS, _DOING) if is_open else _STEP_FIELDS
+    arrays = [_transposed(getattr(batch, name).astype(kind, copy=False)) for name, kind in fields]
     return _VERSION + len(head).to_bytes(4, "little") + head + _compress(*arrays)
 
 
@@ -162,11 +166,12 @@ def unpack_steps(blob: bytes, *, cluster: str, job: str, arrived_at: datetime) -
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBlock("step times without a readable head") from error
     raw = _decompress(blob[:1] + blob[5 + size :])
-    if len(raw) != head.n * _STEP_ROW_BYTES:
+    fields = (*_STEP_FIELDS, _DOING) if head.open else _STEP_FIELDS
+    if len(raw) != head.n * sum(kind.itemsize for _, kind in fields):
         raise BadBlock("step times of a wrong length")
     arrays: dict[str, NDArray] = {}
     place = 0
-    for name, kind in _STEP_FIELDS:
+    for name, kind in fields:
         arrays[name] = _restored(raw, place, head.n, kind)
         place += head.n * kind.itemsize
     return StepBatch(

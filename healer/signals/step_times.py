@@ -1,7 +1,8 @@
-"""`POST /signals/step-times`: how long training steps took, by rank -> batches, one per body.
+"""`POST /signals/step-times`: how long training steps took, by rank -> batches, one or two per body.
 
-Only `step_s` is required. A sample without `rank` is of rank 0; one without `step` is numbered by the second
-of its time, so one sender's steps stay apart and in order.
+Only `step_s` is required, or `open_s` of a rank that has ended no step for a while. A sample without `rank`
+is of rank 0; one without `step` is numbered by the second of its time, so one sender's steps stay apart and
+in order.
 """
 
 import math
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.model.samples import StepBatch
+from healer.model.samples import DOING, StepBatch
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, check_marks, sentence, utc_time
 from healer.signals.values import TOO_OLD, moment
 from healer.signals.wire import Known, wrong_node
@@ -39,10 +40,13 @@ WrongJob = Callable[[str, str], str | None]
 class StepSample(msgspec.Struct, forbid_unknown_fields=True):
     """One step of one rank. Times in s; `work` in tokens or samples; `time` is RFC 3339 with a zone.
 
-    A `loss` or `grad_norm` that is no number is told as the word `"NaN"`.
+    A `loss` or `grad_norm` that is no number is told as the word `"NaN"`. With `open_s` in the place of
+    `step_s` the rank has ended no step for so long, and `doing` says what it does in `step`.
     """
 
-    step_s: float
+    step_s: float | None = None
+    open_s: float | None = None
+    doing: Literal["compute", "collective", "between", "checkpoint", "evaluation"] | None = None
     compute_s: float | None = None
     comm_s: float | None = None
     data_s: float | None = None
@@ -120,9 +124,10 @@ def step_batches(
             if sample.node is not None:
                 nodes.setdefault(sample.node, len(nodes))
         index += told
-        if rows:
-            out.batches.append(_batch(body, where, rows, nodes, now))
-            out.accepted += len(rows)
+        out.accepted += len(rows)
+        for is_open in (False, True):
+            if some := [row for row in rows if (row[0].open_s is not None) is is_open]:
+                out.batches.append(_batch(body, where, some, nodes, now, is_open=is_open))
     out.rejected, out.rejected_more = rejects.sorted(), rejects.more
     return out
 
@@ -189,8 +194,7 @@ def _checked(
     sample: StepSample, cluster: str, known: Known, now: datetime, wrong: dict[str, str | None]
 ) -> datetime:
     """When the step ended. Raises BadEntry."""
-    if not 0 < sample.step_s <= _SECONDS_MAX:
-        raise BadEntry("step_s: has to be more than 0 s and at most a day")
+    _check_whole(sample)
     for name in _SECONDS:
         value = getattr(sample, name)
         if value is not None and not 0 <= value <= _SECONDS_MAX:
@@ -203,6 +207,24 @@ def _checked(
         if why := wrong[sample.node]:
             raise BadEntry(why)
     return now if sample.time is None else _time(sample.time, now)
+
+
+def _check_whole(sample: StepSample) -> None:
+    """Raises BadEntry."""
+    if sample.open_s is None:
+        if sample.doing is not None:
+            raise BadEntry("doing: is told with open_s, of a step that is not over")
+        if sample.step_s is None:
+            raise BadEntry("step_s: is missing (or open_s, of a step that is not over)")
+        if not 0 < sample.step_s <= _SECONDS_MAX:
+            raise BadEntry("step_s: has to be more than 0 s and at most a day")
+        return
+    if sample.step_s is not None:
+        raise BadEntry("open_s: is of a step that is not over, and step_s of one that is")
+    if not 0 <= sample.open_s <= _SECONDS_MAX:
+        raise BadEntry("open_s: has to be between 0 s and a day")
+    if sample.doing is None or sample.step is None:
+        raise BadEntry("open_s: needs doing and step")
 
 
 def _time(text: str, now: datetime) -> datetime:
@@ -218,6 +240,8 @@ def _batch(
     rows: list[tuple[StepSample, datetime]],
     nodes: dict[str, int],
     now: datetime,
+    *,
+    is_open: bool,
 ) -> StepBatch:
     def whole(name: str) -> NDArray[np.int32]:
         values = [getattr(sample, name) for sample, _ in rows]
@@ -244,7 +268,8 @@ def _batch(
         node=np.array([-1 if one.node is None else nodes[one.node] for one, _ in rows], np.int32),
         gpu=whole("gpu"),
         stage=whole("stage"),
-        step_s=measure("step_s"),
+        step_s=measure("open_s" if is_open else "step_s"),
+        doing=np.array([DOING.index(one.doing) for one, _ in rows], np.int8) if is_open else None,
         work=measure("work"),
         **{name: measure(name) for name in _SECONDS},
         **{name: result(name) for name in RESULTS},

@@ -5,7 +5,7 @@ only `compute_s` names the slow one. Noise and look-alikes as in the facts (publ
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -52,6 +52,8 @@ class Pace:
     stages: int = 1
     last_stage: float = 1.06
     whole_only: frozenset[str] = frozenset()
+    #: A rank that stands in a step for so long says where, and says it again as often; None: never.
+    says_after_s: float | None = 10.0
     reports: Callable[[SlurmJob], bool] = trains
 
 
@@ -74,6 +76,10 @@ class _Life:
     #: While this lasts the GPUs rest: a checkpoint or an evaluation ends the step.
     rests_from: float = 0.0
     hung: bool = False
+    #: Ranks that never come to the collective of this step; `stopped`: and say nothing more.
+    missing: tuple[int, ...] = ()
+    stopped: bool = False
+    said: float = 0.0
 
 
 class Training:
@@ -107,9 +113,16 @@ class Training:
         self._lives = lives
         self._saved = {job: step for job, step in self._saved.items() if job in jobs}
 
-    def hang(self, job: str) -> None:
+    def hang(self, job: str, ranks: Sequence[int] = (), *, stopped: bool = False) -> None:
+        """The job's present step never ends; `ranks` do not come to its collective."""
         if job in self._lives:
-            self._lives[job].hung = True
+            life = self._lives[job]
+            life.hung, life.missing, life.stopped = True, tuple(ranks), stopped
+
+    def go_on(self, job: str) -> None:
+        """It hangs no more, and begins its step anew."""
+        if job in self._lives:
+            self._lives[job].hung, self._lives[job].compute = False, None
 
     def work(self, at: float) -> Floats:
         """(nodes, GPUs): NaN without a job, 1 at work, 0.1 while the job rests; a hung job spins at 1."""
@@ -129,6 +142,7 @@ class Training:
         saved: list[dict[str, Any]] = []
         for life in self._lives.values():
             if life.hung:
+                steps += self._words(life, at, cluster)
                 continue
             if life.compute is None:
                 life.begun = at
@@ -140,6 +154,7 @@ class Training:
                     saved.append(self._checkpoint(life, cluster))
                 life.step, life.begun = life.step + 1, life.ends
                 self._begin(life, slower)
+            steps += self._words(life, at, cluster)
             if rows:
                 body = {"cluster": cluster, "job": life.job.id, "restart": life.job.restarts}
                 steps.append({**body, "samples": rows})
@@ -202,6 +217,32 @@ class Training:
                 )
             )
         ]  # fmt: skip
+
+    def _words(self, life: _Life, at: float, cluster: str) -> list[dict[str, Any]]:
+        """What ranks say of a step that is not over for long."""
+        pace = self._pace
+        after_s = pace.says_after_s
+        if after_s is None or life.compute is None or at - max(life.begun, life.said) < after_s:
+            return []
+        life.said = at
+        came = life.begun + pace.data_s + life.compute
+        rests = not life.hung and life.rests_from <= at
+        rest = "checkpoint" if life.step % pace.checkpoint_every == 0 else "evaluation"
+        rows = []
+        for rank, (row, gpu) in enumerate(zip(life.rows.tolist(), life.gpus.tolist(), strict=True)):
+            late = life.hung and rank in life.missing
+            if late and life.stopped:
+                continue
+            waits = not late and at >= came[rank] and life.job.name not in pace.whole_only
+            doing = rest if rests else "collective" if waits else "compute"
+            since = life.rests_from if rests else float(came[rank]) if waits else life.begun
+            rows.append(
+                {
+                    "time": rfc3339(at), "step": life.step - rests, "rank": rank, "node": self._names[row],
+                    "gpu": gpu, "open_s": round(at - since, 3), "doing": doing,
+                }
+            )  # fmt: skip
+        return [{"cluster": cluster, "job": life.job.id, "restart": life.job.restarts, "samples": rows}]
 
     def _checkpoint(self, life: _Life, cluster: str) -> dict[str, Any]:
         self._saved[life.job.id] = life.step

@@ -103,4 +103,4 @@ class RecordedSamples:
             return None
         self._due = now + _TICK
         self._senses.take((), (), slurm, now)
-        return self._senses.tick(slurm, now, picture.watched)
+        return self._senses.tick(slurm, now, picture.watched, picture.links_down, picture.faults)

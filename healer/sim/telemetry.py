@@ -115,9 +115,14 @@ class SimTelemetry:
         """Who works where from now on. Cheap when the jobs are the same as before."""
         self._training.show(snapshot.jobs)
 
-    def hang(self, job: str) -> None:
-        """This life of the job makes no step any more: a rank of it is gone."""
-        self._training.hang(job)
+    def hang(self, job: str, ranks: Sequence[int] = (), *, stopped: bool = False) -> None:
+        """This life of the job makes no step any more: `ranks` never come to its collective; `stopped`: and
+        say nothing."""
+        self._training.hang(job, ranks, stopped=stopped)
+
+    def go_on(self, job: str) -> None:
+        """It hangs no more."""
+        self._training.go_on(job)
 
     def advance(self, now: datetime) -> Sent:
         """What the fleet sends at `now`; later calls need later times."""

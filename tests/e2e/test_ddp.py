@@ -4,7 +4,9 @@ Nobody gives the job a token: it gets its own by munge. The TaskProlog of the pa
 """
 
 import hashlib
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from tests.support.snippets import placed, snippet
 from tests.support.stack import make_scratch
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(420)]
 
 RANKS, SLOW = 4, 2
 PROGRAM = Path(__file__).parents[1] / "support" / "ddp_job.py"
@@ -41,8 +43,8 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-def submit(site: Site, folder: Path) -> str:
-    """The job: one rank on each of four nodes."""
+def submit(site: Site, folder: Path, *, slow_from: int = 20) -> str:
+    """The job: one rank on each of four nodes. One of them is slow from that step on."""
     socket = site.slurm.directory / "run" / "munge.sock"
     environ = frameworks.QUIET | {
         "HEALER_MUNGE_SOCKET": str(socket),
@@ -50,7 +52,7 @@ def submit(site: Site, folder: Path) -> str:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "SLOW_RANK": str(SLOW),
-        "SLOW_FROM": "20",
+        "SLOW_FROM": str(slow_from),
         "CHECKPOINT": str(folder / "last.pt"),
     }
     prolog = folder / "task-prolog"
@@ -113,3 +115,54 @@ def test_four_ranks_tell_their_steps_and_the_slow_ones_node_is_named(trained: Si
 
     rows = trained.sql("SELECT name, count(*) FROM tokens WHERE job = %s GROUP BY name", job)
     assert rows == [(f"job {CLUSTER}/{job}", 1)]  # the ranks of one machine share it
+
+
+def test_a_rank_that_is_stopped_is_told_as_the_one_that_all_others_wait_for(
+    trained: Site, folder: Path
+) -> None:
+    """SIGSTOP: its process is there and does nothing, as one in a driver's call that never ends."""
+    job = submit(trained, folder, slow_from=1 << 30)
+    nodes = trained.job(job).nodes
+
+    def steps() -> int:
+        answer = trained.api("viewer").get(f"/jobs/{CLUSTER}/{job}")
+        told = answer.json().get("step_times") if answer.status_code == 200 else None
+        return told["steps"][-1]["step"] if told and told["ranks"] == RANKS else 0
+
+    try:
+        wait_until(lambda: steps() >= 30, 120, what="thirty steps of four ranks", every_s=0.5)
+    except AssertionError:
+        print(said(folder))
+        raise
+    stopped = int((folder / f"pid-{SLOW}").read_text())
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+
+        def found() -> Any:
+            return next((one for one in trained.open_incidents() if one["rule"] == "hang"), None)
+
+        one = wait_until(found, 150, what="a hang of the job", every_s=0.5)
+        whole = trained.get(f"/incidents/{one['id']}")
+        assert whole["root"]["job"] == job and whole["jobs_hit"] == [job] and whole["severity"] == "P2"
+        assert [part["node"] for part in whole["affected"]] == [nodes[SLOW]]
+        text = whole["evidence"][0]["text"]
+        assert "3 of 4 ranks wait in its collective" in text
+        assert f"rank {SLOW} ({nodes[SLOW]}, GPU 0) says nothing any more" in text
+        run = wait_until(
+            lambda: next((run for run in trained.get("/runs")["items"] if run["playbook"] == "hang"), None),
+            30,
+            what="its playbook is proposed",
+            every_s=0.5,
+        )
+        assert (run["job"], run["state"]) == (job, "proposed")
+        assert trained.job(job).state == "RUNNING" and trained.node(nodes[SLOW]).in_service
+        trained.post(f"/runs/{run['id']}/approve", {"reason": "nobody makes a step"})
+
+        def looked() -> bool:
+            now = trained.get(f"/runs/{run['id']}")
+            return now["state"] == "waiting" and now["question"].startswith("Waits for an approval")
+
+        wait_until(looked, 60, what="it has looked, and asks before the restart", every_s=0.5)
+        assert trained.job(job).restarts == 0
+    finally:
+        os.kill(stopped, signal.SIGCONT)

@@ -1,10 +1,12 @@
 """A training job for .venv-torch: DistributedDataParallel over gloo, one rank of which grows slow.
 
 It runs until it is ended. `SLOW_RANK`, `SLOW_FROM` (a step) and `CHECKPOINT` (a path) say what happens in it.
+Each rank writes its process id beside the checkpoint, as `pid-RANK`.
 """
 
 import os
 import time
+from pathlib import Path
 
 import healer_steps
 import torch
@@ -24,6 +26,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = torch.randn(32, 64), torch.randn(32, 1)
+    Path(os.environ["CHECKPOINT"]).with_name(f"pid-{rank}").write_text(str(os.getpid()))
     slow_rank, slow_from = int(os.environ["SLOW_RANK"]), int(os.environ["SLOW_FROM"])
     with healer_steps.Steps(every_s=0.5) as steps:
         watch(model, steps, optimizer)

@@ -113,7 +113,9 @@ class Fleet(Site):
     def _tick(self) -> Sensed:
         snapshot = self.slurm.snapshot()
         self.senses.take((), (), snapshot, self.now)
-        sensed = self.senses.tick(snapshot, self.now, self.picture.watched)
+        sensed = self.senses.tick(
+            snapshot, self.now, self.picture.watched, self.picture.links_down, self.picture.faults
+        )
         self.found += sensed.findings
         return sensed
 

@@ -74,7 +74,12 @@ def _with_mode(rule: Rule, mode: Mode) -> Rule:
     return msgspec.structs.replace(rule, mode=mode)
 
 
-_SENSES = {"straggler": Sense.step_times, "job-slow": Sense.step_times, "unusual-node": Sense.forest}
+_SENSES = {
+    "straggler": Sense.step_times,
+    "job-slow": Sense.step_times,
+    "hang": Sense.step_times,
+    "unusual-node": Sense.forest,
+}
 
 
 def found(
@@ -94,7 +99,7 @@ def found(
         text=f"{where}: {fault}",
         sense=sense,
     )
-    told_of = fault in {"job-slow", "unusual-node"}
+    told_of = fault in {"job-slow", "hang", "unusual-node"}
     return Finding(
         rule=fault,
         fault=fault,

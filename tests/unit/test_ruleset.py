@@ -96,6 +96,11 @@ def test_the_version_is_that_of_the_files(folder: Path) -> None:
         ("policies.yaml", "faults: [xid-64]", "faults: [xid-6400]", "xid-6400 is no fault that healer knows"),
         ("policies.yaml", "faults: [node-silent]", "faults: [node-silnt]", "did you mean node-silent?"),
         ("policies.yaml", "faults: [xid-64]", 'faults: ["xid-[6"]', "is not a name or a glob"),
+        (
+            "policies.yaml", "playbook: slow-node", "playbook: hang",
+            "the playbook hang is for a job, not for a node (straggler: not told of a job",
+        ),
+        ("policies.yaml", "playbook: hang", "playbook: drain", "the playbook drain is for a node, and this is told of"),
         ("policies.yaml", "name: gpu-remap-failed", "name: gpu-lost", "the rule gpu-lost stands here twice"),
         ("policies.yaml", "name: gpu-remap-failed", "name: GPU!", "small letters, digits and dashes"),
         ("policies.yaml", "remedy: [reboot_node, ticket]", "remedy: [rebot_node]", "did you mean reboot_node?"),

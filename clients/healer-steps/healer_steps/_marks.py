@@ -84,6 +84,16 @@ class CudaMarks:
             dropped += 1
         return dropped
 
+    def where(self, doing: str, step: int, is_open: Timed | None) -> tuple[str, int]:
+        """Where the GPU stands, which may be steps behind its host. Asked by another thread, while the one
+        that trains stands still."""
+        for timed in tuple(self._pending):
+            if not timed.end.query():
+                return _phase(timed), timed.about[1].number
+        if is_open is not None and doing == "collective":
+            return _phase(is_open), step
+        return doing, step
+
     def finish(self) -> int:
         self.collect()
         left, self._pending = len(self._pending), deque()
@@ -102,6 +112,12 @@ class CudaMarks:
             for event in (timed.start, timed.compute, timed.comm, timed.previous):
                 if event is not None and len(self._free) < 4 * PENDING:
                     self._free.append(event)
+
+
+def _phase(timed: Timed) -> str:
+    """`collective` once the GPU has passed the compute of the step, and not yet the collective."""
+    waits = timed.compute is not None and timed.compute.query()
+    return "collective" if waits and not (timed.comm is not None and timed.comm.query()) else "compute"
 
 
 def _read(timed: Timed, between: Callable[[Any, Any], float], done: Done) -> None:

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from datetime import datetime, timezone
 from http.client import HTTPException
-from typing import Any, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 from healer_steps._environ import Settings
 from healer_steps._link import TIMEOUT_S, Link
@@ -27,6 +27,8 @@ QUEUE = 20_000
 #: Checkpoints that wait at most, and samples of one request.
 CHECKPOINTS, BATCH = 100, 5_000
 EVERY_S = 5.0
+#: A rank that stands still says so as often.
+_AGAIN_S = 10.0
 #: healer takes no older ones (15 minutes), so they are dropped here.
 _OLD_S = 14 * 60.0
 _SLOWEST_S = 60.0
@@ -42,6 +44,8 @@ RESULTS = ("loss", "grad_norm")
 #: Left out where it is not known which rank this is.
 _OF_A_RANK = frozenset({"compute_s", "comm_s"})
 Sample = Tuple[Any, ...]
+#: What is done in which step, and for how long.
+Where = Callable[[], Optional[Tuple[str, int, float]]]
 _STEPS, _CHECKPOINTS = "/api/v1/signals/step-times", "/api/v1/signals/checkpoints"
 
 _all: weakref.WeakSet[Sender] = weakref.WeakSet()
@@ -54,6 +58,8 @@ class Sender:
         self.settings = settings
         self.every_s = every_s
         self._limit = queue
+        #: Asked before each sending, whether the training stands somewhere.
+        self.where: Where = lambda: None
         self.sent = self.dropped = self.rejected = 0
         self._said: dict[str, bool] = {}
         self._reset()
@@ -109,6 +115,10 @@ class Sender:
         self._flushes.append(over)
         self._wake.set()
         over.wait(timeout_s)
+
+    def wake(self) -> None:
+        """Sends at once, if anything was ever sent."""
+        self._wake.set()
 
     def _start(self) -> None:
         with self._lock:
@@ -169,6 +179,8 @@ class _Post:
         self.held: list[Sample] = []
         self._marks: list[dict[str, Any]] = []
         self._again_s = 1.0
+        self._said_at = float("-inf")
+        self._said: Any = None
 
     def more(self) -> bool:
         """Something waits to be sent."""
@@ -191,6 +203,8 @@ class _Post:
                 self._marks = []
                 self._count()
             if not self.held:
+                if not self._stands():
+                    return self._later()
                 self._again_s = 1.0
                 return sender.every_s
             self._drop_old()
@@ -198,6 +212,21 @@ class _Post:
                 return self._later()
             self.held = []
             self._count()
+
+    def _stands(self) -> bool:
+        """Says where this rank stands, if it stands; False: say it again later. Nothing of it is kept."""
+        settings, at = self._sender.settings, self._sender.where()
+        if at is None or settings.rank is None or self._sender._closing:
+            return True
+        doing, step, open_s = at
+        now = time.monotonic()
+        if (doing, step) == self._said and now - self._said_at < _AGAIN_S - 0.5:
+            return True
+        told = {"time": utc(time.time()), "step": step, "doing": doing, "open_s": round(open_s, 1)}
+        if not self._went(_STEPS, dict(self._about(), samples=[dict(told, **_place(settings))]), 0):
+            return False
+        self._said, self._said_at = (doing, step), now
+        return True
 
     def _count(self) -> None:
         self._sender._held = len(self.held) + len(self._marks)
@@ -262,12 +291,18 @@ class _Post:
         settings, told = self._sender.settings, _told(sample)
         if settings.rank is None:  # of the job as a whole: nobody may be blamed for it
             return {name: value for name, value in told.items() if name not in _OF_A_RANK}
-        told["rank"] = settings.rank
-        if settings.node:
-            told["node"] = settings.node
-            if settings.gpu is not None:
-                told["gpu"] = settings.gpu
+        told.update(_place(settings))
         return told
+
+
+def _place(settings: Settings) -> dict[str, Any]:
+    """Which rank this is, and where."""
+    place: dict[str, Any] = {"rank": settings.rank}
+    if settings.node:
+        place["node"] = settings.node
+        if settings.gpu is not None:
+            place["gpu"] = settings.gpu
+    return place
 
 
 def _taken(queue: deque[Any], most: int) -> list[Any]:

@@ -13,6 +13,11 @@ from healer_steps._environ import Settings
 from healer_steps._marks import CudaMarks, HostMarks, Timed, cuda_in_use
 from healer_steps._sender import EVERY_S, Sender
 
+#: A rank that stands at one place for so long says where, and says it again as often.
+STANDS_S = 10.0
+#: What a program may say of itself between two steps: then it is not waited for.
+RESTS = ("checkpoint", "evaluation")
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +70,22 @@ class Step:
             self.grad_norm = self._steps._number(grad_norm)
 
 
+class Rest:
+    """A rest between two steps, as a context."""
+
+    __slots__ = ("_steps", "_what")
+
+    def __init__(self, steps: Steps, what: str) -> None:
+        self._steps, self._what = steps, what
+
+    def __enter__(self) -> Rest:
+        self._steps._rests(self._what)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._steps._rests(None)
+
+
 class Steps:
     """Times the steps of this process and sends them to healer, as one rank of its Slurm job.
 
@@ -94,6 +115,8 @@ class Steps:
             if why:
                 self._sender.say("settings", why + ": no step times are sent")
                 self._sender = None
+            else:
+                self._sender.where = self._where
         self._checkpoints = Checkpoints(self._sender) if self._sender is not None else None
         self._stage = stage
         self._next = first_step
@@ -101,6 +124,9 @@ class Steps:
         self._cuda = cuda
         self._marks: Any = HostMarks(self._done)
         self._open: Step | None = None
+        #: What the training thread does, in or after which step, and since when: one value, read by another
+        #: thread.
+        self._at: tuple[str, int, float] = ("between", -1, time.monotonic())
         self._data_s: float | None = None
         self._last_end: Any = None
         self._at_end: list[Callable[[], None]] = []
@@ -194,6 +220,11 @@ class Steps:
         except Exception as error:
             self._trouble(error)
 
+    def rest(self, what: str = "checkpoint") -> Rest:
+        """`with steps.rest("evaluation"):` around what comes between two steps and takes long: `checkpoint`
+        or `evaluation`. So nobody takes it for a hang."""
+        return Rest(self, what)
+
     def at_end(self, call: Callable[[], None]) -> None:
         """Calls it once, when the next step ends."""
         self._at_end.append(call)
@@ -236,6 +267,7 @@ class Steps:
             if timed.data_s is not None and isinstance(self._marks, CudaMarks):
                 timed.previous = self._last_end
             timed.start = self._marks.mark()
+            self._at = ("compute", step.number, time.monotonic())
         except Exception as error:
             self._trouble(error)
 
@@ -250,6 +282,8 @@ class Steps:
             return
         try:
             setattr(timed, name, self._marks.again(getattr(timed, name)))
+            doing = "collective" if name == "compute" else "compute"
+            self._at = (doing, self._at[1], time.monotonic())
         except Exception as error:
             self._trouble(error)
 
@@ -258,6 +292,7 @@ class Steps:
         if timed is None or timed.start is None or self._sender is None:
             return
         self._open = None
+        self._at = ("between", step.number, time.monotonic())
         try:
             if kept:
                 self._look()
@@ -291,6 +326,31 @@ class Steps:
                 step.grad_norm,
             )
         )  # fmt: skip
+
+    def _rests(self, what: str | None) -> None:
+        """`what` begins; None: it is over."""
+        if self._sender is None:
+            return
+        if what is not None and what not in RESTS:
+            self._sender.say("rest", f"{what!r} is no rest that healer knows: one of {', '.join(RESTS)}")
+            return
+        if what == self._at[0]:
+            return
+        self._at = (what or "between", self._at[1], time.monotonic())
+        if what is not None:
+            self._sender.wake()
+
+    def _where(self) -> tuple[str, int, float] | None:
+        """What is done in which step, and for how long: of a rank that stands, or rests. For the sender's
+        thread: the training thread does nothing meanwhile that this would disturb."""
+        doing, step, since = at = self._at
+        open_s = time.monotonic() - since
+        if step < 0 or (open_s < STANDS_S and doing not in RESTS):
+            return None
+        if doing not in RESTS and isinstance(self._marks, CudaMarks):
+            is_open = self._open
+            doing, step = self._marks.where(doing, step, is_open._timed if is_open is not None else None)
+        return (doing, step, open_s) if self._at is at else None
 
     def _look(self) -> None:
         """Which rank this is, as soon as torch knows."""

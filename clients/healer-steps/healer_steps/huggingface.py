@@ -62,8 +62,12 @@ class StepTimes(TrainerCallback):
         told = logs or {}
         self._logged = (_float(told.get("loss")), _float(told.get("grad_norm")))
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        self.steps._rests("evaluation")
+
     def on_evaluate(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         self._ended = None  # what lies between is no waiting for data
+        self.steps._rests(None)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         self._ended = None

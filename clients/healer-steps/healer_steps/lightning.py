@@ -77,6 +77,10 @@ class StepTimes(Callback):
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._ended = None  # what lies between is no waiting for data
+        self.steps._rests("evaluation")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.steps._rests(None)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._ended = None

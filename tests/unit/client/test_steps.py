@@ -79,6 +79,62 @@ def test_compute_communication_and_data_are_told_apart(told: Told) -> None:
     assert one["step_s"] >= one["data_s"] + one["compute_s"] + one["comm_s"] + 0.01
 
 
+def stands(told: Told) -> Any:
+    """The last word of a rank that stands, as healer takes it."""
+    wait_until(lambda: any("open_s" in one for one in told.samples()), 10, what="a word of where it stands")
+    read = [
+        batch
+        for _, raw in told.sink.asked
+        for batch in step_batches(raw, lambda *_: True, datetime.now(UTC), cluster="pod1").batches
+    ]
+    assert any(batch.doing is not None for batch in read)
+    return [one for one in told.samples() if "open_s" in one][-1]
+
+
+@pytest.mark.parametrize(("done", "doing"), [((), "compute"), (("compute",), "collective")])
+def test_a_rank_that_stands_in_a_step_says_where(
+    told: Told, monkeypatch: pytest.MonkeyPatch, done: tuple[str, ...], doing: str
+) -> None:
+    monkeypatch.setattr(_steps, "STANDS_S", 0.1)
+    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+        with steps.step():
+            pass
+        with steps.step() as step:
+            if done:
+                step.compute_done()
+            word = stands(told)
+    assert word["open_s"] >= 0.1
+    assert {name: word[name] for name in ("step", "doing", "rank", "node", "gpu")} == {
+        "step": 1, "doing": doing, "rank": 9, "node": "gpu0003", "gpu": 6,
+    }  # fmt: skip
+
+
+def test_a_program_that_rests_says_so_at_once(told: Told) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+        with steps.step():
+            pass
+        with steps.rest("evaluation"):
+            word = stands(told)
+    assert (word["doing"], word["step"]) == ("evaluation", 0)
+
+
+def test_a_rest_that_healer_does_not_know_is_said_once(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+        for _ in range(3):
+            with steps.rest("lunch"):
+                pass
+    assert [record for record in caplog.records if "'lunch' is no rest" in record.getMessage()]
+    assert len(caplog.records) == 1
+
+
+def test_a_rank_that_steps_says_nothing_of_where_it_stands(told: Told) -> None:
+    with healer_steps.Steps(every_s=0.02, environ=told.environ()) as steps:
+        for _ in range(5):
+            with steps.step():
+                time.sleep(0.03)
+    assert told.samples() and not [one for one in told.samples() if "open_s" in one]
+
+
 def test_the_last_end_of_compute_counts(told: Told) -> None:
     with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps, steps.step() as step:
         step.compute_done()

@@ -44,6 +44,15 @@ class TestRequeue:
             == "refuse"
         )
 
+    def test_an_approval_of_a_run_on_the_job_is_consent_and_of_one_on_its_node_is_not(self):
+        def asked(comment="", **fields):
+            proposal = requeue(fatal=False, approved_by="bob", **fields)
+            return answer(Guard.consent, proposal, facts(jobs=[job(comment=comment)])).kind
+
+        assert asked(node=None) == "allow"
+        assert asked(node=name(1)) == "refuse"
+        assert asked(node=None, comment="healer:keep") == "refuse"
+
     def test_a_revival_needs_the_comment_even_after_a_fatal_fault(self):
         proposal = propose(Verb.revive, job="4711", fatal=True, unusable=True)
         assert answer(Guard.consent, proposal, facts(jobs=[job(state="FAILED")])).kind == "refuse"

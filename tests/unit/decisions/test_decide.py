@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from healer.decisions import decide, severity_of
+from healer.decisions import decide, judge, severity_of
 from healer.model import (
     Component,
     Decision,
@@ -130,10 +130,27 @@ class TestProposal:
     def test_a_playbook_for_jobs_asks_about_the_job(self):
         steps = (Step(id="requeue", do=Verb.requeue),)
         site = rules(playbooks={"gpu-fatal": Playbook(name="x", title="x", target="job", steps=steps)})
-        decision = made(facts(jobs=[job()]), site, incident(jobs_hit=("4711",)))
+        of_job = incident(root=Component(cluster=CLUSTER, job="4711"), jobs_hit=("4711",))
+        decision = made(facts(jobs=[job(restarts=2)]), site, of_job)
         assert decision.proposal is not None
-        assert (decision.proposal.verb, decision.proposal.job) == (Verb.requeue, "4711")
+        asked = decision.proposal
+        assert (asked.verb, asked.job, asked.restarts, asked.begins) == (Verb.requeue, "4711", 2, False)
         assert made(site=site).outcome is Outcome.nothing
+        unseen = made(facts(), site, of_job)
+        assert (unseen.outcome, unseen.why) == (Outcome.nothing, "Slurm's picture does not show job 4711.")
+
+    def test_a_playbook_for_jobs_that_looks_first_begins_without_their_consent(self):
+        """The restart itself asks whole."""
+        steps = (Step(id="proof", check="hung"), Step(id="requeue", do=Verb.requeue))
+        site = rules(playbooks={"gpu-fatal": Playbook(name="x", title="x", target="job", steps=steps)})
+        of_job = incident(
+            root=Component(cluster=CLUSTER, job="4711"), fault_class=FaultClass.informational, evidence=()
+        )
+        decision = made(facts(jobs=[job()]), site, of_job)
+        assert decision.outcome is Outcome.act and decision.proposal is not None
+        assert decision.proposal.begins
+        later = msgspec.structs.replace(decision.proposal, begins=False)
+        assert judge(later, facts(jobs=[job()]), site, NOW).guard is Guard.consent
 
     def test_the_first_removing_step_is_asked_about(self):
         steps = (Step(id="t", do=Verb.ticket), Step(id="w", wait="idle"), Step(id="d", do=Verb.drain))

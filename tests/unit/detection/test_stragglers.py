@@ -216,11 +216,15 @@ def half(step: int, compute: np.ndarray) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [spikes, collections, warm_up, slower(slice(0, 32), 0.01), all_together, half],
-    ids=["checkpoints", "garbage collection", "warm-up", "a rack's one percent", "all slow", "half slow"],
+    [spikes, collections, warm_up, slower(slice(0, 32), 0.01), all_together, slower(slice(0, 28), 0.3)],
+    ids=["checkpoints", "garbage collection", "warm-up", "a rack's one percent", "all slow", "half do more"],
 )
 def test_benign_look_alikes_make_no_finding(shape: Shape) -> None:
     assert Job().run(150, shape) == []
+
+
+def test_half_of_the_ranks_slow_blames_nobody() -> None:
+    assert {one.fault for one in Job().run(150, half)} == {"slowness-shared"}
 
 
 def test_a_longer_last_stage_is_no_straggler_and_a_slow_rank_within_it_is() -> None:

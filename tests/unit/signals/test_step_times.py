@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from healer.model import ObservationKind, Topology
 from healer.observations.picture import Picture
+from healer.recorded_samples import steps_body
 from healer.signals.checkpoints import checkpoint_observations, jobs_of_checkpoints
+from healer.signals.packed import pack_steps, unpack_steps
 from healer.signals.step_times import Steps, step_batches
 from healer.signals.wire import BadBody
 from tests.unit.signals.measuring import NOW, known
@@ -60,6 +63,28 @@ def test_the_form_of_the_contract() -> None:
     assert np.isnan(batch.grad_norm).all()
 
 
+def test_a_rank_that_stands_still_is_told_apart_from_steps_that_are_over() -> None:
+    """Recorded and read again it is the same, and so it is from the store."""
+    word = {"time": FULL["time"], "step": 121, "rank": 3, "node": "gpu0001", "gpu": 3}
+    word |= {"open_s": 12.5, "doing": "collective"}
+    taken = take({"job": "4711", "samples": [word, FULL]})
+    ended, stands = taken.batches
+    assert taken.accepted == 2 and ended.doing is None and ended.step.tolist() == [120]
+    assert stands.doing is not None
+    assert (stands.doing.tolist(), stands.step_s.tolist(), stands.step.tolist()) == ([1], [12.5], [121])
+    assert stands.nodes[stands.node[0]] == "gpu0001"
+    (again,) = step_batches(msgspec.json.encode(steps_body(stands)), known, NOW, cluster="pod1").batches
+    stored = unpack_steps(pack_steps(stands), cluster="pod1", job="4711", arrived_at=NOW)
+    for one in (again, stored):
+        assert one.doing is not None and one.doing.tolist() == [1] and one.doing.dtype == np.int8
+        assert (one.step_s.tolist(), one.step.tolist(), one.at.tolist()) == (
+            [12.5],
+            [121],
+            stands.at.tolist(),
+        )
+    assert unpack_steps(pack_steps(ended), cluster="pod1", job="4711", arrived_at=NOW).doing is None
+
+
 def test_a_list_of_bodies_is_a_batch_each() -> None:
     taken = take(
         [{"job": 1, "samples": [{"step_s": 1, "step": 5}]}, {"job": "2_3", "samples": [{"step_s": 1}]}]
@@ -71,7 +96,13 @@ def test_a_list_of_bodies_is_a_batch_each() -> None:
     ("sample", "reason"),
     [
         ({}, "step_s"),
-        ({"step_s": "1.9"}, "step_s: Expected `float`"),
+        ({"step_s": "1.9"}, "step_s: Expected `float"),
+        ({"open_s": 3}, "open_s: needs doing and step"),
+        ({"open_s": 3, "step": 1}, "open_s: needs doing and step"),
+        ({"open_s": 3, "step": 1, "doing": "sleep"}, "doing: "),
+        ({"open_s": -1, "step": 1, "doing": "compute"}, "open_s: has to be between 0 s and a day"),
+        ({"open_s": 3, "step_s": 3, "step": 1, "doing": "compute"}, "open_s: is of a step that is not over"),
+        ({"step_s": 3, "doing": "compute"}, "doing: is told with open_s"),
         ({"step_s": 0}, "step_s: has to be more than 0"),
         ({"step_s": 1e9}, "step_s: has to be more than 0 s and at most a day"),
         ({"step_s": 1, "compute_s": -1}, "compute_s: has to be between 0 s and a day"),

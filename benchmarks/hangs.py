@@ -1,0 +1,240 @@
+"""How soon a hang is told from step times, how often, and how often a job that only pauses is called one.
+
+    python -m benchmarks.hangs [--runs 100] [--days 2] [--seed 1] [--pace "5 s a step"]
+
+One job of 8 nodes × 8 ranks in simulated time (`healer/sim/fleet_steps.py`) through the wire form,
+`StepTimes` and `Hangs` as the detector uses them, one tick every 5 s; half of the ranks are heard 5 s later
+than the others, as clients send. The delay counts from the moment at which the job stands. False alarms:
+whole days of jobs with checkpoints, evaluations, pauses of single ranks, senders that die, healer away for
+minutes, and requeues.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.stragglers import upper_bound
+from healer.detection.gpu_rest import QUIET_S
+from healer.detection.hangs import Hangs
+from healer.model import Finding, LinkDown, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.observations.steps import StepTimes
+from healer.signals.step_times import step_batches
+from healer.sim.fleet_steps import Pace, Training
+
+CLUSTER, NODES, PER, TICK_S = "pod1", 8, 8, 5.0
+RANKS = NODES * PER
+NAMES = tuple(f"gpu{index:04}" for index in range(NODES))
+START = datetime(2026, 11, 20, tzinfo=UTC)
+#: A GPU that is busier than this computes.
+WORKS = 0.5
+#: Steps of 5 s, of 1 s and of 30 s.
+PACES = {
+    "5 s a step": Pace(),
+    "1 s a step": Pace(compute_s=0.8, collective_s=0.15, checkpoint_every=300, evaluate_every=1000),
+    "30 s a step": Pace(compute_s=27.0, collective_s=2.5, checkpoint_every=20, evaluate_every=100),
+}
+
+
+class Fleet:
+    """`words`: ranks say where they stand; else only GPUs that rest tell."""
+
+    def __init__(self, seed: int, pace: Pace, *, words: bool = True) -> None:
+        self.random = np.random.default_rng(seed)
+        pace = pace if words else replace(pace, says_after_s=None)
+        self.training = Training({name: row for row, name in enumerate(NAMES)}, PER, seed, pace)
+        self.words, self.steps, self.hangs = words, StepTimes(CLUSTER), Hangs()
+        self.at_s, self.restart = 0.0, 0
+        self.slower = np.ones((NODES, PER))
+        #: Ranks whose senders are dead, and until when healer hears nothing.
+        self.dead: frozenset[int] = frozenset()
+        self.deaf_until_s = 0.0
+        self.listening = START
+        self.links: dict[str, LinkDown] = {}
+        self.hung = False
+        self._works_at_s = 0.0
+        self._later: list[dict[str, Any]] = []
+        self._show()
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.at_s)
+
+    def _show(self) -> None:
+        nodes = {name: SlurmNode(name=name, state=("ALLOCATED",), gpus=PER) for name in NAMES}
+        gpus = {name: tuple(range(PER)) for name in NAMES}
+        job = SlurmJob(id="1", state="RUNNING", nodes=NAMES, gpus=gpus, restarts=self.restart)
+        self.slurm = SlurmSnapshot(cluster=CLUSTER, taken_at=self.now, nodes=nodes, jobs={"1": job})
+        self.training.show(self.slurm.jobs)
+
+    def requeue(self) -> None:
+        self.restart += 1
+        self._show()
+
+    def tick(self) -> tuple[Finding, ...]:
+        self.at_s += TICK_S
+        self.slurm = msgspec.structs.replace(self.slurm, taken_at=self.now)
+        told, _ = self.training.advance(self.now.timestamp(), self.slower, CLUSTER)
+        if not self.hung and (self.training.work(self.now.timestamp()) > WORKS).any():
+            self._works_at_s = self.at_s
+        bodies, self._later = self._later, []
+        for body in told:
+            alive = [one for one in body["samples"] if one["rank"] not in self.dead]
+            for late, queue in ((0, bodies), (1, self._later)):
+                mine = [one for one in alive if one["rank"] % 2 == late]
+                if mine:
+                    queue.append({**body, "samples": mine})
+        if self.at_s < self.deaf_until_s:
+            self._later, bodies = bodies + self._later, []
+        elif self.deaf_until_s:
+            self.deaf_until_s, self.listening = 0.0, self.now
+        batches = step_batches(
+            msgspec.json.encode(bodies), lambda *_: True, self.now, cluster=CLUSTER
+        ).batches
+        self.steps.update(batches, self.slurm, self.now)
+        return self.hangs.tick(
+            self.steps,
+            self.slurm,
+            self.now,
+            listening_since=self.listening,
+            at_rest=lambda _: self.rests,
+            links_down=lambda nodes: {name: self.links[name] for name in nodes if name in self.links},
+        ).findings
+
+    @property
+    def rests(self) -> bool | None:
+        """What metrics show: no GPU computed for a minute. Jobs with words are told of without metrics."""
+        return None if self.words else self.at_s - self._works_at_s >= QUIET_S
+
+    def hang(self, ranks: tuple[int, ...] = (), *, stopped: bool = False) -> None:
+        self.hung = True
+        self.training.hang("1", ranks, stopped=stopped)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to hang: who never comes, whether their process is stopped, and what else there is."""
+
+    what: str
+    ranks: int = 1
+    stopped: bool = False
+    words: bool = True
+    link: bool = False
+
+
+KINDS = (
+    Kind("one rank never comes"),
+    Kind("one process is stopped", stopped=True),
+    Kind("all come, it does not end", ranks=0),
+    Kind("a link goes down", ranks=0, link=True),
+    Kind("no rank says anything, GPUs rest", words=False),
+)
+
+
+def delay_s(seed: int, pace: Pace, kind: Kind) -> tuple[float, bool, int]:
+    """Seconds until it is told (inf: not within an hour), whether the right ones were named, and how many
+    findings came before it stood."""
+    fleet = Fleet(seed, pace, words=kind.words)
+    before = sum(len(fleet.tick()) for _ in range(int(fleet.random.integers(120, 240))))
+    missing = tuple(fleet.random.choice(RANKS, kind.ranks, replace=False).tolist())
+    stood_at, begun_s = fleet.at_s, fleet.at_s
+    if kind.link:
+        fleet.links = {NAMES[3]: LinkDown(at=fleet.now, text="Link down")}
+    fleet.hang(missing, stopped=kind.stopped)
+    while fleet.at_s - begun_s < 3600:
+        for found in fleet.tick():
+            named = {(one.node, one.gpu) for one in found.affected}
+            wanted = {(NAMES[rank // PER], rank % PER) for rank in missing} if kind.words else set()
+            wanted |= {(NAMES[3], None)} if kind.link else set()
+            return fleet.at_s - stood_at, named == wanted, before
+    return float("inf"), False, before
+
+
+def _all_senders_die(fleet: Fleet) -> None:
+    fleet.dead = frozenset(range(RANKS))
+
+
+def _most_senders_die(fleet: Fleet) -> None:
+    fleet.dead = frozenset(range(RANKS * 3 // 4))
+
+
+def _a_nodes_senders_die(fleet: Fleet) -> None:
+    fleet.dead = frozenset(range(PER))
+
+
+def _healer_is_away(fleet: Fleet) -> None:
+    fleet.deaf_until_s = fleet.at_s + float(fleet.random.integers(60, 900))
+
+
+def _is_requeued(fleet: Fleet) -> None:
+    fleet.dead = frozenset()
+    fleet.requeue()
+
+
+#: What happens once an hour, in turn. A link that flaps is no hang either.
+TROUBLE: Mapping[str, Callable[[Fleet], None]] = {
+    "a node's senders die": _a_nodes_senders_die,
+    "requeue": _is_requeued,
+    "healer away": _healer_is_away,
+    "most senders die": _most_senders_die,
+    "requeue again": _is_requeued,
+    "link flaps": lambda fleet: fleet.links.update({NAMES[1]: LinkDown(at=fleet.now, text="Link down")}),
+    "all senders die": _all_senders_die,
+    "requeue at last": _is_requeued,
+}
+
+
+def false_alarms(seed: int, pace: Pace, days: float, *, words: bool) -> tuple[int, dict[str, int]]:
+    fleet, told, by = Fleet(seed, pace, words=words), 0, dict[str, int]()
+    names = list(TROUBLE)
+    doing = "nothing"
+    for number in range(int(days * 86_400 / TICK_S)):
+        if number and number % 720 == 0:
+            doing = names[number // 720 % len(names)]
+            TROUBLE[doing](fleet)
+        for _ in fleet.tick():
+            told += 1
+            by[doing] = by.get(doing, 0) + 1
+    return told, by
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--days", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pace", choices=[*PACES], help="only this one")
+    given = parser.parse_args()
+    paces = {name: pace for name, pace in PACES.items() if given.pace in (None, name)}
+    begun = time.process_time()
+    print(f"{NODES} nodes x {PER} ranks, {given.runs} runs each, seed {given.seed}", flush=True)
+    for name, pace in paces.items():
+        for kind in KINDS if given.runs else ():
+            told = [delay_s(given.seed + n, pace, kind) for n in range(given.runs)]
+            delays = np.array([one[0] for one in told])
+            print(
+                f"{name}, {kind.what}: told after {np.median(delays):.0f} s (median; 95 %: "
+                f"{np.quantile(delays, 0.95, method='higher'):.0f} s), recall "
+                f"{np.isfinite(delays).mean():.2f}, rightly named {np.mean([one[1] for one in told]):.2f}, "
+                f"before it stood {sum(one[2] for one in told)}",
+                flush=True,
+            )
+    for name, pace in paces.items():
+        for words in (True, False):
+            count, by = false_alarms(given.seed + 10_000, pace, given.days, words=words)
+            what = "ranks say where they stand" if words else "only GPUs tell"
+            print(
+                f"{name}, {what}: {count} false alarms in {given.days:g} job-days (95 % bound "
+                f"{upper_bound(count) / given.days:.2f} a day){f' {by}' if by else ''}",
+                flush=True,
+            )
+    print(f"{time.process_time() - begun:.0f} s of processor time")
+
+
+if __name__ == "__main__":
+    main()

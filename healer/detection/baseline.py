@@ -1,0 +1,183 @@
+"""Nodes that are slow from the start of their job, where its own ranks cannot tell: compared with other jobs.
+
+Two of four nodes have no peers that agree. What the same program needed for a unit of work on the same GPU
+model elsewhere is a measure from outside. It is evidence and no more: the program may have changed, so a job
+of which no node works as the others did is not judged.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+
+from healer.detection.step_findings import finding_at
+from healer.detection.streams import WARM_UP
+from healer.model import Component, Finding, Sensed, SlurmJob, SlurmSnapshot
+from healer.observations.steps import JobSteps, StepTimes
+
+SLOWER_ELSEWHERE = "slower-than-elsewhere"
+#: Steps whose median is a node's figure, and how often it is taken.
+STEPS = 20
+#: So much slower than the others, and so many of their robust deviations. Our own figures: nodes of one kind
+#: differ by a percent or so.
+SLOWER, SPREADS = 0.05, 4.0
+#: Nodes of other jobs that make a baseline, and how long their figures count.
+NODES_LEAST, KEPT = 4, timedelta(days=7)
+#: Kinds of jobs, and figures of each, that are kept.
+KINDS_MOST, FIGURES_MOST = 500, 2000
+#: With so many nodes a job's own ranks find one that is slow, unless more of them are than this share.
+OWN_PEERS, SHARED = 5, 0.25
+#: Jobs that are looked at in one tick; the others wait for the next.
+LOOKS_MOST = 20
+AGAIN_AFTER = timedelta(minutes=5)
+
+Pair = tuple[str, Component]
+
+
+class Kind(NamedTuple):
+    """Jobs of one kind run the same program, as far as Slurm shows."""
+
+    name: str
+    user: str
+    partition: str
+    model: str
+
+
+class _Figure(NamedTuple):
+    """Seconds of compute per unit of work, median of a node's ranks and steps."""
+
+    seconds: float
+    at: datetime
+
+
+@dataclass(slots=True)
+class _Watch:
+    job: JobSteps
+    #: Where it was first seen; since where its steps count; up to where they were looked at.
+    began: int
+    first: int
+    done: int
+    #: Node -> how much slower than elsewhere, as a log; and how many figures that rests on.
+    slower: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+class Baseline:
+    """Follows all jobs that tell their work. One thread; what it knows of other jobs is lost at a restart."""
+
+    def __init__(self) -> None:
+        self._figures: dict[Kind, dict[tuple[str, str], _Figure]] = {}
+        self._watches: dict[tuple[str, int], _Watch] = {}
+        self._told: dict[Pair, datetime] = {}
+        self._clear: dict[Pair, datetime] = {}
+
+    def tick(
+        self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair] = ()
+    ) -> Sensed:
+        """New findings, and since when those of `watched` (fault, component) are known to be over."""
+        findings: list[Finding] = []
+        kept: dict[tuple[str, int], _Watch] = {}
+        looks = 0
+        for job in steps.jobs():
+            shown = slurm.jobs.get(job.job) if slurm is not None else None
+            if slurm is None or shown is None or not shown.active or not job.vouched or job.newest < 0:
+                continue
+            key = job.job, job.restart
+            watch = self._watches.get(key)
+            if watch is None or watch.job is not job:
+                watch = _Watch(job, job.newest, job.newest, job.newest)
+            kept[key] = watch
+            if looks < LOOKS_MOST and job.newest - max(watch.done, watch.first + WARM_UP) >= STEPS:
+                looks += 1
+                watch.done = job.newest
+                self._look(watch, shown, slurm, now)
+            findings += self._findings(watch, now)
+        self._watches = kept
+        well = {pair for pair in watched if pair[0] == SLOWER_ELSEWHERE and self._well(pair[1])}
+        self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
+        return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+
+    def forget(self, node: str) -> None:
+        """It was repaired, returned or booted."""
+        for watch in self._watches.values():
+            if watch.slower.pop(node, None) is not None:
+                watch.first = watch.done = watch.job.newest  # steps of before are of what is over
+        for figures in self._figures.values():
+            for key in [key for key in figures if key[1] == node]:
+                del figures[key]
+        for pair in [pair for pair in self._told if pair[1].node == node]:
+            del self._told[pair]
+
+    def _look(self, watch: _Watch, shown: SlurmJob, slurm: SlurmSnapshot, now: datetime) -> None:
+        own = _by_node(watch.job, slurm)
+        models = {slurm.nodes[node].gpu_model for node in own if node in slurm.nodes}
+        if not own or len(models) != 1 or "" in models:
+            return
+        kind = Kind(shown.name, shown.user, shown.partition, models.pop())
+        figures = self._figures.setdefault(kind, {})
+        others = [
+            one.seconds
+            for (job, node), one in figures.items()
+            if job != shown.id and node not in own and now - one.at <= KEPT
+        ]
+        watch.slower = _slower(own, np.array(others)) if len(others) >= NODES_LEAST else {}
+        for node, seconds in own.items():
+            figures.pop((shown.id, node), None)  # the newest stand last
+            figures[shown.id, node] = _Figure(seconds, now)
+        while len(figures) > FIGURES_MOST:
+            del figures[next(iter(figures))]
+        self._figures[kind] = self._figures.pop(kind)
+        while len(self._figures) > KINDS_MOST:
+            del self._figures[next(iter(self._figures))]
+
+    def _findings(self, watch: _Watch, now: datetime) -> Iterator[Finding]:
+        slow = {node: one for node, one in watch.slower.items() if one[0] > 0}
+        if len(watch.slower) >= OWN_PEERS and len(slow) <= SHARED * len(watch.slower):
+            return  # its own ranks tell
+        job = watch.job
+        for node, (height, count) in slow.items():
+            where = Component(cluster=job.cluster, node=node)
+            last = self._told.get((SLOWER_ELSEWHERE, where))
+            if last is not None and now - last < AGAIN_AFTER:
+                continue
+            self._told[SLOWER_ELSEWHERE, where] = now
+            share = f"{np.expm1(height):.0%}".replace("%", " %")
+            text = (
+                f"{where}: {share} more compute per unit of work in job {job.job} than {count} other nodes "
+                "of its GPU model needed in other jobs of the same name, user and partition; other nodes of "
+                "the job work as those do"
+            )
+            title = f"Node {share} slower than nodes of its model in other jobs"
+            yield finding_at(job, where, watch.began - 1, now, fault=SLOWER_ELSEWHERE, text=text, title=title)
+
+    def _well(self, where: Component) -> bool:
+        told = [one.slower[where.node] for one in self._watches.values() if where.node in one.slower]
+        return bool(told) and all(height <= 0 for height, _ in told)
+
+
+def _by_node(job: JobSteps, slurm: SlurmSnapshot) -> dict[str, float]:
+    """Node -> its figure of the last steps; of nodes all of whose ranks tell their work."""
+    places, ranks = job.places(slurm), job.ranks
+    rows = np.flatnonzero(job.number > job.newest - STEPS)
+    found = {}
+    for index, name in enumerate(places.nodes):
+        own = np.flatnonzero((places.node == index) & job.seen[:ranks] & job.with_work[:ranks])
+        values = job.compute[np.ix_(rows, own)]
+        known = values[np.isfinite(values)]
+        if len(own) and len(known) >= STEPS * len(own) / 2 and len(own) == (places.node == index).sum():
+            found[name] = float(np.median(known))
+    return found
+
+
+def _slower(own: dict[str, float], others: np.ndarray) -> dict[str, tuple[float, int]]:
+    """Node -> by how much it is slower than `others`, 0 where it is not; empty where nothing can be said:
+    none of the nodes works as they did."""
+    logs = np.log(others)
+    middle = float(np.median(logs))
+    spread = 1.4826 * float(np.median(np.abs(logs - middle)))
+    limit = max(np.log1p(SLOWER), SPREADS * spread)
+    heights = {node: float(np.log(seconds)) - middle for node, seconds in own.items()}
+    if not any(abs(height) < limit / 2 for height in heights.values()):
+        return {}
+    return {node: (height if height > limit else 0.0, len(others)) for node, height in heights.items()}

@@ -1,0 +1,288 @@
+"""A job that stands still is told, with who never came; what only looks like it makes no finding."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+import pytest
+
+from healer.detection.hangs import Hangs
+from healer.model import Component, FaultClass, Finding, LinkDown, SlurmSnapshot
+from healer.model.samples import DOING, StepBatch
+from healer.observations.steps import StepTimes
+from tests.support.steps import CLUSTER, START, batch, node_name, slurm
+
+RANKS, PER = 32, 8
+JOB = Component(cluster=CLUSTER, job="4711")
+HANG = ("hang", JOB)
+
+
+@dataclass
+class Job:
+    """A job on 4 nodes: steps of 5 s, a tick every 5 s. `says`: by rank, what it does while it stands."""
+
+    shown: SlurmSnapshot = field(default_factory=lambda: slurm(4))
+    watched: frozenset = frozenset({HANG})
+    rest: bool | None = None
+    links: Mapping[str, LinkDown] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps, self.detector = StepTimes(CLUSTER), Hangs()
+        self.number, self.at_s = 0, 0.0
+        self.found: list[Finding] = []
+        self.clear: dict = {}
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.at_s)
+
+    def run(self, steps: int, *, step_s: float = 5.0, ranks: np.ndarray | None = None) -> None:
+        """`ranks`: of which each step is told, else of all."""
+        for _ in range(steps):
+            self.number, self.at_s = self.number + 1, self.at_s + step_s
+            compute = np.full(RANKS, 4.0)
+            if ranks is not None:
+                compute[~np.isin(np.arange(RANKS), ranks)] = np.nan
+            self.take(batch(self.number, compute, at=self.now, step_s=step_s))
+
+    def stand(self, seconds: float, says: Mapping[str, list[int]] | None = None, *, step: int = 1) -> None:
+        """No step ends. `says`: doing -> ranks, told every 10 s; `step`: after the last that ended."""
+        since_s = self.at_s
+        while self.at_s < since_s + seconds:
+            self.at_s += 5
+            due = says and self.at_s - since_s >= 10 and (self.at_s - since_s) % 10 == 0
+            told = [
+                self.words(doing, ranks, self.at_s - since_s, step) for doing, ranks in (says or {}).items()
+            ]
+            self.take(*(told if due else []))
+
+    def words(self, doing: str, ranks: list[int], open_s: float, step: int) -> StepBatch:
+        whole = batch(
+            self.number + step * (doing in ("compute", "collective")), np.full(RANKS, 4.0), at=self.now
+        )
+        rows = np.array(ranks)
+        columns = {
+            name: getattr(whole, name)[rows] for name in ("rank", "step", "at", "node", "gpu", "stage")
+        }
+        none = np.full(len(rows), np.nan)
+        figures = dict.fromkeys(("compute_s", "comm_s", "data_s", "work", "loss", "grad_norm"), none)
+        return StepBatch(
+            cluster=CLUSTER,
+            job="4711",
+            restart=0,
+            arrived_at=self.now,
+            nodes=whole.nodes,
+            **columns,
+            **figures,
+            step_s=np.full(len(rows), open_s),
+            doing=np.full(len(rows), DOING.index(doing), np.int8),
+        )
+
+    def take(self, *batches: StepBatch) -> None:
+        self.shown = msgspec.structs.replace(self.shown, taken_at=self.now)
+        self.steps.update(batches, self.shown, self.now)
+        sensed = self.detector.tick(
+            self.steps,
+            self.shown,
+            self.now,
+            self.watched,
+            at_rest=lambda _: self.rest,
+            links_down=lambda nodes: {name: self.links[name] for name in nodes if name in self.links},
+        )
+        self.found += sensed.findings
+        self.clear = dict(sensed.clear_since)
+
+
+def others(*missing: int) -> list[int]:
+    return [rank for rank in range(RANKS) if rank not in missing]
+
+
+def standing(says: Mapping[str, list[int]] | None, seconds: float = 90, **fields: object) -> Job:
+    job = Job(**fields)  # type: ignore[arg-type]
+    job.run(40)
+    assert job.found == []
+    job.stand(seconds, says)
+    return job
+
+
+def test_a_rank_that_never_comes_is_named_a_minute_later() -> None:
+    job = standing({"collective": others(13), "compute": [13]})
+    (found,) = job.found
+    assert (found.fault, found.fault_class, found.component) == ("hang", FaultClass.informational, JOB)
+    assert found.jobs == ("4711",)
+    assert found.affected == (Component(cluster=CLUSTER, node=node_name(1), gpu=5),)
+    assert found.arrived_at - found.at == timedelta(seconds=65)
+    assert found.text == (
+        "job 4711: no step since 03:03:20 UTC, for 65 s; the last was step 40, and one takes 5 s; step 41: "
+        "31 of 32 ranks wait in its collective; rank 13 (gpu0001, GPU 5) still computes"
+    )
+
+
+def test_a_rank_that_says_nothing_any_more_is_named() -> None:
+    """Its process is stopped or gone: the others' senders go on."""
+    (found,) = standing({"collective": others(30)}).found
+    assert "rank 30 (gpu0003, GPU 6) says nothing any more" in found.text
+
+
+def test_all_came_and_it_does_not_end() -> None:
+    (found,) = standing({"collective": others()}).found
+    assert "all 32 ranks came to the collective of step 41" in found.text and found.affected == ()
+
+
+def test_many_missing_ranks_share_a_cause_and_none_is_named() -> None:
+    (found,) = standing({"collective": others(*range(8, 24)), "compute": list(range(8, 24))}).found
+    assert "16 of 32 ranks never came to step 41: none of them is named" in found.text
+    assert found.affected == ()
+
+
+@pytest.mark.parametrize(
+    ("says", "seconds", "why"),
+    [
+        (None, 1200, "its senders died, or healer cannot be reached: nobody says that it stands"),
+        ({"collective": list(range(10))}, 1200, "most senders are gone: it may come to its end"),
+        ({"checkpoint": [0], "collective": others(0)}, 1200, "it saves, as it says"),
+        ({"evaluation": others()}, 1200, "it evaluates, as it says"),
+        ({"between": others()}, 1200, "nobody is in a step"),
+        ({"between": [0], "collective": others(0)}, 170, "one rank may save for all"),
+        ({"compute": others()}, 170, "all compile a new shape"),
+        ({"collective": others(3), "compute": [3]}, 55, "one rank collects its garbage"),
+    ],
+)
+def test_what_only_looks_like_a_hang(says: dict[str, list[int]] | None, seconds: float, why: str) -> None:
+    assert standing(says, seconds).found == [], why
+
+
+def test_gpus_that_rest_speak_where_no_rank_does() -> None:
+    job = standing(None, 175, rest=True)
+    assert job.found == []
+    job.stand(20)
+    (found,) = job.found
+    assert "its ranks do not say where they stand" in found.text and found.confidence == 0.7
+
+
+@pytest.mark.parametrize("rest", [False, None])
+def test_gpus_that_work_or_are_unknown_make_no_hang(rest: bool | None) -> None:
+    assert standing(None, 1200, rest=rest).found == []
+
+
+def test_ranks_that_all_compute_are_believed_as_long_as_their_gpus_work() -> None:
+    assert standing({"compute": others()}, 1200, rest=False).found == []
+    assert len(standing({"compute": others()}, 300, rest=True).found) == 1
+
+
+def test_a_lost_link_is_enough_as_soon_as_a_step_is_overdue() -> None:
+    job = Job()
+    job.run(40)
+    job.links = {node_name(2): LinkDown(at=job.now, text="mlx5_0: Link down")}
+    job.stand(10)
+    (found,) = job.found
+    assert found.affected == (Component(cluster=CLUSTER, node=node_name(2)),)
+    assert found.arrived_at - found.at == timedelta(seconds=10)
+    assert "gpu0002 lost a link at 03:03:20 UTC (mlx5_0: Link down)" in found.text
+
+
+def test_a_link_lost_long_before_or_in_a_job_that_goes_on_or_rests_is_nothing() -> None:
+    job = Job()
+    job.run(40)
+    job.links = {node_name(2): LinkDown(at=job.now - timedelta(seconds=90), text="Link down")}
+    job.stand(30)
+    assert job.found == []
+    job = Job(links={node_name(2): LinkDown(at=START + timedelta(seconds=200), text="Link down")})
+    job.run(60)
+    assert job.found == []
+    job.steps.update([job.words("checkpoint", [0], 1.0, 0)], job.shown, job.now)
+    job.links = {node_name(2): LinkDown(at=job.now, text="Link down")}
+    job.stand(30)
+    assert job.found == []
+
+
+def test_a_job_with_long_pauses_of_its_own_is_waited_for_longer() -> None:
+    job = Job()
+    job.run(20)
+    job.run(1, step_s=80)
+    job.run(20)
+    job.stand(155, {"collective": others(3), "compute": [3]})
+    assert job.found == []
+    job.stand(20, {"collective": others(3), "compute": [3]})
+    assert len(job.found) == 1
+
+
+def test_slow_steps_are_waited_for_by_their_own_measure() -> None:
+    job = Job()
+    job.run(20, step_s=40)
+    job.stand(195, {"collective": others(3), "compute": [3]})
+    assert job.found == []
+
+
+def test_a_suspended_job_and_an_old_picture_are_no_hang() -> None:
+    job = Job()
+    job.run(40)
+    running = job.shown
+    job.shown = msgspec.structs.replace(
+        running, jobs={"4711": msgspec.structs.replace(running.jobs["4711"], state="SUSPENDED")}
+    )
+    says = {"collective": others(3), "compute": [3]}
+    job.stand(600, says)
+    job.shown = running
+    job.stand(50, says)
+    assert job.found == []
+
+
+def test_it_is_over_when_steps_go_on_or_the_job_ends() -> None:
+    job = standing({"collective": others(13), "compute": [13]})
+    assert HANG not in job.clear
+    job.run(3)
+    assert HANG in job.clear and len(job.found) == 1
+    job.stand(90, {"collective": others(13), "compute": [13]})
+    assert len(job.found) == 2 and HANG not in job.clear
+    job.shown = msgspec.structs.replace(job.shown, jobs={})
+    job.stand(5)
+    assert HANG in job.clear
+
+
+def test_what_stands_is_told_again_and_who_is_missing_as_soon_as_it_is_known() -> None:
+    job = Job()
+    job.run(40)
+    job.links = {node_name(2): LinkDown(at=job.now, text="Link down")}
+    job.stand(10)
+    job.stand(80, {"collective": others(17), "compute": [17]})
+    first, second = job.found
+    assert first.evidence[0].digest != second.evidence[0].digest
+    assert "rank 17" in second.text and "rank 17" not in first.text
+    job.stand(240, {"collective": others(17), "compute": [17]})
+    assert len(job.found) == 2
+    job.stand(120, {"collective": others(17), "compute": [17]})
+    assert len(job.found) == 3 and job.found[2].evidence[0].digest == second.evidence[0].digest
+
+
+def test_after_a_restart_of_healer_a_job_that_stood_is_known_again() -> None:
+    job = Job()
+    job.run(40)
+    says = {"collective": others(13), "compute": [13]}
+    job.stand(30, says)
+    job.detector = Hangs()
+    job.stand(40, says)
+    assert len(job.found) == 1 and HANG not in job.clear
+
+
+def test_while_healer_heard_nobody_nothing_stood() -> None:
+    job = Job(rest=True)
+    job.run(40)
+    job.at_s += 1200
+    job.shown = msgspec.structs.replace(job.shown, taken_at=job.now)
+    sensed = job.detector.tick(
+        job.steps, job.shown, job.now, listening_since=job.now - timedelta(seconds=20), at_rest=lambda _: True
+    )
+    assert sensed.findings == ()
+
+
+def test_a_rank_of_another_node_has_no_say() -> None:
+    """A word for a rank that runs elsewhere, by a node of the same job, counts for nothing."""
+    job = Job()
+    job.run(40)
+    forged = job.words("collective", [9], 60.0, 5)
+    foreign = replace(forged, node=np.zeros(1, np.int32))
+    job.take(foreign)
+    assert job.steps.dropped == 1

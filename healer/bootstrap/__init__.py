@@ -51,6 +51,7 @@ from healer.processes.scheduler import (
     sweep,
     woken_by,
 )
+from healer.processes.recording import Recording
 from healer.recorder import Recorder
 from healer.ruleset import load as load_rules
 from healer.setting_values import CHECKED
@@ -357,7 +358,7 @@ def run_detector(settings: Settings) -> None:
     cleared = returned_nodes(connection, cluster)
     connection.commit()
     snapshots = PostgresSnapshots(db)  # one for both: each would decode every change of its own
-    recorder = _recorder(settings, db)
+    recorder = _recording(settings, db, cluster)
     detector = Detector(
         cluster=cluster,
         ledger=ledger(settings, db, cluster, connection, snapshots),
@@ -372,6 +373,8 @@ def run_detector(settings: Settings) -> None:
         beat=Beat(db, cluster, "detector"),
     )
     note = recorder.note_samples if recorder else None
+    if recorder is not None:
+        threading.Thread(target=recorder.run, args=(stopped,), name="recorder", daemon=True).start()
     with forest(db, cluster) as trees:
         history = history_of(settings, PostgresColumns(db), cluster)
         senses = senses_loop(db, cluster, rules, detector.picture, trees, note, history=history)
@@ -380,13 +383,32 @@ def run_detector(settings: Settings) -> None:
         detector.run(stopped.is_set)
 
 
-def _recorder(settings: Settings, db: sa.Engine) -> Recorder | None:
-    """Appends to HEALER_RECORDING, line by line, for `healer replay`."""
+def _recording(settings: Settings, db: sa.Engine, cluster: str) -> Recording | None:
+    """Writes into the folder HEALER_RECORDING, for `healer replay`. One that cannot be written stops nothing:
+    `healer doctor` names it."""
     if settings.recording is None:
         return None
-    from healer.adapters.recording_file import RecordingFile
+    from healer.adapters.postgres.losses import PostgresLosses
+    from healer.adapters.recording_folder import RecordingFolder
 
-    return Recorder(RecordingFile(settings.recording), PostgresColumns(db))
+    try:
+        folder = RecordingFolder(
+            settings.recording,
+            max_bytes=int(settings.recording_max_gb * 1e9),
+            max_age=timedelta(days=settings.recording_days),
+            now=SystemClock().now,
+        )
+    except OSError as error:
+        log.error("nothing is recorded", folder=str(settings.recording), error=str(error))
+        return None
+    return Recording(
+        Recorder(folder, PostgresColumns(db)),
+        rest=folder.rest,
+        close=folder.close,
+        book=PostgresLosses(db),
+        cluster=cluster,
+        clock=SystemClock(),
+    )
 
 
 def run_scheduler(settings: Settings) -> None:

@@ -44,7 +44,7 @@ class File(Protocol):
     """Where a recording goes."""
 
     def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
-        """One line of JSON without its end. `samples`: it was measured, and may be kept for a shorter time."""
+        """One line of JSON without its end. `samples`: it was measured, and may be kept less long."""
         ...
 
     def begun(self) -> bool:
@@ -53,8 +53,8 @@ class File(Protocol):
 
 
 class Recorder:
-    """Slurm's picture is written whole at the begin of each file, and after that what changed in it. Threads may
-    share one."""
+    """Slurm's picture is written whole at the begin of each file, and after that what changed in it. Threads
+    may share one."""
 
     def __init__(self, file: File, book: ColumnBook) -> None:
         self._file, self._layouts = file, Layouts(book)

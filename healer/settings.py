@@ -152,8 +152,11 @@ def guard_overrides(settings: Settings) -> dict[str, Any]:
 
 def rules_folder(settings: Settings) -> Path:
     """The site's rules, or those that ship: `rules/` of the checkout or of an installed package."""
-    if settings.rules_dir is not None:
-        return settings.rules_dir
+    return settings.rules_dir or shipped_rules()
+
+
+def shipped_rules() -> Path:
+    """`rules/` of the checkout or of an installed package."""
     here = Path(__file__).parent
     checkout = here.parent / "rules"
     return checkout if checkout.is_dir() else here / "_data" / "rules"

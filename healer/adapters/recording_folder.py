@@ -1,8 +1,9 @@
 """A recording on disk: a folder of packed files by the hour, bounded by age, by size and by the disk itself.
 
-`20261121T180000Z-events.jsonl.zst` holds what is judged at once and Slurm's picture, `…-samples.jsonl.zst` what was
-measured: a hundred times as much, and the first to go. Each is a row of zstd frames of whole lines, so that what
-a dead process left can be read to its last frame. Beside each a small `.json` says what it holds.
+`20261121T180000000000Z-events.jsonl.zst` holds what is judged at once and Slurm's picture,
+`…-samples.jsonl.zst` what was measured: a hundred times as much, and the first to go. Each is a row of zstd
+frames of whole lines, so that what a dead process left can be read to its last frame. Beside each a small
+`.json` says what it holds.
 """
 
 import os
@@ -174,8 +175,8 @@ def about(path: Path) -> Path:
 
 
 def prune(folder: Path, *, max_bytes: int, max_age: timedelta, now: datetime) -> list[str]:
-    """Deletes what is too old; then, while all is too large or the disk too full, the oldest samples, then the
-    oldest events. The names of what went."""
+    """Deletes what is too old; then, while all is too large or the disk too full, the oldest samples, then
+    the oldest events. The names of what went."""
     files = sorted(folder.glob("*.jsonl.zst"))
     oldest = (now - max_age).strftime(_NAME)
     gone = [path for path in files if path.name[: len(oldest)] < oldest]

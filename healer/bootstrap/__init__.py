@@ -39,6 +39,7 @@ from healer.model import Role, Ruleset
 from healer.observations.controller import POLL_S
 from healer.ports import Bmc, NodeExec, Poke, Scheduler, SchedulerError
 from healer.processes.detector import Detector
+from healer.processes.recording import Recording
 from healer.processes.rulebook import Rulebook
 from healer.processes.scheduler import (
     DELIVER_S,
@@ -51,7 +52,6 @@ from healer.processes.scheduler import (
     sweep,
     woken_by,
 )
-from healer.processes.recording import Recording
 from healer.recorder import Recorder
 from healer.ruleset import load as load_rules
 from healer.setting_values import CHECKED

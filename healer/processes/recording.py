@@ -1,4 +1,4 @@
-"""Recording beside the walk and the ticks, never in their way: a queue that is full loses entries and counts them."""
+"""Recording beside the walk and the ticks, never in their way: a full queue loses entries and counts them."""
 
 import threading
 from collections import deque

@@ -16,8 +16,8 @@ class BadRecording(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line: when, which route with which query, its body as the API takes it, and its number; `file` where
-    a recording is of several.
+    """One line: when, which route with which query, its body as the API takes it, and its number; `file`
+    where a recording is of several.
 
     `raw` is the body's JSON as it stands in the line: samples are read by their own decoders.
     """
@@ -54,7 +54,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def merged(sources: Sequence[Source]) -> Iterator[Entry]:
-    """The entries of all files by time. Files of one kind stand in their order; each is opened when it is due."""
+    """The entries of all files by time. Those of one kind stand in their order, and are opened when due."""
     kinds = dict.fromkeys(one.kind for one in sources)
     return heapq.merge(
         *(_chained([one for one in sources if one.kind == kind]) for kind in kinds), key=lambda one: one.at

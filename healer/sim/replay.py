@@ -263,7 +263,7 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
     cluster = None
     for entry in stream:
         held.append(entry)
-        cluster = _cluster_of(entry)
+        cluster = cluster_of(entry)
         if cluster is not None:
             break
     if not held:
@@ -299,7 +299,8 @@ def _named(entry: Entry) -> Iterator[None]:
         raise BadRecording(f"{entry.place}: {entry.route}: {error}") from error
 
 
-def _cluster_of(entry: Entry) -> str | None:
+def cluster_of(entry: Entry) -> str | None:
+    """The cluster that it names, if any."""
     body = entry.body
     first = body[0] if isinstance(body, list) and body else body
     if isinstance(first, dict) and first.get("cluster"):

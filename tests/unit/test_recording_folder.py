@@ -10,7 +10,7 @@ import pytest
 from healer.adapters import recording_folder
 from healer.adapters.recording_folder import RecordingFolder, about
 from healer.adapters.recording_read import BadFrame, chosen, lines_of, recordings
-from healer.model import Loss, Observation, SlurmNode, SlurmSnapshot
+from healer.model import Component, Loss, Observation, ObservationKind, SlurmNode, SlurmSnapshot
 from healer.processes.recording import Recording
 from healer.recorder import Recorder
 from healer.sim.clock import SimClock
@@ -169,12 +169,9 @@ class Book:
 
 
 def beat(number: int) -> Observation:
-    from healer.model import Component, ObservationKind
-
-    return Observation(
-        digest=str(number), kind=ObservationKind.heartbeat, component=Component(cluster="pod1", node="gpu0001"),
-        event_at=START, arrived_at=START,
-    )  # fmt: skip
+    about = Component(cluster="pod1", node="gpu0001")
+    kind = ObservationKind.heartbeat
+    return Observation(digest=str(number), kind=kind, component=about, event_at=START, arrived_at=START)
 
 
 def test_a_queue_that_is_full_loses_entries_counts_them_and_tells_the_picture_anew(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ LOSS_WORDS: Mapping[LossReason, tuple[str, str]] = {
     ),
     LossReason.not_recorded: (
         "The recording has a hole",
-        "All was judged as ever; a replay lacks it. Look at the disk of HEALER_RECORDING: docs/recordings.md.",
+        "All was judged as ever; a replay lacks it. Look at the disk of HEALER_RECORDING.",
     ),
     LossReason.not_kernel: (
         "Log lines that are not surely the kernel's",

@@ -417,8 +417,10 @@ def run_scheduler(settings: Settings) -> None:
     from healer.adapters.signing import CHECKPOINT_FILE, load_signer
     from healer.bootstrap.alive import ALIVE_S, Switch
     from healer.bootstrap.channels import check_channels
+    from healer.bootstrap.rehearse import duty as rehearsals
     from healer.bootstrap.sinks import delivery, event_duty
     from healer.bootstrap.telling import CONNECTIONS, Telling
+    from healer.processes.rehearsing import EVERY_S as REHEARSE_S
 
     rules = rulebook(settings)
     check_channels(settings, rules().notifications)
@@ -458,7 +460,9 @@ def run_scheduler(settings: Settings) -> None:
         *woken_by(Waiting(db, cluster, clock), woken),
         *event_duty(settings, db, cluster),
     ]
-    run_duties(duties, stopped)
+    rehearsing = rehearsals(settings, db, cluster)
+    run_duties([*duties, Duty("rehearse", REHEARSE_S, rehearsing)], stopped)
+    rehearsing.close()
     sealer.close()
 
 

@@ -1,6 +1,5 @@
 """Changes of rule files, tried over recordings: asked for, looked at, made proof. None is applied here."""
 
-import difflib
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ from healer.api.views import Page
 from healer.model import Role
 from healer.model.recordings import Recordings
 from healer.model.rehearsal import Outcomes, Rehearsal
+from healer.rulediff import unified
 
 router = APIRouter(tags=["rules"])
 
@@ -142,7 +142,8 @@ def one(request: Request, caller: Viewer, id: Id) -> Response:
 @router.get("/rehearsals/{id}/diff", response_class=Response)
 def diff(request: Request, caller: Viewer, id: Id) -> Response:
     """The change as a unified diff, for `git apply`."""
-    return _download(diff_of(_own(request, caller, id)), f"{id[:8]}.diff")
+    known = _own(request, caller, id)
+    return _download(unified(known.file, known.before, known.text), f"{known.id[:8]}.diff")
 
 
 @router.get("/rehearsals/{id}/file", response_class=Response)
@@ -185,18 +186,6 @@ def prove(request: Request, caller: Admin, id: Id, body: ProofBody) -> Response:
         return answer(request, Page(items=found))
 
     return once(request, caller, body, act)
-
-
-def diff_of(known: Rehearsal) -> str:
-    """Unified, with the names as git writes them."""
-    old = f"a/rules/{known.file}" if known.before is not None else "/dev/null"
-    lines = difflib.unified_diff(
-        (known.before or "").splitlines(keepends=True),
-        known.text.splitlines(keepends=True),
-        old,
-        f"b/rules/{known.file}",
-    )
-    return "".join(one if one.endswith("\n") else one + "\n\\ No newline at end of file\n" for one in lines)
 
 
 def _own(request: Request, caller: Caller, id: str) -> Rehearsal:

@@ -45,6 +45,7 @@ from healer.bootstrap.done import done
 from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.bootstrap.recordings import recordings_of
 from healer.bootstrap.rule_files import RuleFiles
+from healer.bootstrap.tried import Tried
 from healer.casebook import CaseBook
 from healer.console.reads import Arriving, NewSession, Queue, Session
 from healer.console.routes import router as console
@@ -210,6 +211,7 @@ def web_app(settings: Settings) -> FastAPI:
         console(
             reads, session_of, clock=wired.clock.now, sign_in=sign_in, sign_out=access.sign_out,
             secure_cookie=wired.secure_cookies, link_secret=settings.link_secret,
+            rehearsals=Tried(wired, PostgresRehearsals(db)),
         )
     )  # fmt: skip
     return app

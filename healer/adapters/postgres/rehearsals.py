@@ -55,13 +55,15 @@ class PostgresRehearsals:
 
     def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
         """Without texts and results."""
-        doc = rehearsals.c.doc.op("-", return_type=JSONB)(sa.cast(list(_LARGE), ARRAY(sa.Text)))
-        query = sa.select(doc.label("doc")).order_by(rehearsals.c.created_at.desc()).limit(limit)
+        doc = rehearsals.c.doc.op("-")(sa.cast(list(_LARGE), ARRAY(sa.Text)))
+        query = (
+            sa.select(sa.cast(doc, JSONB).label("doc")).order_by(rehearsals.c.created_at.desc()).limit(limit)
+        )
         if clusters is not None:
             query = query.where(rehearsals.c.cluster.in_(clusters))
         with translated(), self._engine.connect() as conn:
-            docs = conn.execute(query).scalars().all()
-        return [msgspec.convert({"text": "", "before": None, **one}, Rehearsal) for one in docs]
+            docs: list[dict[str, Any]] = [row.doc for row in conn.execute(query)]
+        return [msgspec.convert(one | {"text": "", "before": None}, Rehearsal) for one in docs]
 
     def one(self, name: str) -> Rehearsal | None:
         with translated(), self._engine.connect() as conn:

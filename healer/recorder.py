@@ -82,8 +82,8 @@ class Recorder:
             self._snapshot = snapshot or self._snapshot
             self._show(now)
             self._show_drift(now, facts or {}, references or {})
-            for route, body in _bodies(batch):
-                self._put(now, route, body)
+            for route, body, known_as in _bodies(batch):
+                self._put(now, route, body, known_as=known_as)
 
     def note_samples(self, reports: Sequence[Report], batches: Sequence[StepBatch], now: datetime) -> None:
         """Samples that the senses are about to take."""
@@ -140,10 +140,13 @@ class Recorder:
                 self._put(now, "reference", {"kind": kind, "node": one.node, "facts": one.facts})
         self._references = dict(references)
 
-    def _put(self, now: datetime, route: str, body: Any, *, samples: bool = False) -> None:
+    def _put(
+        self, now: datetime, route: str, body: Any, *, samples: bool = False, known_as: Sequence[str] = ()
+    ) -> None:
         # Two threads tell their own time: a recording never goes back.
         self._last = now if self._last is None else max(now, self._last)
-        line = msgspec.json.encode({"at": self._last, "route": route, "body": body})
+        told: dict[str, Any] = {"at": self._last, "route": route, "body": body}
+        line = msgspec.json.encode(told | {"known_as": known_as} if known_as else told)
         self._file.write(line if samples else without_secrets(line), self._last, route, samples=samples)
 
 
@@ -168,38 +171,53 @@ def _changed(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any]
     return {key: rows for key, rows in told.items() if rows}
 
 
-def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Observations back in the form in which senders tell them. Commands of people are not signals."""
+#: What may open an incident. Its id follows from the name of the observation, which may hang on how it came
+#: and not on what it says alone.
+_NAMED = _LINES | {ObservationKind.alert, ObservationKind.hook}
+
+
+def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any], Sequence[str]]]:
+    """Observations back in the form in which senders tell them, and the names by which they are known.
+    Commands of people are not signals."""
     for place, group in itertools.groupby(batch, key=_place):
         kind, cluster, node, boot_id = place
         told = list(group)
         if kind == "kernel-log":
             entries = [_entry(one) for one in told]
             body = {"cluster": cluster, "node": node, "boot_id": boot_id, "entries": entries}
-            yield "signals/kernel-log", _told(body)
-        elif kind == ObservationKind.heartbeat:
-            for one in told:
-                body = {"cluster": cluster, "node": node, "boot_id": boot_id, "gpus": one.data.get("gpus")}
-                yield "signals/heartbeat", _told(body)
-        elif kind == ObservationKind.checkpoint:
-            for one in told:
-                body = {"cluster": cluster, "job": one.component.job, "time": one.event_at, **one.data}
-                yield (
-                    "signals/checkpoints",
-                    {name: value for name, value in body.items() if value is not None},
-                )
+            yield "signals/kernel-log", _told(body), _names(told)
         elif kind == ObservationKind.alert:
-            yield "signals/alertmanager", _alerts(told)
-        elif kind == ObservationKind.hook:
+            yield "signals/alertmanager", _alerts(told), _names(told)
+        else:
             for one in told:
-                yield f"signals/hooks/{one.data['hook']}", _told(_hook(one))
-        elif kind == ObservationKind.inventory and node is not None:
-            for one in told:
-                body = {"cluster": cluster, "node": node, "inventory": one.data.get("facts") or {}}
-                yield "signals/metrics", body
-        elif kind == ObservationKind.gpu_inventory and node is not None:
-            for one in told:
-                yield "signals/metrics", _inventory(cluster, node, one)
+                found = _body(one)
+                if found is not None:
+                    yield *found, _names([one])
+
+
+def _body(one: Observation) -> tuple[str, dict[str, Any]] | None:
+    where = one.component
+    cluster, node = where.cluster, where.node
+    if one.kind is ObservationKind.heartbeat:
+        gpus = one.data.get("gpus")
+        beat = {"cluster": cluster, "node": node, "boot_id": one.boot_id, "gpus": gpus}
+        return "signals/heartbeat", _told(beat)
+    if one.kind is ObservationKind.checkpoint:
+        return "signals/checkpoints", _told(
+            {"cluster": cluster, "job": where.job, "time": one.event_at} | one.data
+        )
+    if one.kind is ObservationKind.hook:
+        return f"signals/hooks/{one.data['hook']}", _told(_hook(one))
+    if one.kind is ObservationKind.inventory and node is not None:
+        facts = one.data.get("facts") or {}
+        return "signals/metrics", {"cluster": cluster, "node": node, "inventory": facts}
+    if one.kind is ObservationKind.gpu_inventory and node is not None:
+        return "signals/metrics", _inventory(cluster, node, one)
+    return None
+
+
+def _names(told: Sequence[Observation]) -> list[str]:
+    return [one.digest for one in told if one.kind in _NAMED]
 
 
 def _told(body: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class Entry(msgspec.Struct, frozen=True):
     raw: bytes
     line: int = 0
     file: str = ""
+    #: The names under which production knew what it tells, in its order.
+    known_as: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -43,6 +45,7 @@ class _Line(msgspec.Struct, frozen=True):
     at: datetime
     route: str
     body: msgspec.Raw = msgspec.Raw(b"null")
+    known_as: tuple[str, ...] = ()
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -90,4 +93,12 @@ def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> 
         parts = urlsplit(line.route)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         route = parts.path.strip("/").removeprefix("api/v1/")
-        yield Entry(at=at, route=route, query=query, raw=bytes(line.body), line=number, file=file)
+        yield Entry(
+            at=at,
+            route=route,
+            query=query,
+            raw=bytes(line.body),
+            line=number,
+            file=file,
+            known_as=line.known_as,
+        )

@@ -167,6 +167,9 @@ class Replay:
         if parsed.rejected and not self.rejected_first:
             first = parsed.rejected[0]
             self.rejected_first = f"{entry.place}, entry {first.index}: {first.reason}"
+        if entry.known_as and len(entry.known_as) == len(parsed.observations):
+            named = zip(parsed.observations, entry.known_as, strict=True)
+            return self._fresh([msgspec.structs.replace(one, digest=name) for one, name in named], {})
         return self._fresh(parsed.observations, parsed.alternatives)
 
     def _fresh(

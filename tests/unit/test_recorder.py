@@ -2,20 +2,27 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from healer.incidents.identity import incident_id
 from healer.model import Column, Observation, ObservationKind, Part, Reference, SlurmNode, SlurmSnapshot
 from healer.model.component import Component
 from healer.model.samples import Report, StepBatch
 from healer.recorder import Recorder, without_secrets
+from healer.ruleset import load
 from healer.signals.alerts import Site, alertmanager_observations
+from healer.signals.wire import kernel_log_observations
 from healer.sim.columns import MemoryColumns
 from healer.sim.recording import read
+from healer.sim.replay import replay
 
+RULES = Path(__file__).parents[2] / "rules"
+XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
 COLUMNS = (
     Column("gpu_temp_c", Part(gpu=0)),
@@ -140,6 +147,19 @@ def test_each_file_begins_with_slurms_picture() -> None:
     lines.turn()
     tap.note_samples([report(book)], [], NOW)
     assert [route for route, _ in lines.told()] == ["slurm/nodes", "slurm/jobs", "signals/metrics"]
+
+
+def test_an_event_keeps_the_name_that_its_incident_is_called_by() -> None:
+    """It came with a number of its sender, which no recording tells."""
+    body = {"cluster": "pod1", "node": "gpu0001", "entries": [{"seq": 7, "line": XID_79}, {"line": XID_79}]}
+    seen = kernel_log_observations(body, lambda _c, _n: True, NOW, cluster="pod1").observations
+    lines = Lines()
+    tap, _ = recorder(lines)
+    tap.note(seen, snapshot("gpu0001"), NOW)
+    made = replay(load(RULES, prove=False), read(line.decode() for line in lines.lines))
+    (incident,) = made["incidents"]
+    root = msgspec.convert(incident["root"], Component)
+    assert incident["id"] == incident_id("pod1", incident["rule"], root, seen[0].digest)
 
 
 def test_after_the_picture_what_changed_in_it_is_told() -> None:

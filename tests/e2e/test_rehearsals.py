@@ -137,6 +137,8 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
     assert said == []
 
     # The same in a terminal and for CI: beside what was really done.
+    token = site.headers["Authorization"].removeprefix("Bearer ")
+    stack.environ |= {"HEALER_URL": stack.url, "HEALER_TOKEN": token}
     same = stack.run("replay", str(stack.data_dir / "recordings"), "--against", "done", "--json")
     told = json.loads(same.stdout)
     assert [one for one in told["incidents"]["lost"] if one["rule"] == "gpu-lost"] == []

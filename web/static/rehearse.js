@@ -4,10 +4,12 @@
   const form = document.getElementById("try");
   if (form) {
     const go = document.getElementById("try-go"), wrong = document.getElementById("try-problem");
-    const fail = (node) => { wrong.replaceChildren(node); wrong.hidden = false; go.disabled = false; };
+    const fail = (node) => { wrong.replaceChildren(node); wrong.hidden = false; go.disabled = false; go.textContent = "Try it"; };
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       go.disabled = true;
+      wrong.hidden = true;
+      go.textContent = "Checking the rules…";
       const body = {
         cluster: form.dataset.cluster,
         file: form.dataset.file,

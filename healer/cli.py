@@ -32,6 +32,7 @@ COMMANDS = (
     "topology",
     "model",
     "replay",
+    "recordings",
     "simulate",
     "audit",
     "hook",

@@ -35,6 +35,7 @@ from healer.signals.wire import kernel_log_observations
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
 from healer.sim.replay_slurm import ReplaySlurm
+from healer.sim.told_rows import Shown
 from healer.walk import walk
 
 #: Case files of faults over time.
@@ -247,7 +248,7 @@ class _Play:
 
     def _step(self, path: Sequence[str | int], step: At) -> list[Observation]:
         if step.jobs is not None:
-            self.slurm.show_jobs([self._job(job) for job in step.jobs])
+            self.slurm.show_jobs(Shown([self._job(job) for job in step.jobs]))
         before = self.boots[step.node]
         self.boots[step.node] = step.boot or before
         seen = {"state": list(step.state), "reason": step.reason, "driver": step.driver}
@@ -319,7 +320,7 @@ class _Play:
             }
             for name in self.names
         ]
-        self.slurm.show_nodes(rows)
+        self.slurm.show_nodes(Shown(rows))
 
     def _job(self, job: JobAt) -> dict[str, Any]:
         held = list(job.gpus) or list(range(self.case.gpus))

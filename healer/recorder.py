@@ -5,6 +5,7 @@ over the same signals.
 """
 
 import itertools
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -17,6 +18,8 @@ from healer.model.samples import Report, StepBatch
 from healer.ports import ColumnBook
 from healer.recorded_samples import Layouts, steps_body
 
+#: An entry of its own where entries are missing.
+LOST = "lost"
 _LINES = frozenset(
     {
         ObservationKind.xid,
@@ -28,11 +31,20 @@ _LINES = frozenset(
 )
 
 
+#: What proves somebody who they are: it may stand in a job's comment, a label or an address.
+_SECRETS = re.compile(
+    rb"heal_[A-Za-z0-9_-]{8,}"
+    rb"|(?<=://)[^/@\s\"]{1,200}(?=@)"
+    rb"|(?i:\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"
+    rb"|(?i:(?<=password=)|(?<=passwd=)|(?<=token=)|(?<=secret=)|(?<=api_key=))[^\s&\"\\]{1,200}"
+)
+
+
 class File(Protocol):
     """Where a recording goes."""
 
-    def write(self, line: bytes) -> None:
-        """One line of JSON without its end."""
+    def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
+        """One line of JSON without its end. `samples`: it was measured, and may be kept less long."""
         ...
 
     def begun(self) -> bool:
@@ -41,14 +53,16 @@ class File(Protocol):
 
 
 class Recorder:
-    """Slurm's picture is written when it changed, and at the begin of each file. Threads may share one."""
+    """Slurm's picture is written whole at the begin of each file, and after that what changed in it. Threads
+    may share one."""
 
     def __init__(self, file: File, book: ColumnBook) -> None:
         self._file, self._layouts = file, Layouts(book)
         self._lock = threading.Lock()
         self._snapshot: SlurmSnapshot | None = None
-        self._nodes: object = None
-        self._jobs: object = None
+        #: As written in this file; None: nothing is.
+        self._nodes: Mapping[str, SlurmNode] | None = None
+        self._jobs: Mapping[str, SlurmJob] | None = None
         #: By kind, as written; None: nothing is written in this file yet.
         self._references: dict[str, Reference] | None = None
         self._last: datetime | None = None
@@ -68,30 +82,41 @@ class Recorder:
             self._snapshot = snapshot or self._snapshot
             self._show(now)
             self._show_drift(now, facts or {}, references or {})
-            for route, body in _bodies(batch):
-                self._put(now, route, body)
+            for route, body, known_as in _bodies(batch):
+                self._put(now, route, body, known_as=known_as)
 
     def note_samples(self, reports: Sequence[Report], batches: Sequence[StepBatch], now: datetime) -> None:
         """Samples that the senses are about to take."""
         with self._lock:
             self._show(now)
             if reports:
-                self._put(now, "signals/metrics", self._layouts.bodies(reports))
+                self._put(now, "signals/metrics", self._layouts.bodies(reports), samples=True)
             if batches:
-                self._put(now, "signals/step-times", [steps_body(one) for one in batches])
+                self._put(now, "signals/step-times", [steps_body(one) for one in batches], samples=True)
+
+    def note_lost(self, count: int, now: datetime) -> None:
+        """So many entries were not written just now. A change of the picture may be among them, so it is told
+        anew."""
+        with self._lock:
+            self._put(now, LOST, {"entries": count})
+            self._nodes = self._jobs = self._references = None
 
     def _show(self, now: datetime) -> None:
         if self._file.begun():
             self._nodes = self._jobs = self._references = None
         snapshot = self._snapshot
-        if snapshot is not None and snapshot.nodes != self._nodes:
+        if snapshot is None:
+            return
+        if snapshot.nodes is not self._nodes:
+            told = _changed("nodes", self._nodes, snapshot.nodes, _node)
             self._nodes = snapshot.nodes
-            rows = [_node(node) for node in snapshot.nodes.values()]
-            self._put(now, "slurm/nodes", {"cluster": snapshot.cluster, "nodes": rows})
-        if snapshot is not None and snapshot.jobs != self._jobs:
+            if told:
+                self._put(now, "slurm/nodes", {"cluster": snapshot.cluster} | told)
+        if snapshot.jobs is not self._jobs:
+            told = _changed("jobs", self._jobs, snapshot.jobs, _job)
             self._jobs = snapshot.jobs
-            rows = [_job(job) for job in snapshot.jobs.values()]
-            self._put(now, "slurm/jobs", {"cluster": snapshot.cluster, "jobs": rows})
+            if told:
+                self._put(now, "slurm/jobs", {"cluster": snapshot.cluster} | told)
 
     def _show_drift(
         self, now: datetime, facts: Mapping[str, Mapping[str, str]], references: Mapping[str, Reference]
@@ -115,44 +140,84 @@ class Recorder:
                 self._put(now, "reference", {"kind": kind, "node": one.node, "facts": one.facts})
         self._references = dict(references)
 
-    def _put(self, now: datetime, route: str, body: Any) -> None:
+    def _put(
+        self, now: datetime, route: str, body: Any, *, samples: bool = False, known_as: Sequence[str] = ()
+    ) -> None:
         # Two threads tell their own time: a recording never goes back.
         self._last = now if self._last is None else max(now, self._last)
-        self._file.write(msgspec.json.encode({"at": self._last, "route": route, "body": body}))
+        told: dict[str, Any] = {"at": self._last, "route": route, "body": body}
+        line = msgspec.json.encode(told | {"known_as": known_as} if known_as else told)
+        self._file.write(line if samples else without_secrets(line), self._last, route, samples=samples)
 
 
-def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Observations back in the form in which senders tell them. Commands of people are not signals."""
+def without_secrets(line: bytes) -> bytes:
+    """Tokens, and passwords in addresses, are no part of what happened."""
+    return _SECRETS.sub(_hidden, line)
+
+
+def _hidden(found: re.Match[bytes]) -> bytes:
+    kind, blank, _ = found.group().partition(b" ")
+    return kind + b" ***" if blank else b"***"
+
+
+def _changed(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], row: Any) -> dict[str, Any]:
+    """The whole picture where a file begins, marked as told again: it says no more than the rows before it.
+    Later what changed; empty: nothing."""
+    if before is None:
+        return {name: [row(one) for one in now.values()], "again": True}
+    changed = [row(one) for key, one in now.items() if before.get(key) != one]
+    gone = [key for key in before if key not in now]
+    told = {"changed": changed, "gone": gone}
+    return {key: rows for key, rows in told.items() if rows}
+
+
+#: What may open an incident. Its id follows from the name of the observation, which may hang on how it came
+#: and not on what it says alone.
+_NAMED = _LINES | {ObservationKind.alert, ObservationKind.hook}
+
+
+def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any], Sequence[str]]]:
+    """Observations back in the form in which senders tell them, and the names by which they are known.
+    Commands of people are not signals."""
     for place, group in itertools.groupby(batch, key=_place):
         kind, cluster, node, boot_id = place
         told = list(group)
         if kind == "kernel-log":
             entries = [_entry(one) for one in told]
             body = {"cluster": cluster, "node": node, "boot_id": boot_id, "entries": entries}
-            yield "signals/kernel-log", _told(body)
-        elif kind == ObservationKind.heartbeat:
-            for one in told:
-                body = {"cluster": cluster, "node": node, "boot_id": boot_id, "gpus": one.data.get("gpus")}
-                yield "signals/heartbeat", _told(body)
-        elif kind == ObservationKind.checkpoint:
-            for one in told:
-                body = {"cluster": cluster, "job": one.component.job, "time": one.event_at, **one.data}
-                yield (
-                    "signals/checkpoints",
-                    {name: value for name, value in body.items() if value is not None},
-                )
+            yield "signals/kernel-log", _told(body), _names(told)
         elif kind == ObservationKind.alert:
-            yield "signals/alertmanager", _alerts(told)
-        elif kind == ObservationKind.hook:
+            yield "signals/alertmanager", _alerts(told), _names(told)
+        else:
             for one in told:
-                yield f"signals/hooks/{one.data['hook']}", _told(_hook(one))
-        elif kind == ObservationKind.inventory and node is not None:
-            for one in told:
-                body = {"cluster": cluster, "node": node, "inventory": one.data.get("facts") or {}}
-                yield "signals/metrics", body
-        elif kind == ObservationKind.gpu_inventory and node is not None:
-            for one in told:
-                yield "signals/metrics", _inventory(cluster, node, one)
+                found = _body(one)
+                if found is not None:
+                    yield *found, _names([one])
+
+
+def _body(one: Observation) -> tuple[str, dict[str, Any]] | None:
+    where = one.component
+    cluster, node = where.cluster, where.node
+    if one.kind is ObservationKind.heartbeat:
+        gpus = one.data.get("gpus")
+        beat = {"cluster": cluster, "node": node, "boot_id": one.boot_id, "gpus": gpus}
+        return "signals/heartbeat", _told(beat)
+    if one.kind is ObservationKind.checkpoint:
+        return "signals/checkpoints", _told(
+            {"cluster": cluster, "job": where.job, "time": one.event_at} | one.data
+        )
+    if one.kind is ObservationKind.hook:
+        return f"signals/hooks/{one.data['hook']}", _told(_hook(one))
+    if one.kind is ObservationKind.inventory and node is not None:
+        facts = one.data.get("facts") or {}
+        return "signals/metrics", {"cluster": cluster, "node": node, "inventory": facts}
+    if one.kind is ObservationKind.gpu_inventory and node is not None:
+        return "signals/metrics", _inventory(cluster, node, one)
+    return None
+
+
+def _names(told: Sequence[Observation]) -> list[str]:
+    return [one.digest for one in told if one.kind in _NAMED]
 
 
 def _told(body: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from healer.model.words import Mode
 
 ADAPTERS = ("rest", "cli", "pyslurm", "sim")
 DEFAULT_LISTEN = "127.0.0.1:8080"
+ON = "on"
 
 
 class Listen(msgspec.Struct, frozen=True):
@@ -31,6 +32,14 @@ def text(text: str) -> str:
 
 def path(text: str) -> Path:
     return Path(text).expanduser().absolute()
+
+
+def recording(text: str) -> Path:
+    """A folder; the word `on` alone stands for the data directory's own."""
+    folder = Path(ON) if text == ON else path(text)
+    if folder.is_file():
+        raise ValueError(f"a folder or `{ON}`: recordings are many files")
+    return folder
 
 
 def listen(text: str) -> Listen:

@@ -70,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bmc_tls: str = values_of.CHECKED
     bmc_system: str | None = None
     recording: Path | None = None
+    recording_max_gb: float = 50.0
+    recording_days: float = 30.0
     guard_max_share: float | None = None
     guard_max_nodes: int | None = None
     guard_min_service_share: float | None = None
@@ -150,8 +152,11 @@ def guard_overrides(settings: Settings) -> dict[str, Any]:
 
 def rules_folder(settings: Settings) -> Path:
     """The site's rules, or those that ship: `rules/` of the checkout or of an installed package."""
-    if settings.rules_dir is not None:
-        return settings.rules_dir
+    return settings.rules_dir or shipped_rules()
+
+
+def shipped_rules() -> Path:
+    """`rules/` of the checkout or of an installed package."""
     here = Path(__file__).parent
     checkout = here.parent / "rules"
     return checkout if checkout.is_dir() else here / "_data" / "rules"
@@ -183,6 +188,7 @@ def load(
     if (problem := ticket_settings.problem(values)) is not None:
         raise SettingsError(problem)
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
+    _place_recording(values)
     return Settings(**values, clusters=clusters)
 
 
@@ -261,7 +267,14 @@ def _of_table(where: str, name: str, table: object, around: Mapping[str, Any]) -
         raise SettingsError(f"{title}: {error}") from None
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"], name))
     values["cluster"] = name
+    _place_recording(values)
     return Settings(**values)
+
+
+def _place_recording(values: dict[str, Any]) -> None:
+    """`on` is a folder of the data directory, one for each cluster of the tables."""
+    if values.get("recording") == Path(values_of.ON):
+        values["recording"] = Path(values["data_dir"], "recordings", values.get("cluster") or "")
 
 
 def _elsewhere(setting: str) -> str:
@@ -410,7 +423,9 @@ _KNOWN: dict[str, _Known] = {
     "HEALER_BMC_CA_FILE": _Known(values_of.path),
     "HEALER_BMC_TLS": _Known(values_of.tls),
     "HEALER_BMC_SYSTEM": _Known(values_of.text),
-    "HEALER_RECORDING": _Known(values_of.path),
+    "HEALER_RECORDING": _Known(values_of.recording),
+    "HEALER_RECORDING_MAX_GB": _Known(values_of.number(0.1, 100_000)),
+    "HEALER_RECORDING_DAYS": _Known(values_of.number(0.1, 400)),
     "HEALER_MODE": _Known(values_of.mode),
     "HEALER_GUARD_MAX_SHARE": _Known(_SHARE),
     "HEALER_GUARD_MAX_NODES": _Known(values_of.nodes),

@@ -175,6 +175,7 @@ def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Respo
             request=identity,
             earn=services.rules().guards.earn,
             given=services.rules().mode_of(rule),
+            texts=services.rules().texts,
         )
         record = services.reads.rule_records().get(name, RuleRecord())
         return answer(request, rule_view(services.rules(), rule, record, services.reads.trials()))

@@ -23,6 +23,7 @@ from healer.api import (
     reading,
     reconcile,
     references,
+    rehearsals,
     scraping,
     series,
     system,
@@ -182,7 +183,19 @@ def create_app(services: Services) -> FastAPI:
     }
     for name, part in shared.items():
         setattr(app.state, name, part)
-    for part in (reading, evidence, series, scraping, acting, reconcile, references, messages, chat, enroll):
+    for part in (
+        reading,
+        evidence,
+        series,
+        scraping,
+        acting,
+        reconcile,
+        references,
+        messages,
+        chat,
+        enroll,
+        rehearsals,
+    ):
         app.include_router(part.router, prefix=PREFIX)
     app.include_router(system.router)
     problems.install(app)

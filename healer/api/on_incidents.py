@@ -132,6 +132,7 @@ def review(request: Request, caller: Responder, id: Id, body: ReviewBody) -> Res
                 review=Review(body.review),
                 given=services.rules().mode_of(rule),
                 earn=services.rules().guards.earn,
+                texts=services.rules().texts,
                 at=services.clock.now(),
                 request=identity,
             )

@@ -4,7 +4,7 @@ Nothing in `healer.api` imports an adapter, and nothing here imports FastAPI, so
 exceptions below cheaply.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -50,6 +50,8 @@ from healer.model import (
     Verdict,
 )
 from healer.model.drift import Drift, Reconciled
+from healer.model.recordings import Recordings
+from healer.model.rehearsal import Outcomes, Rehearsal
 from healer.ports import Clock, ColumnBook, EvidenceBook, LossBook, Samples, SenderBook, SignalReads, Spool
 from healer.ports.pull import ScrapeBook
 
@@ -361,12 +363,22 @@ class Commands(Protocol):
         request: str,
         earn: Earn,
         given: Mode,
+        texts: Mapping[str, str],
     ) -> None:
-        """`given`: the mode by the files. Conflict where auto is not earned."""
+        """`given`: the mode by the files; `texts`: what rules say now. Conflict where auto is not earned."""
         ...
 
     def judge_mode(
-        self, rule: str, *, incident: str, review: Review, given: Mode, earn: Earn, at: datetime, request: str
+        self,
+        rule: str,
+        *,
+        incident: str,
+        review: Review,
+        given: Mode,
+        earn: Earn,
+        texts: Mapping[str, str],
+        at: datetime,
+        request: str,
     ) -> None:
         """After a review: a rule in mode auto falls back to approve where it is wrong too often."""
         ...
@@ -531,6 +543,46 @@ class Reads(Protocol):
         ...
 
 
+class Rehearsals(Protocol):
+    """Changes of rules that are tried over recordings."""
+
+    def ask(self, asked: Rehearsal) -> Rehearsal:
+        """The same id again is the same one. Conflict while another one of the cluster is under way."""
+        ...
+
+    def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
+        """Without texts and results."""
+        ...
+
+    def one(self, name: str) -> Rehearsal | None: ...
+
+    def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
+        """Again changes nothing. Conflict where it has ended otherwise."""
+        ...
+
+    def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]: ...
+
+    def prove(
+        self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
+    ) -> list[Outcomes]:
+        """Makes what these rules opened in it proof of them as edited. Conflict where it holds none."""
+        ...
+
+
+class RuleFiles(Protocol):
+    """The files of the rules in force."""
+
+    def names(self) -> list[str]: ...
+
+    def text(self, name: str) -> str | None:
+        """None where there is none of that name. ValueError for a name that cannot be one."""
+        ...
+
+    def problems(self, name: str, text: str) -> list[str]:
+        """What would be wrong with the whole set if the file said this, as at load."""
+        ...
+
+
 class AuditTrail(Protocol):
     def verify(self) -> AuditVerified: ...
     def export(self) -> Iterator[bytes]:
@@ -575,6 +627,11 @@ class Services:
     events: EventFeed
     #: What was collected on nodes.
     evidence: EvidenceBook
+    #: What was recorded of a cluster, and what was really done in a span of it: the document of a replay.
+    recordings: Callable[[str], Recordings]
+    done: Callable[[str, datetime, datetime], Mapping[str, Any]]
+    rehearsals: Rehearsals
+    rule_files: RuleFiles
     ready: Callable[[], Readiness]
     #: How nodes of a cluster prove who they are when they enrol: each cluster has a key of its own.
     credentials: Callable[[str], Credentials]

@@ -41,6 +41,7 @@ from healer.ports import Bmc, NodeExec, Poke, Scheduler, SchedulerError
 from healer.processes.detector import Detector
 from healer.processes.left_jobs import LOOK_S as LEFT_S
 from healer.processes.left_jobs import left_jobs
+from healer.processes.recording import Recording
 from healer.processes.rulebook import Rulebook
 from healer.processes.scheduler import (
     DELIVER_S,
@@ -357,7 +358,7 @@ def run_detector(settings: Settings) -> None:
     cleared = returned_nodes(connection, cluster)
     connection.commit()
     snapshots = PostgresSnapshots(db)  # one for both: each would decode every change of its own
-    recorder = _recorder(settings, db)
+    recorder = _recording(settings, db, cluster)
     detector = Detector(
         cluster=cluster,
         ledger=ledger(settings, db, cluster, connection, snapshots),
@@ -372,6 +373,8 @@ def run_detector(settings: Settings) -> None:
         beat=Beat(db, cluster, "detector"),
     )
     note = recorder.note_samples if recorder else None
+    if recorder is not None:
+        threading.Thread(target=recorder.run, args=(stopped,), name="recorder", daemon=True).start()
     with forest(db, cluster) as trees:
         history = history_of(settings, PostgresColumns(db), cluster)
         senses = senses_loop(db, cluster, rules, detector.picture, trees, note, history=history)
@@ -380,13 +383,32 @@ def run_detector(settings: Settings) -> None:
         detector.run(stopped.is_set)
 
 
-def _recorder(settings: Settings, db: sa.Engine) -> Recorder | None:
-    """Appends to HEALER_RECORDING, line by line, for `healer replay`."""
+def _recording(settings: Settings, db: sa.Engine, cluster: str) -> Recording | None:
+    """Writes into the folder HEALER_RECORDING, for `healer replay`. One that cannot be written stops nothing:
+    `healer doctor` names it."""
     if settings.recording is None:
         return None
-    from healer.adapters.recording_file import RecordingFile
+    from healer.adapters.postgres.losses import PostgresLosses
+    from healer.adapters.recording_folder import RecordingFolder
 
-    return Recorder(RecordingFile(settings.recording), PostgresColumns(db))
+    try:
+        folder = RecordingFolder(
+            settings.recording,
+            max_bytes=int(settings.recording_max_gb * 1e9),
+            max_age=timedelta(days=settings.recording_days),
+            now=SystemClock().now,
+        )
+    except OSError as error:
+        log.error("nothing is recorded", folder=str(settings.recording), error=str(error))
+        return None
+    return Recording(
+        Recorder(folder, PostgresColumns(db)),
+        rest=folder.rest,
+        close=folder.close,
+        book=PostgresLosses(db),
+        cluster=cluster,
+        clock=SystemClock(),
+    )
 
 
 def run_scheduler(settings: Settings) -> None:
@@ -395,8 +417,10 @@ def run_scheduler(settings: Settings) -> None:
     from healer.adapters.signing import CHECKPOINT_FILE, load_signer
     from healer.bootstrap.alive import ALIVE_S, Switch
     from healer.bootstrap.channels import check_channels
+    from healer.bootstrap.rehearse import duty as rehearsals
     from healer.bootstrap.sinks import delivery, event_duty
     from healer.bootstrap.telling import CONNECTIONS, Telling
+    from healer.processes.rehearsing import EVERY_S as REHEARSE_S
 
     rules = rulebook(settings)
     check_channels(settings, rules().notifications)
@@ -438,7 +462,9 @@ def run_scheduler(settings: Settings) -> None:
         *woken_by(Waiting(db, cluster, clock), woken),
         *event_duty(settings, db, cluster),
     ]
-    run_duties(duties, stopped)
+    rehearsing = rehearsals(settings, db, cluster)
+    run_duties([*duties, Duty("rehearse", REHEARSE_S, rehearsing)], stopped)
+    rehearsing.close()
     sealer.close()
 
 

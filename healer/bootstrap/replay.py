@@ -1,18 +1,98 @@
-"""`healer replay`: a recording through the walk on simulated parts."""
+"""`healer replay`: recordings through the walk on simulated parts, and what two rule sets make of them."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
+from healer.adapters.recording_read import chosen, kind_of, lines_of
 from healer.model import Ruleset
-from healer.sim.recording import read
-from healer.sim.replay import replay
+from healer.sim.compare import compare, differs
+from healer.sim.recording import Entry, Source, merged, read
+from healer.sim.replay import cluster_of, replay
+from healer.sim.report import since as report_since
+from healer.sim.sample_routes import SAMPLES
+
+__all__ = ["Span", "compare", "differs", "entries_of", "quiet", "replayed", "replayed_files"]
+
+#: Told of the moment that the replay has come to, every so many entries.
+Progress = Callable[[datetime], None]
+_TELL_EVERY = 2000
 
 
-def replayed(rules: Ruleset, lines: Iterable[str]) -> dict[str, Any]:
-    """The document of the contract. Raises ValueError that names the line for a recording that is none."""
-    # Standard output is the document's, and the same for the same input; warnings bear the time of day.
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Of which cluster and time a recording is."""
+
+    cluster: str
+    since: datetime
+    until: datetime
+
+
+def quiet() -> None:
+    """Standard output is the document's, and the same for the same input; warnings bear the time of day."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    return replay(rules, read(lines))
+
+
+def replayed(rules: Ruleset, lines: Iterable[str]) -> tuple[dict[str, Any], Span | None]:
+    """The document of the contract. Raises ValueError that names the line for a recording that is none."""
+    watch = _Watch(lambda _: None)
+    return replay(rules, watch.over(read(lines))), watch.span
+
+
+def replayed_files(
+    rules: Ruleset,
+    paths: Sequence[Path],
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    samples: bool = True,
+    progress: Progress = lambda _: None,
+) -> tuple[dict[str, Any], Span | None]:
+    """Of files and folders as one recording. What began before `since` is replayed from the file that holds
+    it, so that windows and Slurm's picture are known, and left out of the document."""
+    watch = _Watch(progress)
+    told = replay(rules, watch.over(entries_of(paths, since, until, samples=samples)))
+    span = watch.span
+    if since is None or span is None:
+        return told, span
+    return report_since(told, since), msgspec.structs.replace(span, since=max(span.since, since))
+
+
+def entries_of(
+    paths: Sequence[Path], since: datetime | None, until: datetime | None, *, samples: bool = True
+) -> Iterator[Entry]:
+    """By time; OSError and ValueError name the file, and where it can be the line."""
+    files = chosen(paths, since, until)
+    name = (lambda path: path.name) if len(files) > 1 else (lambda _: "")
+    for entry in merged([Source(name(path), kind_of(path), lines_of(path)) for path in files]):
+        if until is not None and entry.at > until:
+            return
+        if samples or entry.route not in SAMPLES:
+            yield entry
+
+
+class _Watch:
+    """Tells how far it is, and of which cluster and time the entries are."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._first = self._last = None
+        self._cluster: str | None = None
+
+    def over(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        for number, entry in enumerate(entries):
+            if number % _TELL_EVERY == 0:
+                self._progress(entry.at)
+            self._cluster = self._cluster or cluster_of(entry)
+            self._first, self._last = self._first or entry.at, entry.at
+            yield entry
+
+    @property
+    def span(self) -> Span | None:
+        if self._first is None or self._last is None:
+            return None
+        return Span(cluster=self._cluster or "", since=self._first, until=self._last)

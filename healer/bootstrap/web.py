@@ -28,6 +28,7 @@ from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.message_book import PostgresMessageBook
 from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.reconcile import PostgresReconcile
+from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.scrapes import PostgresScrapes
@@ -39,14 +40,19 @@ from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.spool import FileSpool
 from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
-from healer.api.services import Services
+from healer.api.services import NotFound, Services
+from healer.bootstrap.done import done
 from healer.bootstrap.prometheus import RememberedCharts, Watched
+from healer.bootstrap.recordings import recordings_of
+from healer.bootstrap.rule_files import RuleFiles
+from healer.bootstrap.tried import Tried
 from healer.casebook import CaseBook
 from healer.console.reads import Arriving, NewSession, Queue, Session
 from healer.console.routes import router as console
 from healer.model import Role
+from healer.model.recordings import Recordings
 from healer.processes.rulebook import Rulebook
-from healer.settings import Settings
+from healer.settings import Settings, SettingsError
 
 log = structlog.get_logger()
 
@@ -111,10 +117,21 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         audit=PostgresAuditTrail(db, settings.data_dir),
         events=PostgresEvents(db),
         evidence=PostgresEvidence(db),
+        recordings=lambda name: _recordings(settings, name),
+        done=lambda name, since, until: done(db, name, rules(), since, until),
+        rehearsals=PostgresRehearsals(db),
+        rule_files=RuleFiles(settings),
         ready=lambda: watched.with_troubles(
             readiness(db, list(clusters), clock.now(), stale_s=rules().guards.stale_s)
         ),
     )
+
+
+def _recordings(settings: Settings, cluster: str) -> Recordings:
+    try:
+        return recordings_of(settings.of(cluster))
+    except SettingsError:
+        raise NotFound(f"there is no cluster {cluster}") from None
 
 
 def _spool(folder: Path) -> FileSpool | None:
@@ -194,6 +211,7 @@ def web_app(settings: Settings) -> FastAPI:
         console(
             reads, session_of, clock=wired.clock.now, sign_in=sign_in, sign_out=access.sign_out,
             secure_cookie=wired.secure_cookies, link_secret=settings.link_secret,
+            rehearsals=Tried(wired, PostgresRehearsals(db)),
         )
     )  # fmt: skip
     return app

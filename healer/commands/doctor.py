@@ -43,6 +43,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document
         _guards,
         _tickets,
         _channels,
+        _recordings,
         _api,
     )
     checks = [check for look in looks for check in look(settings)]
@@ -184,6 +185,12 @@ def _tickets(settings: Settings) -> list[Check]:
 
 def _channels(settings: Settings) -> list[Check]:
     from healer.bootstrap.channel_check import look
+
+    return [Check(*found) for found in look(settings)]
+
+
+def _recordings(settings: Settings) -> list[Check]:
+    from healer.bootstrap.recordings import look
 
     return [Check(*found) for found in look(settings)]
 

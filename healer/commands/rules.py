@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from healer.commands import Failed
+from healer.commands.remote import REASON, client, print_json, print_table
 from healer.settings import load, rules_folder
 
 _Folder = Annotated[Path | None, typer.Option("--rules", help="The folder; HEALER_RULES_DIR if left out.")]
@@ -17,6 +18,8 @@ def register(app: typer.Typer) -> None:
     group.command("check")(check)
     group.command("test")(test)
     group.command("schema")(schema)
+    group.command("try")(try_change)
+    group.command("proof")(proof)
     app.add_typer(group, name="rules")
 
 
@@ -59,6 +62,45 @@ def schema() -> None:
     from healer.playbookschema import playbook_schema
 
     typer.echo(json.dumps(playbook_schema(), indent=2))
+
+
+def try_change(
+    file: Path = typer.Argument(help="The file as it would be."),
+    name: str = typer.Option(..., "--as", help="Which file of rules/ it is, like policies.yaml."),
+    reason: str = REASON,
+    days: float = typer.Option(7.0, help="So many of the newest recorded days."),
+    samples: bool = typer.Option(False, help="With what was measured: far slower."),
+    json: _Json = False,
+) -> None:
+    """Try a change of one file over the recordings, on healer's machine; prints the page to look at."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failed(f"{file} cannot be read: {error}") from error
+    with client() as api:
+        body = {"file": name, "text": text, "days": days, "samples": samples, "reason": reason}
+        made = api.post("/rehearsals", body)
+        url = f"{api.url}/rehearsals/{made['id']}"
+    if json:
+        print_json(made)
+    else:
+        typer.echo(url)
+
+
+def proof(
+    replay: str = typer.Option(..., "--from-replay", help="The change that was tried: its id."),
+    rule: list[str] = typer.Option(..., "--rule", help="A rule that it changes; may be given again."),
+    reason: str = REASON,
+    json: _Json = False,
+) -> None:
+    """Count what rules, as edited, opened in a replay as proof, as far as it is known how it turned out."""
+    with client() as api:
+        found = api.post(f"/rehearsals/{replay}/proof", {"rules": rule, "reason": reason})["items"]
+    if json:
+        print_json(found)
+        return
+    names = ("rule", "right", "wrong", "unknown", "missed_true", "missed_wrong", "counted_by")
+    print_table([name.upper() for name in names], [[one[name] for name in names] for one in found])
 
 
 def test(rules: _Folder = None, json: _Json = False) -> None:

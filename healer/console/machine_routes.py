@@ -229,6 +229,7 @@ def _rule_routes(routes: APIRouter, pages: Pages) -> None:
                 "unknown": unknown,
                 "unknown_full": len(unknown) == UNKNOWN_SHOWN,
                 "view": "unknown" if show == "unknown" else "rules",
+                "tries": pages.tries,
                 "q": q,
                 "mode": mode,
                 "kind": kind,

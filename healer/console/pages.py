@@ -40,6 +40,8 @@ class Pages:
         self.session_of = session_of
         self.render = Renderer(clock)
         self.clock = clock
+        #: Whether changes of the rules can be tried here.
+        self.tries = False
 
     def session(self, request: Request) -> Session:
         cookie = request.cookies.get(SESSION_COOKIE)

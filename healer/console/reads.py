@@ -5,7 +5,7 @@ for "not found": it returns None or an empty page. Lists are newest first unless
 an opaque text that came out of `next_cursor`; a cursor that cannot be read raises `BadCursor`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
@@ -53,6 +53,8 @@ from healer.model import (
     Veto,
 )
 from healer.model.incident import bad_nodes
+from healer.model.recordings import Recordings
+from healer.model.rehearsal import Outcomes, Rehearsal
 
 if TYPE_CHECKING:
     from healer.model.samples import Report, StepBatch
@@ -339,6 +341,21 @@ class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
     records: dict[str, RuleRecord] = {}
     cases: dict[str, int] = {}
     trials: tuple[Trial, ...] = ()
+
+
+class RehearsalReads(Protocol):
+    """What the pages of tried changes need to know."""
+
+    def recordings(self, cluster: str) -> Recordings: ...
+    def files(self) -> list[str]: ...
+    def text(self, file: str) -> str | None: ...
+    def newest(self, cluster: str, limit: int) -> list[Rehearsal]: ...
+    def one(self, name: str) -> Rehearsal | None: ...
+    def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]: ...
+
+    def real(self, names: Sequence[str]) -> dict[str, bool | None]:
+        """Of these ids those of real incidents: true fault, false alarm, or None: not judged."""
+        ...
 
 
 class ConsoleReads(Protocol):

@@ -15,11 +15,13 @@ from healer.console.reads import (
     ConsoleReads,
     IncidentDetail,
     IncidentQuery,
+    RehearsalReads,
     RunQuery,
     SessionOf,
     SignIn,
     SignOut,
 )
+from healer.console.rehearsal_routes import rehearsal_routes
 from healer.console.render import PAGE_HEADERS
 from healer.console.sign_in import session_routes
 from healer.console.views import audit, charts, fleet, incident, runs, timeline
@@ -37,17 +39,22 @@ def router(
     sign_out: SignOut | None = None,
     secure_cookie: bool = False,
     link_secret: str | None = None,
+    rehearsals: RehearsalReads | None = None,
 ) -> APIRouter:
     """All routes of the console. Without `sign_in` the host serves `/sign-in` itself.
 
     `secure_cookie`: the site is reached by https, so the cookie may be sent by https alone. `link_secret`:
-    signs the links of messages that show a run without signing in; None: there are none.
+    signs the links of messages that show a run without signing in; None: there are none. `rehearsals`: what
+    the pages read on which a change of the rules is tried; None: there are no such pages.
     """
     pages = Pages(reads, session_of, clock)
+    pages.tries = rehearsals is not None
     routes = APIRouter(include_in_schema=False)
     _fleet_routes(routes, pages)
     _incident_routes(routes, pages)
     machine_routes(routes, pages)
+    if rehearsals is not None:
+        rehearsal_routes(routes, pages, rehearsals)
     _run_routes(routes, pages, link_secret)
     _audit_routes(routes, pages)
     _static_routes(routes, pages)

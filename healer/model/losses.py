@@ -23,6 +23,7 @@ class LossReason(StrEnum):
     late = "late"  # older than the windows, on arrival or when it was looked at
     out_of_order = "out_of_order"  # not newer than the last sample of its series
     series_limit = "series_limit"  # more series than a token, node or cluster may have
+    not_recorded = "not_recorded"  # taken and judged, but the recorder could not keep it
     sender = "sender"  # the sender itself says that it lost them
 
 

@@ -11,7 +11,7 @@ from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
 from healer.observations.history import KEPT
 from healer.ports import Clock, Inbox, Ledger, LedgerAway, Poke, Snapshots
-from healer.recorder import Recorder
+from healer.processes.recording import Recording
 from healer.walk import walk
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class Detector:
         wait: Callable[[float], None],
         poke: Poke,
         cleared: Iterable[tuple[str, datetime]] = (),
-        recorder: Recorder | None = None,
+        recorder: Recording | None = None,
         heard: Callable[[], Sensed | None] = lambda: None,
         blind: Callable[[], str] = lambda: "",
         beat: Callable[[], None] = lambda: None,

@@ -1,6 +1,7 @@
 """Recordings: JSON Lines by time, as the contract has them. Reading, with errors that name the line."""
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -15,7 +16,8 @@ class BadRecording(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line: when, which route with which query, its body as the API takes it, and its number.
+    """One line: when, which route with which query, its body as the API takes it, and its number; `file`
+    where a recording is of several.
 
     `raw` is the body's JSON as it stands in the line: samples are read by their own decoders.
     """
@@ -25,6 +27,13 @@ class Entry(msgspec.Struct, frozen=True):
     query: dict[str, str]
     raw: bytes
     line: int = 0
+    file: str = ""
+    #: The names under which production knew what it tells, in its order.
+    known_as: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        return f"{self.file} line {self.line}".lstrip()
 
     @property
     def body(self) -> Any:
@@ -36,26 +45,60 @@ class _Line(msgspec.Struct, frozen=True):
     at: datetime
     route: str
     body: msgspec.Raw = msgspec.Raw(b"null")
+    known_as: tuple[str, ...] = ()
 
 
-def read(lines: Iterable[str]) -> Iterator[Entry]:
-    """Raises BadRecording for a line that is no entry or goes back in time. Empty lines are nothing."""
+class Source(msgspec.Struct, frozen=True):
+    """One file of a recording. `kind`: those of one kind follow each other, kinds run side by side."""
+
+    name: str
+    kind: str
+    lines: Iterable[str]
+
+
+def merged(sources: Sequence[Source]) -> Iterator[Entry]:
+    """The entries of all files by time. Those of one kind stand in their order, and are opened when due."""
+    kinds = dict.fromkeys(one.kind for one in sources)
+    return heapq.merge(
+        *(_chained([one for one in sources if one.kind == kind]) for kind in kinds), key=lambda one: one.at
+    )
+
+
+def _chained(sources: Sequence[Source]) -> Iterator[Entry]:
     last: datetime | None = None
+    for one in sources:
+        for entry in read(one.lines, one.name, last):
+            last = entry.at
+            yield entry
+
+
+def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> Iterator[Entry]:
+    """Raises BadRecording for a line that is no entry or goes back in time, or to before `last`. Empty lines
+    are nothing."""
     decoder = msgspec.json.Decoder(_Line)
+    where = f"{file} line".lstrip()
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
             line = decoder.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise BadRecording(f"line {number}: {error}") from error
+            raise BadRecording(f"{where} {number}: {error}") from error
         if line.at.tzinfo is None:
-            raise BadRecording(f"line {number}: `at` has no zone")
+            raise BadRecording(f"{where} {number}: `at` has no zone")
         at = line.at.astimezone(UTC)
         if last is not None and at < last:
-            raise BadRecording(f"line {number}: {at:%H:%M:%S} is before the line above; sort it by time")
+            raise BadRecording(f"{where} {number}: {at:%H:%M:%S} is before the line above; sort it by time")
         last = at
         parts = urlsplit(line.route)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         route = parts.path.strip("/").removeprefix("api/v1/")
-        yield Entry(at=at, route=route, query=query, raw=bytes(line.body), line=number)
+        yield Entry(
+            at=at,
+            route=route,
+            query=query,
+            raw=bytes(line.body),
+            line=number,
+            file=file,
+            known_as=line.known_as,
+        )

@@ -13,9 +13,10 @@ import msgspec
 import structlog
 
 from healer.drive import Driver
-from healer.model import Observation, Reference, Ruleset, Sensed, SlurmNode
+from healer.model import Observation, ObservationKind, Reference, Ruleset, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
+from healer.recorder import LOST
 from healer.signals.alerts import Site
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
@@ -26,6 +27,7 @@ from healer.sim.recording import BadRecording, Entry
 from healer.sim.replay_slurm import ReplaySlurm
 from healer.sim.report import report
 from healer.sim.sample_routes import MEASURED, SAMPLES
+from healer.sim.told_rows import shown
 from healer.walk import walk
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ QUIET_S = 60.0
 #: A good node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
 REFERENCE = "reference"
 _LEAST = timedelta(microseconds=1)
+BEATS_KNOWN = timedelta(hours=1)
 
 
 class Replay:
@@ -69,6 +72,11 @@ class Replay:
         self.beats: list[Observation] = []
         self.walked_at = start
         self.known: set[str] = set()
+        #: Heartbeats of this hour and of the one before, as in production: a month of them has no room.
+        self.known_beats: tuple[set[str], set[str]] = set(), set()
+        self.beats_since = start
+        #: Entries that the recorder itself says are missing.
+        self.lost = 0
         self.events = EventRoutes(cluster, rules, self._site, self._sampled, self.known)
         self.quiet_since = start
         self.rejected = 0
@@ -88,7 +96,10 @@ class Replay:
                 continue
             self._pass_time(at)
             for entry in batch:
-                if entry.route.startswith("slurm/"):
+                if entry.route == LOST:
+                    with _named(entry):
+                        self.lost += int(entry.body["entries"])
+                elif entry.route.startswith("slurm/"):
                     with _named(entry):
                         self._show(entry)
                 elif entry.route == REFERENCE:
@@ -124,11 +135,10 @@ class Replay:
 
     def _show(self, entry: Entry) -> None:
         if entry.route == "slurm/nodes":
-            self.slurm.show_nodes(_rows(entry, "nodes"), self.rules.topology)
-            for node in self.slurm.nodes.values():
+            for node in self.slurm.show_nodes(shown(entry.body, "nodes"), self.rules.topology):
                 self._note_drain(node, entry.at)
         elif entry.route == "slurm/jobs":
-            self.slurm.show_jobs(_rows(entry, "jobs"))
+            self.slurm.show_jobs(shown(entry.body, "jobs"))
         else:
             self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
 
@@ -150,13 +160,16 @@ class Replay:
                 return self._fresh(self._sampled(entry), {})
             parsed = self.events.parsed(entry)
         if parsed is None:
-            if entry.route not in ("clock", REFERENCE) and not entry.route.startswith("slurm/"):
+            if entry.route not in ("clock", REFERENCE, LOST) and not entry.route.startswith("slurm/"):
                 self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
             return []
         self.rejected += len(parsed.rejected) + parsed.rejected_more
         if parsed.rejected and not self.rejected_first:
             first = parsed.rejected[0]
-            self.rejected_first = f"line {entry.line}, entry {first.index}: {first.reason}"
+            self.rejected_first = f"{entry.place}, entry {first.index}: {first.reason}"
+        if entry.known_as and len(entry.known_as) == len(parsed.observations):
+            named = zip(parsed.observations, entry.known_as, strict=True)
+            return self._fresh([msgspec.structs.replace(one, digest=name) for one, name in named], {})
         return self._fresh(parsed.observations, parsed.alternatives)
 
     def _fresh(
@@ -165,11 +178,24 @@ class Replay:
         """Without those that were told before."""
         fresh = []
         for one in observations:
+            if one.kind is ObservationKind.heartbeat:
+                if self._is_new_beat(one):
+                    fresh.append(one)
+                continue
             names = {one.digest, *alternatives.get(one.digest, ())}
             if self.known.isdisjoint(names):
                 fresh.append(one)
             self.known.add(one.digest)
         return fresh
+
+    def _is_new_beat(self, beat: Observation) -> bool:
+        newer, older = self.known_beats
+        if beat.arrived_at - self.beats_since > BEATS_KNOWN:
+            self.known_beats, self.beats_since = (set(), newer), beat.arrived_at
+            newer, older = self.known_beats
+        is_new = beat.digest not in newer and beat.digest not in older
+        newer.add(beat.digest)
+        return is_new
 
     def _sampled(self, entry: Entry) -> list[Observation]:
         if self.samples is None:
@@ -240,7 +266,7 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
     cluster = None
     for entry in stream:
         held.append(entry)
-        cluster = _cluster_of(entry)
+        cluster = cluster_of(entry)
         if cluster is not None:
             break
     if not held:
@@ -250,6 +276,8 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
     document = run.finish()
     for route, count in sorted(run.ignored.items()):
         log.warning("entries of a route that replay does not know yet", route=route, entries=count)
+    if run.lost:
+        log.warning("the recording has holes: entries that the recorder lost", entries=run.lost)
     rejected = run.rejected + (run.samples.rejected if run.samples is not None else 0)
     if rejected:
         log.warning("signals rejected", entries=rejected, first=run.rejected_first)
@@ -269,20 +297,13 @@ def _named(entry: Entry) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise BadRecording(f"line {entry.line}: {entry.route}: a row has no {error}") from error
+        raise BadRecording(f"{entry.place}: {entry.route}: a row has no {error}") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BadRecording(f"line {entry.line}: {entry.route}: {error}") from error
+        raise BadRecording(f"{entry.place}: {entry.route}: {error}") from error
 
 
-def _rows(entry: Entry, name: str) -> list[dict[str, Any]]:
-    body = entry.body
-    rows = body.get(name) if isinstance(body, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"`{name}` has to be a list of objects")
-    return rows
-
-
-def _cluster_of(entry: Entry) -> str | None:
+def cluster_of(entry: Entry) -> str | None:
+    """The cluster that it names, if any."""
     body = entry.body
     first = body[0] if isinstance(body, list) and body else body
     if isinstance(first, dict) and first.get("cluster"):

@@ -19,6 +19,7 @@ from healer.model.node_words import node_words, signed_reason
 from healer.observations.places import placed
 from healer.ports import Clock, Nodes, SchedulerRefused, UnknownNode
 from healer.signals.wire import normal_boot_id
+from healer.sim.told_rows import Shown, ToldRows
 
 
 class ReplaySlurm:
@@ -32,12 +33,17 @@ class ReplaySlurm:
         self.nodes: dict[str, SlurmNode] = {}
         self.jobs: dict[str, SlurmJob] = {}
         self.reservations: dict[str, Reservation] = {}
+        self._told_nodes, self._told_jobs = ToldRows("name"), ToldRows("id")
 
-    def show_nodes(self, rows: Sequence[Mapping[str, Any]], topology: Topology | None = None) -> None:
-        """Where nodes stand says the recording, and the site's file where that says nothing."""
+    def show_nodes(self, shown: Shown, topology: Topology | None = None) -> list[SlurmNode]:
+        """The nodes that it is about, as they stand now. Where nodes stand says the recording, and the site's
+        file where that says nothing."""
         file = topology or Topology()
-        shown = [placed(node, file.place(self._cluster, node.name)) for node in map(_node, rows)]
-        self.nodes = {node.name: self._dated(node, self.nodes.get(node.name)) for node in shown}
+        rows = self._told_nodes.take(shown)
+        told = [placed(node, file.place(self._cluster, node.name)) for node in map(_node, rows)]
+        fresh = {node.name: self._dated(node, self.nodes.get(node.name)) for node in told}
+        self.nodes = self._told_nodes.merged(self.nodes, fresh)
+        return list(fresh.values())
 
     def _dated(self, node: SlurmNode, before: SlurmNode | None) -> SlurmNode:
         """A reason stands since the recording first shows it: its words a week later are another drain."""
@@ -47,14 +53,15 @@ class ReplaySlurm:
         at = before.reason_at if before is not None and stands else self._clock.now()
         return msgspec.structs.replace(node, reason_at=at)
 
-    def show_jobs(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def show_jobs(self, shown: Shown) -> None:
         """A row that does not tell how often its job was restarted speaks of the life that is known."""
         before = self.jobs
-        known = ((str(row["id"]), row) for row in rows)
-        self.jobs = {
+        known = ((str(row["id"]), row) for row in self._told_jobs.take(shown))
+        fresh = {
             name: _job({"restarts": before[name].restarts} | dict(row) if name in before else row)
             for name, row in known
         }
+        self.jobs = self._told_jobs.merged(self.jobs, fresh)
 
     def describe(self) -> str:
         return "replay of a recording"

@@ -39,6 +39,22 @@ def report(
     }
 
 
+def since(document: dict[str, Any], at: datetime) -> dict[str, Any]:
+    """The document without what opened or was done before: that only led up to it."""
+    by = {"incidents": "opened", "merged": "opened", "actions": "at", "held": "at"}
+    kept = {
+        name: [row for row in document[name] if datetime.fromisoformat(row[field]) >= at]
+        for name, field in by.items()
+    }
+    moments = ("recorded", "replayed")
+    kept["differences"] = [
+        row
+        for row in document["differences"]
+        if any(row[name] and datetime.fromisoformat(row[name]) >= at for name in moments)
+    ]
+    return document | kept
+
+
 def _merged(one: Incident) -> dict[str, Any]:
     """What turned out to be a part of another incident. What was held or done under its name keeps that."""
     return {

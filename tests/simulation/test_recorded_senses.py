@@ -1,5 +1,7 @@
 """What the recorder wrote of a fleet that measures, replayed: the same faults, the same node out."""
 
+from datetime import datetime
+
 import msgspec
 
 from healer.model import Observation
@@ -19,7 +21,7 @@ class Recorded(Fleet):
         self.lines: list[bytes] = []
         self.recorder = Recorder(self, self.senses.book)
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
         self.lines.append(line)
 
     def begun(self) -> bool:

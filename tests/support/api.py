@@ -29,6 +29,7 @@ from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.message_book import PostgresMessageBook
 from healer.adapters.postgres.reads import PostgresReads
 from healer.adapters.postgres.reconcile import PostgresReconcile
+from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.scrapes import PostgresScrapes
 from healer.adapters.postgres.senders import PostgresSenders
@@ -39,6 +40,7 @@ from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.api.app import create_app
 from healer.api.services import Conflict, GuardRefused, NotFound, RunRequest, Services
 from healer.api.views import AuditVerified, Preview
+from healer.bootstrap.done import done
 from healer.model import (
     Alias,
     Answer,
@@ -72,6 +74,7 @@ from healer.model import (
     Verb,
     Verdict,
 )
+from healer.model.recordings import Recorded, Recordings
 from healer.sim.slurm_core import SimScheduler
 from tests.support.wait import wait_until
 
@@ -214,6 +217,33 @@ class TableRuns:
             return moved
 
 
+class SomeFiles:
+    """`RuleFiles` of one file; a text with the word `wrong` is."""
+
+    def names(self) -> list[str]:
+        return ["policies.yaml"]
+
+    def text(self, name: str) -> str | None:
+        if not name.endswith(".yaml"):
+            raise ValueError("a file of rules/")
+        return "- name: gpu-lost\n" if name == "policies.yaml" else None
+
+    def problems(self, name: str, text: str) -> list[str]:
+        return [f"{name}:1: no such field: wrong"] if "wrong" in text else []
+
+
+RECORDED = Recordings(
+    on=True,
+    folder="/recordings",
+    files=(
+        Recorded(
+            file="x-events.jsonl.zst", kind="events", lines=7, bytes=900, routes={"clock": 7},
+            first=datetime(2026, 11, 20, tzinfo=UTC), last=datetime(2026, 11, 21, tzinfo=UTC),
+        ),
+    ),
+)  # fmt: skip
+
+
 class NoAudit:
     def verify(self) -> AuditVerified:
         return AuditVerified(ok=True)
@@ -321,6 +351,10 @@ class Api:
             credentials=lambda _: Munge(munge_socket),
             hooks=PostgresHooks(self.engine, snapshots=self.snapshots, rules=lambda: RULES, clock=clock),
             commands=PostgresCommands(self.engine, CLUSTER),
+            recordings=lambda _: RECORDED,
+            done=lambda name, since, until: done(self.engine, name, RULES, since, until),
+            rehearsals=PostgresRehearsals(self.engine),
+            rule_files=SomeFiles(),
             runs=self.run_commands,
             reconcile=PostgresReconcile(
                 self.engine,

@@ -5,17 +5,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import pytest
 
-from healer.adapters.recording_file import RecordingFile
+from healer.incidents.identity import incident_id
 from healer.model import Column, Observation, ObservationKind, Part, Reference, SlurmNode, SlurmSnapshot
 from healer.model.component import Component
 from healer.model.samples import Report, StepBatch
-from healer.recorder import Recorder
+from healer.recorder import Recorder, without_secrets
+from healer.ruleset import load
 from healer.signals.alerts import Site, alertmanager_observations
+from healer.signals.wire import kernel_log_observations
 from healer.sim.columns import MemoryColumns
 from healer.sim.recording import read
+from healer.sim.replay import replay
 
+RULES = Path(__file__).parents[2] / "rules"
+XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
 COLUMNS = (
     Column("gpu_temp_c", Part(gpu=0)),
@@ -32,10 +39,13 @@ class Lines:
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
+        self.measured: list[str] = []
         self._begun = True
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
         self.lines.append(line)
+        if samples:
+            self.measured.append(route)
 
     def begun(self) -> bool:
         begun, self._begun = self._begun, False
@@ -139,35 +149,75 @@ def test_each_file_begins_with_slurms_picture() -> None:
     assert [route for route, _ in lines.told()] == ["slurm/nodes", "slurm/jobs", "signals/metrics"]
 
 
-def test_a_full_file_is_turned_over_and_the_oldest_goes(tmp_path: Path) -> None:
-    path = tmp_path / "recording.jsonl"
-    file = RecordingFile(path, size=100, files=3)
-    begun = []
-    for number in range(10):
-        begun.append(file.begun())
-        file.write(json.dumps({"number": number, "fill": "x" * 40}).encode())
-    file.close()
-    assert sorted(one.name for one in tmp_path.iterdir()) == [
-        f"recording.jsonl{end}" for end in ("", ".1", ".2")
-    ]
-    kept = [
-        json.loads(line)["number"]
-        for name in ("recording.jsonl.2", "recording.jsonl.1", "recording.jsonl")
-        for line in (tmp_path / name).read_text().splitlines()
-    ]
-    assert kept == [4, 5, 6, 7, 8, 9]
-    assert begun == [True, False] * 5
+def test_an_event_keeps_the_name_that_its_incident_is_called_by() -> None:
+    """It came with a number of its sender, which no recording tells."""
+    body = {"cluster": "pod1", "node": "gpu0001", "entries": [{"seq": 7, "line": XID_79}, {"line": XID_79}]}
+    seen = kernel_log_observations(body, lambda _c, _n: True, NOW, cluster="pod1").observations
+    lines = Lines()
+    tap, _ = recorder(lines)
+    tap.note(seen, snapshot("gpu0001"), NOW)
+    made = replay(load(RULES, prove=False), read(line.decode() for line in lines.lines))
+    (incident,) = made["incidents"]
+    root = msgspec.convert(incident["root"], Component)
+    assert incident["id"] == incident_id("pod1", incident["rule"], root, seen[0].digest)
 
 
-def test_a_restart_appends_and_counts_what_stands_there(tmp_path: Path) -> None:
-    path = tmp_path / "recording.jsonl"
-    for number in range(3):
-        file = RecordingFile(path, size=100, files=2)
-        assert file.begun()
-        file.write(b"x" * 60 + str(number).encode())
-        file.close()
-    assert len(path.read_bytes().splitlines()) == 1
-    assert len((tmp_path / "recording.jsonl.1").read_bytes().splitlines()) == 2
+def test_after_the_picture_what_changed_in_it_is_told() -> None:
+    lines = Lines()
+    tap, _ = recorder(lines)
+    tap.note([], snapshot("gpu0001", "gpu0002"), NOW)
+    later = snapshot("gpu0002", "gpu0003")
+    busy = SlurmNode(name="gpu0002", state=("ALLOCATED",), gpus=8)
+    tap.note([], msgspec.structs.replace(later, nodes=later.nodes | {"gpu0002": busy}), NOW)
+    (_, whole), _, (route, changed) = lines.told()
+    assert whole["again"] is True
+    assert [one["name"] for one in whole["nodes"]] == ["gpu0001", "gpu0002"]
+    assert route == "slurm/nodes"
+    assert [one["name"] for one in changed["changed"]] == ["gpu0002", "gpu0003"]
+    assert changed["gone"] == ["gpu0001"]
+
+
+def test_after_a_loss_the_picture_is_told_anew() -> None:
+    lines = Lines()
+    tap, _ = recorder(lines)
+    tap.note([], snapshot("gpu0001"), NOW)
+    tap.note_lost(7, NOW)
+    tap.note([], None, NOW)
+    assert [route for route, _ in lines.told()] == [
+        "slurm/nodes",
+        "slurm/jobs",
+        "lost",
+        "slurm/nodes",
+        "slurm/jobs",
+    ]
+    assert lines.told()[2][1] == {"entries": 7}
+
+
+def test_samples_are_told_apart_and_what_nodes_told_of_themselves_is_none() -> None:
+    lines = Lines()
+    tap, book = recorder(lines)
+    tap.note([], snapshot("gpu0001"), NOW, facts={"gpu0001": {"driver": "580"}})
+    tap.note_samples([report(book)], [], NOW)
+    assert [route for route, _ in lines.told()].count("signals/metrics") == 2
+    assert lines.measured == ["signals/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("token heal_abcDEF123456789_x in a comment", "token *** in a comment"),
+        ("http://ann:hunter2@grafana.example/d/1", "http://***@grafana.example/d/1"),
+        ("Authorization: Bearer abcdef.ghij-klm", "Authorization: Bearer ***"),
+        ("https://x.example/?token=abc123&b=1", "https://x.example/?token=***&b=1"),
+        (
+            "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>'",
+            "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>'",
+        ),
+    ],
+)
+def test_what_proves_somebody_is_not_written(text: str, kept: str) -> None:
+    line = json.dumps({"body": {"comment": text}}).encode()
+    assert json.loads(without_secrets(line))["body"]["comment"] == kept
 
 
 def test_alerts_come_back_as_a_group_that_says_the_same() -> None:

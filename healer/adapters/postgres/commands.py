@@ -4,6 +4,7 @@ Each is one transaction with its audit record. The record carries the request's 
 same request is found: it changes nothing.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -134,6 +135,7 @@ class PostgresCommands:
         request: str,
         earn: Earn,
         given: Mode,
+        texts: Mapping[str, str],
     ) -> None:
         with translated(), self._engine.begin() as conn:
             if _done(conn, f"rule/{rule}", request):
@@ -141,28 +143,39 @@ class PostgresCommands:
             before = conn.execute(sa.select(rule_modes).where(rule_modes.c.rule == rule)).first()
             back = given is Mode.auto and (before is None or before.by != HEALER)
             if mode is Mode.auto and not back:
-                found = proofs(conn, earn.incidents, rules=[rule]).get(rule, Proof())
+                found = proofs(conn, earn.incidents, rules=[rule], texts=texts).get(rule, Proof())
                 if (why := lacks(found, earn)) is not None:
                     raise Conflict(f"{rule} cannot be set to auto: {why}")
             _set_mode(conn, self._cluster, rule, mode, by=by, reason=reason, at=at, request=request)
 
     def judge_mode(
-        self, rule: str, *, incident: str, review: Review, given: Mode, earn: Earn, at: datetime, request: str
+        self,
+        rule: str,
+        *,
+        incident: str,
+        review: Review,
+        given: Mode,
+        earn: Earn,
+        texts: Mapping[str, str],
+        at: datetime,
+        request: str,
     ) -> None:
         with translated(), self._engine.begin() as conn:
             set_to = conn.execute(sa.select(rule_modes.c.mode).where(rule_modes.c.rule == rule)).scalar()
             mode = Mode(set_to) if set_to else given
             if mode is not Mode.auto or _done(conn, f"rule/{rule}", request):
                 return
-            found = proofs(conn, earn.incidents, rules=[rule], now=(incident, review)).get(rule, Proof())
+            told = incident, review
+            judged = proofs(conn, earn.incidents, rules=[rule], now=told, texts=texts)
+            found = judged.get(rule, Proof())
             why = falls_back(mode, found, earn)
             if why is not None:
                 reason = f"{why} ({incident[:8]})"
                 _set_mode(
                     conn, self._cluster, rule, Mode.approve, by=HEALER, reason=reason, at=at, request=request
                 )
-                told = fell_back(self._cluster, rule, why, incident, request)
-                queue(conn, told, at=at, has_sink=self._has_sink)
+                page = fell_back(self._cluster, rule, why, incident, request)
+                queue(conn, page, at=at, has_sink=self._has_sink)
 
     def audit(self, record: AuditRecord) -> None:
         with translated(), self._engine.begin() as conn:

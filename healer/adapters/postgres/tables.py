@@ -466,6 +466,37 @@ rule_texts = sa.Table(
     sa.Index("rule_texts_on_trial", "cluster", postgresql_where=sa.text('"left" > 0')),
 )
 
+# Changes of rule files that are tried over recordings. `seen_at`: when its runner last spoke of it.
+rehearsals = sa.Table(
+    "rehearsals",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    _moment("created_at"),
+    _moment("seen_at"),
+    sa.Column("doc", JSONB, nullable=False),
+    sa.Index("rehearsals_newest", "cluster", "created_at"),
+    sa.Index(
+        "rehearsals_one",
+        "cluster",
+        unique=True,
+        postgresql_where=sa.text("state IN ('queued', 'running')"),
+    ),
+)
+
+#: Incidents that a rule, as this text of it, opened in a replay and that a person made proof.
+replay_proofs = sa.Table(
+    "replay_proofs",
+    metadata,
+    sa.Column("rule", sa.Text, primary_key=True),
+    sa.Column("digest", sa.Text, primary_key=True),
+    sa.Column("incident", sa.Text, primary_key=True),
+    sa.Column("rehearsal", sa.Text, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    _moment("at"),
+)
+
 notes = sa.Table(
     "notes",
     metadata,

@@ -1,6 +1,6 @@
 """The presses a person may make: each posts JSON to the REST API, with a preview where it changes much."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -50,7 +50,7 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     title: str
     effect: str
-    body: dict[str, str] = {}
+    body: Mapping[str, str | list[str]] = {}
     method: str = "POST"
     field: str = "reason"
     preview: str = ""

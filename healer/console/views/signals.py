@@ -54,6 +54,10 @@ LOSS_WORDS: Mapping[LossReason, tuple[str, str]] = {
         "Single entries were wrong",
         "The example names the field; the other entries were stored.",
     ),
+    LossReason.not_recorded: (
+        "The recording has a hole",
+        "All was judged as ever; a replay lacks it. Look at the disk of HEALER_RECORDING.",
+    ),
     LossReason.not_kernel: (
         "Log lines that are not surely the kernel's",
         "Right for what programs wrote. If kernel lines are missing: let the sender tell their origin.",

@@ -19,7 +19,7 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[bytes] = []
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
         self.lines.append(line)
 
     def begun(self) -> bool:

@@ -1,0 +1,108 @@
+"""Replay of a large cluster's recording, streamed: CPU time and memory per recorded hour.
+
+`python -m benchmarks.replay --nodes 1250 --minutes 60` writes a folder as the recorder does (a heartbeat of
+each node every 10 s, jobs that come and go, one lost GPU an hour, with `--samples` 30 signals of 8 GPUs every
+5 s) and replays it. A month is 720 such hours; memory is looked at half way and at the end.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from healer import ruleset
+from healer.adapters.recording_folder import RecordingFolder
+from healer.adapters.recording_read import recordings
+from healer.bootstrap.replay import quiet, replayed_files
+from healer.model import Mode
+from healer.settings import shipped_rules
+from healer.sim.clock import SimClock
+
+START = datetime(2026, 11, 1, tzinfo=UTC)
+BEAT_S, JOB_EVERY_S, SAMPLE_S = 10, 4, 5
+GPUS, SIGNALS = 8, 30
+XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+
+
+def names(nodes: int) -> list[str]:
+    return [f"gpu{number:04d}" for number in range(1, nodes + 1)]
+
+
+def entries(nodes: int, minutes: int, signals: list[str]) -> Iterator[tuple[datetime, str, Any, bool]]:
+    """(when, route, body, whether it is a sample), by time."""
+    known = names(nodes)
+    rows = [{"name": one, "state": ["IDLE"], "gpus": GPUS, "gpu_model": "h100"} for one in known]
+    yield START, "slurm/nodes", {"cluster": "pod1", "nodes": rows, "again": True}, False
+    yield START, "slurm/jobs", {"cluster": "pod1", "jobs": [], "again": True}, False
+    for second in range(1, minutes * 60):
+        at = START + timedelta(seconds=second)
+        if second % JOB_EVERY_S == 0:
+            number = second // JOB_EVERY_S
+            node = known[number % nodes]
+            job = {"id": str(number), "state": "RUNNING", "nodes": [node], "user": "ann"}
+            gone = [str(number - 200)] if number > 200 else []
+            yield at, "slurm/jobs", {"cluster": "pod1", "changed": [job], "gone": gone}, False
+        for node in known[second % BEAT_S :: BEAT_S]:
+            yield at, "signals/heartbeat", {"cluster": "pod1", "node": node}, False
+        if second % 3600 == 1800:
+            line = {"time": at.isoformat(), "line": XID_79}
+            node = known[(second // 3600 * 7) % nodes]
+            yield at, "signals/kernel-log", {"cluster": "pod1", "node": node, "entries": [line]}, False
+        if signals:
+            yield at, "signals/metrics", _reports(known[second % SAMPLE_S :: SAMPLE_S], at, signals), True
+
+
+def _reports(nodes: list[str], at: datetime, signals: list[str]) -> list[dict[str, Any]]:
+    gpu = {name: [40 + (at.second + index) % 30 for index in range(GPUS)] for name in signals}
+    return [{"cluster": "pod1", "node": node, "time": at.isoformat(), "gpu": gpu} for node in nodes]
+
+
+def recorded(folder: Path, nodes: int, minutes: int, signals: list[str]) -> None:
+    clock = SimClock(START)
+    made = RecordingFolder(folder, max_bytes=10**12, max_age=timedelta(days=400), now=clock.now)
+    for at, route, body, samples in entries(nodes, minutes, signals):
+        clock.set(at)
+        made.begun()
+        line = json.dumps({"at": at.isoformat(), "route": route, "body": body}, separators=(",", ":"))
+        made.write(line.encode(), at, route, samples=samples)
+    made.close()
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=1250)
+    parser.add_argument("--minutes", type=int, default=60)
+    parser.add_argument("--samples", action="store_true")
+    chosen = parser.parse_args()
+    quiet()
+    rules = ruleset.load(shipped_rules(), default_mode=Mode.auto, prove=False)
+    signals = [name for name, one in rules.catalogue.signals.items() if one.scope == "gpu"][:SIGNALS]
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        recorded(folder, chosen.nodes, chosen.minutes, signals if chosen.samples else [])
+        size = recordings(folder).bytes
+        memory: list[float] = []
+        begun = time.process_time()
+        told, _ = replayed_files(rules, [folder], progress=lambda _: memory.append(resident_mb()))
+        cpu_s = time.process_time() - begun
+    hours = chosen.minutes / 60
+    halves = memory[len(memory) // 2], memory[-1]
+    print(f"{chosen.nodes} nodes, {hours:g} h, {'with' if chosen.samples else 'without'} samples")
+    print(f"packed {size / 1e6 / hours:.1f} MB an hour, {size / 1e9 / hours * 720:.1f} GB a month")
+    print(f"CPU {cpu_s / hours:.1f} s an hour, {cpu_s / hours * 720 / 3600:.1f} h a month")
+    print(f"memory {halves[0]:.0f} MB at half, {halves[1]:.0f} MB at the end")
+    print(f"{len(told['incidents'])} incidents, {len(told['actions'])} actions")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""A rehearsal in a process of its own: `python -m healer.bootstrap.rehearse FOLDER`, at the lowest priority.
+
+The folder holds what was asked, both rule sets, how far it is, and in the end the result.
+"""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from healer import ruleset
+from healer.adapters.clock import SystemClock
+from healer.adapters.recording_read import recordings
+from healer.bootstrap.replay import Span, compare, quiet, replayed_files
+from healer.model import Ruleset
+from healer.model.rehearsal import Opened, Rehearsal
+from healer.settings import Settings, guard_overrides, load, rules_folder
+
+#: A replay of 1,250 nodes takes about a tenth of it.
+MEMORY_BYTES = 8 * 1024**3
+#: Each list of a result is cut to so many; the counts by rule say how many there were.
+SHOWN = 500
+FOLDER = "rehearsals"
+_ASK, _PROGRESS, _RESULT, _ERRORS = "ask.json", "progress", "result.json", "errors"
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What the process is told."""
+
+    cluster: str
+    recordings: str
+    since: datetime
+    until: datetime
+    samples: bool
+
+
+class Process:
+    """`healer.processes.rehearsing.Child`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with (folder / _ERRORS).open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+
+    def progress(self) -> float:
+        try:
+            return float((self._folder / _PROGRESS).read_text())
+        except (OSError, ValueError):
+            return 0.0
+
+    def result(self) -> Mapping[str, Any] | str | None:
+        status = self._process.poll()
+        if status is None:
+            return None
+        if status == 0:
+            return msgspec.json.decode((self._folder / _RESULT).read_bytes())
+        lines = (self._folder / _ERRORS).read_text(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else f"the process that replayed it ended with {status}"
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def begin(settings: Settings, cluster: str, asked: Rehearsal) -> Process:
+    """Starts it. ValueError where nothing is recorded; OSError where its folder cannot be written."""
+    found = recordings(settings.recording)
+    if found.newest is None or found.oldest is None:
+        raise ValueError(found.problem or "nothing is recorded: HEALER_RECORDING is off, or has only begun")
+    folder = settings.data_dir / FOLDER / asked.id
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    rules = rules_folder(settings)
+    shutil.copytree(rules, folder / "old")
+    overlaid(rules, folder / "new", asked.file, asked.text)
+    since = max(found.oldest, found.newest - timedelta(days=asked.days))
+    ask = Ask(cluster, found.folder, since, found.newest, asked.samples)
+    (folder / _ASK).write_bytes(msgspec.json.encode(ask))
+    return Process(folder)
+
+
+def overlaid(rules: Path, into: Path, file: str, text: str) -> None:
+    """A copy of the rules in which one file says something else."""
+    shutil.copytree(rules, into)
+    (into / file).parent.mkdir(parents=True, exist_ok=True)
+    (into / file).write_text(text)
+
+
+def ruled(folder: Path, settings: Settings, *, prove: bool) -> Ruleset:
+    """RulesInvalid where they cannot be used."""
+    return ruleset.load(
+        folder,
+        default_mode=settings.mode,
+        settle_s=settings.settle_s,
+        overrides=guard_overrides(settings),
+        prove=prove,
+    )
+
+
+def main(folder: Path) -> None:
+    os.nice(19)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    quiet()
+    ask = msgspec.json.decode((folder / _ASK).read_bytes(), type=Ask)
+    settings = load().of(ask.cluster or None)
+    before, after = (ruled(folder / name, settings, prove=False) for name in ("old", "new"))
+    result = rehearsed(ask, before, after, lambda share: _tell(folder, share))
+    (folder / _RESULT).write_bytes(msgspec.json.encode(result))
+
+
+def rehearsed(ask: Ask, before: Ruleset, after: Ruleset, tell: Any) -> dict[str, Any]:
+    """Both replays, compared. `tell` is told the share that is done, at most once a second."""
+    documents, span = [], None
+    for done, rules in enumerate((before, after)):
+        watch = _Progress(ask, done, tell)
+        document, span = replayed_files(
+            rules,
+            [Path(ask.recordings)],
+            since=ask.since,
+            until=ask.until,
+            samples=ask.samples,
+            progress=watch,
+        )
+        documents.append(document)
+    old, new = documents
+    found = compare(old, new)
+    return {
+        "span": span or Span(cluster=ask.cluster, since=ask.since, until=ask.until),
+        "rules": found["rules"],
+        "incidents": {name: rows[:SHOWN] for name, rows in found["incidents"].items()},
+        "actions": {name: rows[:SHOWN] for name, rows in found["actions"].items()},
+        "held": found["held"][:SHOWN],
+        "opened": opened(before, after, old, new),
+        "cpu_s": round(time.process_time(), 1),
+    }
+
+
+def opened(before: Ruleset, after: Ruleset, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Opened]:
+    """Of each rule that says something else now: what it opened, and what it opens no more."""
+    found = []
+    for name, digest in sorted(after.texts.items()):
+        kind, _, rule = name.partition("/")
+        if kind != "rule" or before.texts.get(name) == digest:
+            continue
+        mine, was = (
+            tuple(one["id"] for one in document["incidents"] if one["rule"] == rule)
+            for document in (new, old)
+        )
+        missed = tuple(one for one in was if one not in set(mine))
+        found.append(Opened(rule=rule, digest=digest, incidents=mine, missed=missed))
+    return found
+
+
+class _Progress:
+    """Ends the process with its parent: nobody would read the result."""
+
+    def __init__(self, ask: Ask, done: int, tell: Any) -> None:
+        self._ask, self._done, self._tell = ask, done, tell
+        self._parent, self._told_at = os.getppid(), 0.0
+
+    def __call__(self, at: datetime) -> None:
+        now = time.monotonic()
+        if now - self._told_at < 1:
+            return
+        if os.getppid() != self._parent:
+            sys.exit(1)
+        self._told_at = now
+        whole = (self._ask.until - self._ask.since).total_seconds() or 1.0
+        share = (at - self._ask.since).total_seconds() / whole
+        self._tell((self._done + min(1.0, max(0.0, share))) / 2)
+
+
+def _tell(folder: Path, share: float) -> None:
+    beside = folder / f"{_PROGRESS}.tmp"
+    beside.write_text(f"{share:.4f}")
+    beside.replace(folder / _PROGRESS)
+
+
+def duty(settings: Settings, engine: Any, cluster: str) -> Any:
+    """For the scheduler: see `healer.processes.rehearsing`."""
+    from healer.adapters.postgres.rehearsals import PostgresRehearsals
+    from healer.processes.rehearsing import Rehearsing
+
+    def start(asked: Rehearsal) -> Process:
+        return begin(settings, cluster, asked)
+
+    return Rehearsing(PostgresRehearsals(engine), cluster, start, SystemClock())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

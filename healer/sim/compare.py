@@ -1,0 +1,234 @@
+"""Two documents of a replay side by side: what one rule set would have done and the other not. Pure.
+
+`before` is what is compared with: the old rules, or what was really done. Incidents are the same by their
+id, which is a hash of rule, root and opening evidence; else by rule and root at nearly the same time; else by
+root and opening evidence, where another rule took it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+Row = Mapping[str, Any]
+
+#: Incidents of one rule and root, and actions on one target, are the same when no further apart.
+SAME_S = 3600.0
+#: Differences in time of less say nothing: a walk comes every second, a step waits for its turn.
+ALIKE_S = 60.0
+#: Told to people; what would have been paged is no action on the cluster.
+_WORDS = frozenset({"notify"})
+
+
+def compare(before: Row, after: Row) -> dict[str, Any]:
+    """`incidents` and `actions` that are `new` or `lost`, and what of them `changed`; what is `held` by
+    another guard; all of it counted by rule."""
+    old = _Told(before)
+    new = _Told(after)
+    same = dict(_same_incidents(old, new))
+    incidents = _incidents(old, new, same)
+    actions = _actions(old, new)
+    held = _held(old, new)
+    return {
+        "rules": _by_rule(old, new, incidents, actions, held),
+        "incidents": incidents,
+        "actions": actions,
+        "held": held,
+    }
+
+
+def differs(found: Row, kind: str) -> bool:
+    """Whether a comparison holds what `--fail-on KIND` asks for: new-actions, lost, or any."""
+    incidents, actions = found["incidents"], found["actions"]
+    if kind == "new-actions":
+        return bool(actions["new"])
+    if kind == "lost":
+        return bool(incidents["lost"] or actions["lost"])
+    return any((*incidents.values(), *actions.values(), found["held"]))
+
+
+class _Told:
+    """One document, by what it is looked up by."""
+
+    def __init__(self, document: Row) -> None:
+        self.incidents = {one["id"]: one for one in document["incidents"]}
+        self.merged = {one["id"]: one for one in document["merged"]}
+        self.actions = [one for one in document["actions"] if one["action"] not in _WORDS]
+        self.held: list[Row] = list(document["held"])
+
+    def rule_of(self, incident: str | None) -> str:
+        known = self.incidents.get(incident or "") or self.merged.get(incident or "")
+        return known["rule"] if known else ""
+
+
+def _same_incidents(old: _Told, new: _Told) -> Iterator[tuple[str, str]]:
+    """(id in the old, id in the new) of each pair; an incident is in one pair at most."""
+    both = old.incidents.keys() & new.incidents.keys()
+    yield from ((name, name) for name in both)
+    left = [one for name, one in old.incidents.items() if name not in both]
+    right = [one for name, one in new.incidents.items() if name not in both]
+    for key in (_rule_and_root, _root_and_evidence):
+        pairs = list(_nearest(left, right, key, "opened"))
+        yield from ((one["id"], other["id"]) for one, other in pairs)
+        taken = {id(one) for pair in pairs for one in pair}
+        left = [one for one in left if id(one) not in taken]
+        right = [one for one in right if id(one) not in taken]
+
+
+def _rule_and_root(one: Row) -> Any:
+    return one["rule"], _root(one)
+
+
+def _root_and_evidence(one: Row) -> Any:
+    first = one["evidence"][0] if one["evidence"] else {}
+    return _root(one), first.get("line") or first.get("text")
+
+
+def _root(one: Row) -> tuple[Any, ...]:
+    return tuple(sorted((name, value) for name, value in one["root"].items() if value is not None))
+
+
+def _nearest(
+    left: Iterable[Row], right: Iterable[Row], key: Callable[[Row], Any], at: str
+) -> Iterator[tuple[Row, Row]]:
+    """Pairs of one key, each row in one at most: in the order of `left`, the nearest in time."""
+    waiting: dict[Any, list[Row]] = {}
+    for one in right:
+        waiting.setdefault(key(one), []).append(one)
+    for one in left:
+        found = waiting.get(key(one), [])
+        best = min(found, key=lambda other: abs(_apart_s(one, other, at)), default=None)
+        if best is not None and abs(_apart_s(one, best, at)) <= SAME_S:
+            found.remove(best)
+            yield one, best
+
+
+def _apart_s(one: Row, other: Row, at: str = "at") -> float:
+    """How much later `other` is."""
+    return (datetime.fromisoformat(other[at]) - datetime.fromisoformat(one[at])).total_seconds()
+
+
+# --- incidents
+
+
+def _incidents(old: _Told, new: _Told, same: Mapping[str, str]) -> dict[str, Any]:
+    kept = set(same.values())
+    lost = [one for name, one in old.incidents.items() if name not in same]
+    fresh = [one for name, one in new.incidents.items() if name not in kept]
+    pairs = ((old.incidents[name], new.incidents[other]) for name, other in same.items())
+    changed = [row for one, other in pairs if (row := _changed_incident(one, other))]
+    return {
+        "new": [_incident(one, old.merged) for one in fresh],
+        "lost": [_incident(one, new.merged) for one in lost],
+        "changed": sorted(changed, key=lambda row: (row["opened"], row["id"])),
+    }
+
+
+def _incident(one: Row, merged: Mapping[str, Row]) -> dict[str, Any]:
+    """`part_of`: the other rule set takes it for a part of that incident."""
+    other = merged.get(one["id"])
+    names = ("id", "rule", "severity", "title", "opened", "closed", "root", "jobs_hit")
+    return {name: one[name] for name in names} | {"part_of": other["into"] if other else None}
+
+
+def _changed_incident(one: Row, other: Row) -> dict[str, Any] | None:
+    later_s = _apart_s(one, other, "opened")
+    changes = {
+        name: [one[name], other[name]]
+        for name in ("rule", "severity", "cause", "remedy", "nodes")
+        if one[name] != other[name]
+    }
+    if abs(later_s) > ALIKE_S:
+        changes["opened"] = [one["opened"], other["opened"]]
+    if not changes:
+        return None
+    names = ("id", "rule", "severity", "title", "opened", "root", "jobs_hit")
+    return {name: other[name] for name in names} | {
+        "before_id": one["id"], "later_s": later_s, "changes": changes,
+    }  # fmt: skip
+
+
+# --- actions and what was held
+
+
+def _target(one: Row) -> tuple[Any, ...]:
+    return one["action"], one["node"] or None, one["job"] or None
+
+
+def _actions(old: _Told, new: _Told) -> dict[str, Any]:
+    pairs = list(_nearest(old.actions, new.actions, _target, "at"))
+    before = {id(one) for one, _ in pairs}
+    after = {id(other) for _, other in pairs}
+    fresh = [_action(one, new, old) for one in new.actions if id(one) not in after]
+    lost = [_action(one, old, new) for one in old.actions if id(one) not in before]
+    moved = [
+        dict(other) | {"rule": new.rule_of(other["incident"]), "later_s": later_s}
+        for one, other in pairs
+        if abs(later_s := _apart_s(one, other)) > ALIKE_S
+    ]
+    return {"new": fresh, "lost": lost, "moved": moved}
+
+
+def _action(one: Row, mine: _Told, other: _Told) -> dict[str, Any]:
+    """`held`: the guard that kept just this back in the other document, and its words; None: it was never
+    asked for there."""
+    held = [row for row in other.held if _target(row) == _target(one)]
+    near = min(held, key=lambda row: abs(_apart_s(one, row)), default=None)
+    why = None if near is None else {name: near[name] for name in ("at", "guard", "why")}
+    return dict(one) | {"rule": mine.rule_of(one["incident"]), "held": why}
+
+
+def _held(old: _Told, new: _Told) -> list[dict[str, Any]]:
+    """What both held, and not by the same guard."""
+    rows = []
+    for one, other in _nearest(_first_held(old), _first_held(new), _target, "at"):
+        if one["guard"] != other["guard"]:
+            row = dict(other) | {"rule": new.rule_of(other["incident"])}
+            rows.append(row | {"before": {name: one[name] for name in ("at", "guard", "why")}})
+    return rows
+
+
+def _first_held(told: _Told) -> list[Row]:
+    """The first guard of each action of an incident: what held it afterwards follows from that."""
+    first: dict[Any, Row] = {}
+    for row in told.held:
+        first.setdefault((row["incident"], *_target(row)), row)
+    return list(first.values())
+
+
+# --- counted
+
+
+def _by_rule(
+    old: _Told, new: _Told, incidents: Row, actions: Row, held: Sequence[Row]
+) -> list[dict[str, Any]]:
+    """Rules with a difference, by name; how many incidents each had in both."""
+    counted: dict[str, dict[str, int]] = {}
+
+    def count(rows: Iterable[Row], what: str) -> None:
+        for row in rows:
+            known = counted.setdefault(row["rule"], dict.fromkeys(_COUNTS, 0))
+            known[what] += 1
+
+    for what in ("new", "lost", "changed"):
+        count(incidents[what], f"incidents_{what}")
+    for what in ("new", "lost", "moved"):
+        count(actions[what], f"actions_{what}")
+    count(held, "held")
+    totals = [_rules_of(one.incidents.values()) for one in (old, new)]
+    return [
+        {"rule": rule, "before": totals[0].get(rule, 0), "after": totals[1].get(rule, 0), **counts}
+        for rule, counts in sorted(counted.items())
+    ]
+
+
+_COUNTS = (
+    "incidents_new", "incidents_lost", "incidents_changed",
+    "actions_new", "actions_lost", "actions_moved", "held",
+)  # fmt: skip
+
+
+def _rules_of(incidents: Iterable[Row]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in incidents:
+        found[one["rule"]] = found.get(one["rule"], 0) + 1
+    return found

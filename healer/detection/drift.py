@@ -27,6 +27,9 @@ def conditions(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
     whose version is not its driver's."""
     found: dict[tuple[str, str], dict[str, Reference]] = defaultdict(dict)
     for name, node in slurm.nodes.items():
+        known = picture.nodes.get(name)
+        if not picture.references and (known is None or not known.facts):
+            continue  # Slurm alone told of it, and there is nothing to compare that with
         facts = picture.facts_of(name)
         if not facts:
             continue

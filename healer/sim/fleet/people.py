@@ -130,7 +130,7 @@ class People:
     def _ask(self, playbook: str, node: str) -> None:
         self._asked += 1
         run = Run(
-            id=f"people-{self._asked:05d}",
+            id=f"{self._asked:06d}-{WHO}",
             cluster=CLUSTER,
             playbook=playbook,
             state=RunState.held,

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from healer.drive import Driver
-from healer.model import Incident, Observation, Rule, Ruleset, Run, RunState, Sensed
+from healer.model import Incident, Observation, Rule, Ruleset, Run, RunState, Sensed, SlurmNode
+from healer.model.reasons import is_ours
 from healer.observations import Picture
 from healer.recorder import Recorder
 from healer.signals.wire import heartbeat_observations, kernel_log_observations
@@ -218,6 +219,9 @@ class Healer:
         due = now + timedelta(seconds=self._pause_s)
         settles = self.picture.settles_at
         self._due = min(due, settles) if settles is not None and settles > now else due
+
+    def owns(self, node: SlurmNode) -> bool:
+        return is_ours(node.reason)
 
     # --- what it knows, for people and the score card ---
 

@@ -185,6 +185,26 @@ class People:
             self.undiagnosed.add(fault.id)
         self._count("taken out by hand")
         self._ask(BY_HAND, fault.node)
+        self._later(self._answers, lambda: self._past_healer(fault))
+
+    def _past_healer(self, fault: Fault) -> None:
+        """A guard holds what a person asked for: whoever is sure goes to Slurm."""
+        record = self.site.records[fault.id]
+        if fault not in self.site.active.get(fault.node, ()) or record.out_at is not None:
+            return
+        self._count("taken out past healer")
+        self.site.slurm.person_drain(fault.node, "broken, taken out by hand", WHO)
+        if self.site.blocking() is not None:
+            self.site.slurm.requeue(self.site.job)
+            self.site.slurm.start_now(self.site.job)
+        self._later(fault.repair_s, lambda: self._after_person(fault.node))
+        self.healer.wake()
+
+    def _after_person(self, node: str) -> None:
+        self.site.mend(node)
+        self.site.mend_found(node)
+        self.site.slurm.resume(node)
+        self.healer.wake()
 
     def _later(self, seconds: float, do: Callable[[], None]) -> datetime:
         moment = self.site.later(seconds)

@@ -103,18 +103,20 @@ class Tests(_Part):
 
 
 class Telemetry(_Part):
-    """What of the fleet's telemetry is really fed; metrics each `every_s` in a window of `peers` + 1 nodes.
+    """What of the fleet's telemetry is really fed: metrics each `every_s`, each `fine_s` while a fault stands.
 
-    `before_min` and `after_min` around a fault that sensors show; `samples_per_day` windows over healthy nodes
-    at random. `beats`: heartbeats of all nodes always (`all`), or of nodes that are about to fall silent.
+    A window of `peers` + 1 nodes stands open `before_min` before and `after_min` after a fault that sensors
+    show; `samples_per_day` windows of `sample_nodes` over healthy nodes at random. `beats`: heartbeats of all nodes always (`all`), or of nodes that are about to fall silent.
     `innocent_per_day`: kernel lines that mean no fault, over the whole fleet.
     """
 
-    every_s: float = 15.0
+    every_s: float = 60.0
+    fine_s: float = 15.0
     peers: int = 7
     before_min: float = 17.0
     after_min: float = 60.0
     samples_per_day: float = 0.0
+    sample_nodes: int = 16
     beats: str = "near"
     innocent_per_day: float = 0.0
 
@@ -153,7 +155,7 @@ class Scenario(_Part, kw_only=True):
     slurm: SlurmSpec = SlurmSpec()
     faults: FaultSpec = FaultSpec()
     mix: tuple[Cause, ...] = ()
-    planned_stops: int = 0
+    planned_stops_per_day: float = 0.0
     planned_stop_min: float = 10.0
     repair: Repair = Repair()
     people: People = People()

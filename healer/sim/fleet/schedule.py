@@ -4,7 +4,7 @@ All that is left to chance about a fault stands in it, so that every way of heal
 when a relapse comes depends on when the node returned.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -123,6 +123,3 @@ def base_faults(scenario: Scenario, chance: Chance, nodes: list[str], seed: int)
     ]
     return [chance.draw(number, at, node) for number, (at, node) in enumerate(sorted(moments))]
 
-
-def planted(fault: Fault, **changed: object) -> Fault:
-    return replace(fault, because="planted", **changed)  # type: ignore[arg-type]

@@ -3,8 +3,8 @@
 It knows what is really wrong. Who heals does not: it is told only what nodes say and show (`Mender`).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -41,8 +41,17 @@ class Mender(Protocol):
         """A kernel line that means no fault."""
         ...
 
-    def due(self) -> datetime | None: ...
-    def turn(self) -> None: ...
+    def due(self) -> datetime | None:
+        """When it wants to be called next."""
+        ...
+
+    def turn(self) -> None:
+        """Does what is due at this moment."""
+        ...
+
+    def owns(self, node: SlurmNode) -> bool:
+        """Whether it took this node out."""
+        ...
 
 
 @dataclass(slots=True)
@@ -101,7 +110,11 @@ class Site:
         self.planned_until: datetime | None = None
         self._shown: object = None
         self.out_before: frozenset[str] = frozenset()
-        self.on_out: Callable[[str, SlurmNode], None] = lambda _name, _node: None
+        #: Nodes that the mender took out although nothing was wrong with them, and when.
+        self.wrong: list[tuple[datetime, str, str]] = []
+        self.taken_out = 0
+        self.node_hours_out = 0.0
+        self._out_since = self.now
 
     @property
     def now(self) -> datetime:
@@ -172,13 +185,13 @@ class Site:
         """After its tests had failed: repaired again, and this time it took."""
         self.nodes.mend(node)
         for record in self._last_of(node):
-            record.fault = self.chance_mended(record.fault)
+            record.fault = replace(record.fault, took=True, again_s=None)
 
-    @staticmethod
-    def chance_mended(fault: Fault) -> Fault:
-        from dataclasses import replace
-
-        return replace(fault, took=True, again_s=None)
+    def stop_planned(self, until: datetime) -> None:
+        """The job stops for what its owners planned, with a checkpoint before."""
+        self.work.save(self.now)
+        self.planned_until = until
+        self.agenda.at(until, lambda: None)
 
     def returned(self, node: str) -> None:
         """The node takes jobs again: what follows from its repair is due from now on."""
@@ -288,15 +301,24 @@ class Site:
         if snapshot.nodes is self._shown:
             return
         self._shown = snapshot.nodes
+        self.node_hours_out += len(self.out_before) * (self.now - self._out_since).total_seconds() / 3600
+        self._out_since = self.now
         out = {name: node for name, node in snapshot.nodes.items() if node.held or "RESERVED" in node.state}
         for name in sorted(out.keys() - self.out_before):
-            for fault in self.active.get(name, ()):
-                record = self.records[fault.id]
-                record.out_at = record.out_at or self.now
-            self.on_out(name, out[name])
+            self._left(out[name])
         for name in sorted(self.out_before - out.keys()):
             self.returned(name)
         self.out_before = frozenset(out)
+
+    def _left(self, node: SlurmNode) -> None:
+        faults = self.active.get(node.name, ())
+        for fault in faults:
+            record = self.records[fault.id]
+            record.out_at = record.out_at or self.now
+        if self.mender.owns(node):
+            self.taken_out += 1
+            if not any(fault.way.hardware or fault.way.slower > 1 for fault in faults):
+                self.wrong.append((self.now, node.name, node.reason))
 
 
 def _lives(snapshot: SlurmSnapshot, job: str) -> bool:

@@ -29,8 +29,8 @@ from healer.sim.telemetry import SimTelemetry
 
 #: As `node_infiniband_state_id` numbers them.
 DOWN, ACTIVE = 1, 4
-#: A window over healthy nodes lasts so long: twice the longest window of a rule.
-SAMPLE_S = 1800.0
+#: A window over healthy nodes lasts so long: the longest window of a rule, and a bit.
+SAMPLE_S = 1200.0
 #: It goes on for so long after its node has left.
 AFTERWARDS_S = 300.0
 
@@ -49,13 +49,14 @@ class Window:
         self._translator = Translator(healer.rules.catalogue, book, CLUSTER)
         self._planted: set[tuple[str, str]] = set()
         self._saved_at = site.work.saved_at
-        self.book = book
+        self._whole: SlurmSnapshot | None = None
+        self._part = site.snapshot()
         self.samples = 0
 
     def step(self, recorder: Recorder | None) -> None:
         """One scrape of each node, and a look at them."""
         site, now = self._site, self._site.now
-        snapshot = site.snapshot()
+        snapshot = self._within(site.snapshot())
         self._plant()
         self._sensors.show(self._at_work(snapshot))
         sent = self._sensors.advance(now)
@@ -71,6 +72,25 @@ class Window:
         self._healer.hear([*measured.inventory, *self._checkpoint(now)])
         self._healer.sensed.append(self._senses.tick(snapshot, now, self._healer.picture.watched))
         self._healer.wake()
+
+    def _within(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
+        """Slurm's picture of these nodes alone: so small the senses look at, and keep room for."""
+        if self._whole is not None and self._whole.nodes is snapshot.nodes and self._whole.jobs is snapshot.jobs:
+            return msgspec.structs.replace(self._part, taken_at=snapshot.taken_at)
+        mine = set(self.names)
+        jobs = {
+            job.id: msgspec.structs.replace(
+                job,
+                nodes=tuple(name for name in job.nodes if name in mine),
+                gpus={name: job.gpus[name] for name in self.names if name in job.gpus},
+            )
+            for job in snapshot.jobs.values()
+            if not mine.isdisjoint(job.nodes)
+        }
+        nodes = {name: snapshot.nodes[name] for name in self.names}
+        self._whole = snapshot
+        self._part = msgspec.structs.replace(snapshot, nodes=nodes, jobs=jobs)
+        return self._part
 
     def _at_work(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
         """A large job that stands or starts makes no step, and its GPUs rest."""
@@ -131,7 +151,7 @@ class Windows:
         if not (way.sensors or way.port_down) or fault.node in self._site.out_before:
             return
         until = fault.at + timedelta(minutes=self._spec.after_min)
-        names = self._around(fault.node)
+        names = self._around(fault.node, self._spec.peers + 1)
         self._open(names, until, lambda: self._has_left(fault))
 
     def _has_left(self, fault: Fault) -> bool:
@@ -139,11 +159,11 @@ class Windows:
         left = record.out_at if record is not None else None
         return left is not None and (self._site.now - left).total_seconds() > AFTERWARDS_S
 
-    def _around(self, node: str) -> list[str]:
+    def _around(self, node: str, many: int) -> list[str]:
         """The node and its neighbours in the job, which are its peers."""
         job = self._site.snapshot().jobs[self._site.job]
         mine = list(job.nodes) if node in job.nodes else self._site.names
-        at, many = mine.index(node), self._spec.peers + 1
+        at = mine.index(node)
         begin = max(0, min(at - many // 2, len(mine) - many))
         return mine[begin : begin + many]
 
@@ -157,7 +177,7 @@ class Windows:
 
     def _sample(self, node: str) -> Callable[[], None]:
         def begin() -> None:
-            self._open(self._around(node), self._site.later(SAMPLE_S), lambda: False)
+            self._open(self._around(node, self._spec.sample_nodes), self._site.later(SAMPLE_S), lambda: False)
 
         return begin
 
@@ -167,9 +187,11 @@ class Windows:
 
         def step() -> None:
             window.step(self._recorder)
-            self.node_hours += len(names) * self._spec.every_s / 3600
+            fine = any(name in self._site.active for name in names)
+            every_s = self._spec.fine_s if fine else self._spec.every_s
+            self.node_hours += len(names) * every_s / 3600
             if self._site.now < until and not over():
-                self._site.agenda.at(self._site.later(self._spec.every_s), step)
+                self._site.agenda.at(self._site.later(every_s), step)
             else:
                 self.samples += window.samples
 

@@ -83,6 +83,12 @@ class Work:
                 self._save()
         self._at = now
 
+    def save(self, now: datetime) -> None:
+        """A checkpoint now, as before a stop that is planned."""
+        self.pass_to(now)
+        if self._doing is Spent.kept:
+            self._save()
+
     def close(self, now: datetime) -> None:
         """The end of the simulation: what no checkpoint holds is nobody's loss, and no gain yet."""
         self.pass_to(now)

@@ -30,6 +30,8 @@ from healer.walk import walk
 
 #: The pause between two walks while nothing happens, in seconds; with runs at work and without.
 FIRST_S, LONGEST_AT_WORK_S, LONGEST_S = 1.0, 60.0, 900.0
+#: Each pause is so many times the one before.
+GROWTH = 2.0
 #: A line is on its way for so long: a follower sends at once, and the network takes its time.
 ON_THE_WAY_S = 0.2
 #: Heartbeats: each 10 s; after a leap the last five are told.
@@ -102,8 +104,7 @@ class Healer:
         self._lines(node, [line])
 
     def wake(self) -> None:
-        """Something happened: walk now, and soon again."""
-        self._pause_s = FIRST_S
+        """There is something to walk now. When the next walk is due depends on what comes of it."""
         self._due = self.site.now
 
     def hear(self, told: Iterable[Observation]) -> None:
@@ -213,7 +214,7 @@ class Healer:
         if marks != self._marks:
             self._marks, self._pause_s = marks, FIRST_S
         else:
-            self._pause_s *= 2
+            self._pause_s *= GROWTH
         at_work = any(run.state is RunState.running for run in tables.runs.values())
         self._pause_s = min(self._pause_s, LONGEST_AT_WORK_S if at_work else LONGEST_S)
         due = now + timedelta(seconds=self._pause_s)

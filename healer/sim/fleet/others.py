@@ -44,7 +44,7 @@ class Nobody:
         return None
 
     def owns(self, node: SlurmNode) -> bool:
-        return node.reason.startswith("check:")
+        return node.reason_user == WHO
 
     # --- people ---
 

@@ -67,6 +67,7 @@ WAYS: dict[str, Way] = {
     "disk": Way(lines=("EXT4-fs (md0): Remounting filesystem read-only",)),
     "throttle": Way(stops=False, slower=1.18, sensors=(Fault.thermal_throttle,), checked=False),
     "clock-low": Way(stops=False, slower=1.18, sensors=(Fault.clock_low,), checked=False),
+    "clock-lower": Way(stops=False, slower=1.10, sensors=(Fault.clock_lower,), checked=False),
     "slow": Way(stops=False, slower=1.18, sensors=(Fault.slow_gpu,), checked=False),
     # Wrong numbers: no line, no sensor; somebody sees it in the loss, hours later.
     "corruption": Way(checked=False),

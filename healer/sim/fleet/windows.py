@@ -40,6 +40,8 @@ class Window:
 
     def __init__(self, site: Site, healer: Healer, names: list[str], until: datetime, seed: int) -> None:
         self.names, self.until = names, until
+        #: What it was opened for; none: healthy nodes.
+        self.faults: list[Fault] = []
         self._site, self._healer = site, healer
         self._sensors = SimTelemetry(
             CLUSTER, names, start=site.now, seed=seed, gpus=site.scenario.gpus, pace=_pace(site.scenario.job)
@@ -64,7 +66,6 @@ class Window:
         known = lambda _cluster, node: node in self.names  # noqa: E731
         measured = self._translator.columnar(msgspec.json.encode(sent.metrics), known, now)
         steps = step_batches(msgspec.json.encode(sent.step_times), known, now, cluster=CLUSTER)
-        self.samples += sum(len(body["gpu"]) * site.scenario.gpus for body in sent.metrics)
         if recorder is not None:
             recorder.note_samples(measured.reports, steps.batches, now)
         self._senses.renew([self._healer.picture.node(name) for name in self.names], now)
@@ -141,8 +142,8 @@ class Windows:
         self._site, self._healer, self._recorder = site, healer, recorder
         self._spec = site.scenario.telemetry
         self._opened = 0
+        self._now_open: list[Window] = []
         self.node_hours = 0.0
-        self.samples = 0
         healer.on_near = self._near
         self._sample_at_random()
 
@@ -151,8 +152,12 @@ class Windows:
         if not (way.sensors or way.port_down) or fault.node in self._site.out_before:
             return
         until = fault.at + timedelta(minutes=self._spec.after_min)
-        names = self._around(fault.node, self._spec.peers + 1)
-        self._open(names, until, lambda: self._has_left(fault))
+        known = next((one for one in self._now_open if fault.node in one.names), None)
+        if known is not None:
+            known.until = max(known.until, until)
+            known.faults.append(fault)
+            return
+        self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
 
     def _has_left(self, fault: Fault) -> bool:
         record = self._site.records.get(fault.id)
@@ -177,23 +182,26 @@ class Windows:
 
     def _sample(self, node: str) -> Callable[[], None]:
         def begin() -> None:
-            self._open(self._around(node, self._spec.sample_nodes), self._site.later(SAMPLE_S), lambda: False)
+            self._open(self._around(node, self._spec.sample_nodes), self._site.later(SAMPLE_S), [])
 
         return begin
 
-    def _open(self, names: list[str], until: datetime, over: Callable[[], bool]) -> None:
+    def _open(self, names: list[str], until: datetime, faults: list[Fault]) -> None:
         self._opened += 1
         window = Window(self._site, self._healer, names, until, self._site.seed * 100_003 + self._opened)
+        window.faults = faults
+        self._now_open.append(window)
 
         def step() -> None:
             window.step(self._recorder)
             fine = any(name in self._site.active for name in names)
             every_s = self._spec.fine_s if fine else self._spec.every_s
             self.node_hours += len(names) * every_s / 3600
-            if self._site.now < until and not over():
+            left = bool(window.faults) and all(self._has_left(one) for one in window.faults)
+            if self._site.now < window.until and not left:
                 self._site.agenda.at(self._site.later(every_s), step)
             else:
-                self.samples += window.samples
+                self._now_open.remove(window)
 
         step()
 

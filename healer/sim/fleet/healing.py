@@ -29,9 +29,9 @@ from healer.sim.senders import PCI
 from healer.walk import walk
 
 #: The pause between two walks while nothing happens, in seconds; with runs at work and without.
-FIRST_S, LONGEST_AT_WORK_S, LONGEST_S = 1.0, 60.0, 900.0
+FIRST_S, LONGEST_AT_WORK_S, LONGEST_S = 1.0, 240.0, 900.0
 #: Each pause is so many times the one before.
-GROWTH = 2.0
+GROWTH = 3.0
 #: A line is on its way for so long: a follower sends at once, and the network takes its time.
 ON_THE_WAY_S = 0.2
 #: Heartbeats: each 10 s; after a leap the last five are told.

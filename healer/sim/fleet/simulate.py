@@ -93,7 +93,7 @@ class _Healed:
             for fault in self.site.active[node]:
                 record = self.site.records[fault.id]
                 if record.told_at is None and incident.opened >= fault.at:
-                    record.told_at = incident.opened
+                    record.told_at = self.site.now
 
     def _tidy(self) -> None:
         now = self.site.now

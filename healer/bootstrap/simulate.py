@@ -46,7 +46,12 @@ def simulated(
     for mender in menders:
         tell = (lambda share, name=mender: progress(name, share)) if progress is not None else None
         yield simulate(
-            scenario, rules, seed, mender, file=_Lines(file) if file and mender == "healer" else None, progress=tell
+            scenario,
+            rules,
+            seed,
+            mender,
+            file=_Lines(file) if file and mender == "healer" else None,
+            progress=tell,
         )
 
 

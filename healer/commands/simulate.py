@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     scenario: str | None = typer.Argument(None, help="A scenario's name, or a YAML file."),
+    *,
     seed: int = typer.Option(1, min=0, help="Same seed, same bytes."),
     days: float | None = typer.Option(None, help="So many days instead of the scenario's."),
     alone: bool = typer.Option(False, "--alone", help="Only healer, without those it is compared with."),

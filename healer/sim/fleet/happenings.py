@@ -60,7 +60,9 @@ class Happenings:
         count = int(self._rng.poisson(scenario.telemetry.innocent_per_day * scenario.days))
         for at in self._moments(count):
             node = self.site.names[int(self._rng.integers(scenario.nodes))]
-            line = INNOCENT[int(self._rng.integers(len(INNOCENT)))].format(pci=PCI[int(self._rng.integers(8))])
+            line = INNOCENT[int(self._rng.integers(len(INNOCENT)))].format(
+                pci=PCI[int(self._rng.integers(8))]
+            )
             self.site.agenda.at(at, self._says(node, line))
 
     def _says(self, node: str, line: str) -> Callable[[], None]:
@@ -168,7 +170,7 @@ class Happenings:
         return do
 
     def _nodes(self, one: Happening) -> list[str]:
-        """`place`: a rack, a switch, or the first node; `nodes`: how many from there on, 0: all of the place."""
+        """`place`: a rack, a switch, or the first node; `nodes`: how many from there on, 0: the whole place."""
         shown = self.site.snapshot().nodes.values()
         here = [node.name for node in shown if one.place in {node.rack, node.switch, node.name}]
         if not here:

@@ -1,13 +1,13 @@
-"""healer itself at the simulated site: the walk and the driver of production, when there is something to walk.
+"""healer itself at the simulated site: the walk and the driver of production, when something is to be walked.
 
 Signals go through the wire forms. Between two walks time leaps: while nothing new happens the pause doubles,
 from a second to a quarter of an hour; what is known to be due (settling, a run's wait, Slurm's next event)
 is walked at its moment.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from healer.drive import Driver
 from healer.model import Incident, Observation, Rule, Ruleset, Run, RunState, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
+from healer.ports import Scheduler
 from healer.recorder import Recorder
 from healer.signals.wire import heartbeat_observations, kernel_log_observations
 from healer.sim.checkpoints import MemoryCheckpoints
@@ -45,7 +46,7 @@ TEARDOWN_NODES = 3
 
 
 class Healer:
-    """`Mender`: healer. `runs_changed` is called after each turn with the runs that are new or changed state."""
+    """`Mender`: healer. Whoever made it moves the site's clock and calls `turn`."""
 
     name = "healer"
 
@@ -57,7 +58,7 @@ class Healer:
         self.checkpoints = self.ledger.checkpoints = MemoryCheckpoints()
         self.driver = Driver(
             ledger=self.ledger,
-            scheduler=self.controller,
+            scheduler=cast(Scheduler, self.controller),
             rules=lambda: self.rules,
             clock=site.clock,
             nodes=site.nodes,
@@ -76,7 +77,9 @@ class Healer:
         self._due = site.now
         self._marks: tuple[object, ...] = ()
         self.walks = self.beats = self.lines = 0
-        self.on_near = self.on_told = lambda _fault: None
+        #: For the windows, and for people.
+        self.on_near: Callable[[Fault], None] = lambda fault: None
+        self.on_told: Callable[[Fault], None] = lambda fault: None
 
     # --- what nodes say ---
 
@@ -126,7 +129,9 @@ class Healer:
         job = self.site.snapshot().jobs[self.site.job]
         if job.state != "RUNNING" or fault.node not in job.nodes:
             return
-        others = [name for name in job.nodes if name != fault.node][:: max(1, len(job.nodes) // TEARDOWN_NODES)]
+        others = [name for name in job.nodes if name != fault.node][
+            :: max(1, len(job.nodes) // TEARDOWN_NODES)
+        ]
         for name in others[:TEARDOWN_NODES]:
             self._lines(name, [TEARDOWN.format(pci=PCI[0])])
 
@@ -177,6 +182,7 @@ class Healer:
         self._tell_beats(now)
         batch, self._batch = self._batch, []
         looks, self.sensed = self.sensed or [None], []
+        self._look()
         if self._recorder is not None:
             self._recorder.note(batch, self.ledger.snapshot, now)
         self.checkpoints.hear(batch)

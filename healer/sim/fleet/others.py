@@ -72,7 +72,9 @@ class Nobody:
             life = job.restarts
             self.site.agenda.at(self.site.later(retry_s), lambda: self._restart(life, start))
         faults = self.site.active.get(node, ())
-        repair_s = max((one.repair_s for one in faults if one.way.hardware or one.way.slower > 1), default=0.0)
+        repair_s = max(
+            (one.repair_s for one in faults if one.way.hardware or one.way.slower > 1), default=0.0
+        )
         answer_s = self.site.scenario.people.answer_min * 60
         moment = working(self.site.later(repair_s + answer_s), self.site.scenario.people.works)
         self.site.agenda.at(moment, lambda: self._bring_back(node))

@@ -36,6 +36,7 @@ class People:
         self.stuck: list[str] = []
         #: Faults that people found because nobody had told of their node.
         self.undiagnosed: set[str] = set()
+        healer.on_told = self._notice
 
     def look(self) -> None:
         for run in list(self.healer.runs.values()):
@@ -49,9 +50,10 @@ class People:
         for name in runs:
             self._seen.pop(name, None)
 
-    def slow(self, fault: Fault) -> None:
-        """Sooner or later somebody sees that the job is slow."""
-        self.site.agenda.at(self.site.later(fault.notice_s), lambda: self._by_hand(fault))
+    def _notice(self, fault: Fault) -> None:
+        """Sooner or later somebody sees what stops nothing."""
+        if (fault.way.hardware or fault.way.slower > 1) and fault.way_name != "unplanned-work":
+            self.site.agenda.at(self.site.later(fault.notice_s), lambda: self._by_hand(fault))
 
     # --- runs that wait for somebody ---
 
@@ -121,10 +123,15 @@ class People:
         told = {"run": run.id, "playbook": run.playbook, "state": str(state)}
         self.healer.ledger.tables.commands.append(
             Command(
-                kind=CommandKind.run_changed, cluster=CLUSTER, at=self.site.now, by=WHO, incident=run.incident,
-                reason="looked at", data=told,
+                kind=CommandKind.run_changed,
+                cluster=CLUSTER,
+                at=self.site.now,
+                by=WHO,
+                incident=run.incident,
+                reason="looked at",
+                data=told,
             )
-        )  # fmt: skip
+        )
         self.healer.wake()
 
     def _ask(self, playbook: str, node: str) -> None:
@@ -149,7 +156,7 @@ class People:
     # --- what nobody acts on ---
 
     def _watch_job(self) -> None:
-        """A job that stands is seen: at once by whoever is told of its node, later by whoever has to search."""
+        """A job that stands is seen: soon by whoever is told of its node, later by whoever has to search."""
         fault = self.site.blocking() if self.site.work.doing is Spent.stands else None
         if fault is None or fault.id == self._blocked:
             return

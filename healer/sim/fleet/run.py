@@ -9,8 +9,10 @@ from healer.sim.fleet.site import Site
 _AT_ONE_MOMENT = 1000
 
 
-def play(site: Site, after: Iterable[Callable[[], None]] = (), progress: Callable[[float], None] | None = None) -> None:
-    """Until the scenario's end. `after` is called after each moment; `progress` with the share that is done."""
+def play(
+    site: Site, after: Iterable[Callable[[], None]] = (), progress: Callable[[float], None] | None = None
+) -> None:
+    """Until the scenario's end. `after` is called after each moment, `progress` with the share done."""
     after = tuple(after)
     mender, end, total = site.mender, site.end, site.scenario.days
     site.slurm.tick()

@@ -16,11 +16,7 @@ class BadScenario(ValueError):
     """The text names the file and what is wrong in it."""
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the file: an unknown name is an error."""
-
-
-class JobSpec(_Part, kw_only=True):
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The large job: synchronous, on whole nodes. Times in seconds.
 
     `checkpoint_s`: work between two durable checkpoints; `checkpoint_stall_s`: for how long it stops for
@@ -37,7 +33,7 @@ class JobSpec(_Part, kw_only=True):
     comment: str = "healer:requeue"
 
 
-class Filler(_Part):
+class Filler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """So many small jobs that come again and again on the spare nodes."""
 
     count: int
@@ -45,7 +41,7 @@ class Filler(_Part):
     runtime_s: float
 
 
-class SlurmSpec(_Part):
+class SlurmSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Slurm's own waits, in seconds."""
 
     cred_expire_s: float = 120.0
@@ -54,7 +50,7 @@ class SlurmSpec(_Part):
     boot_s: float = 300.0
 
 
-class FaultSpec(_Part):
+class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The process by which nodes fail (published_figures 3)."""
 
     per_node_day: float = 0.0
@@ -65,7 +61,7 @@ class FaultSpec(_Part):
     not_taken_h: float = 6.0
 
 
-class Cause(_Part):
+class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A row of the mix: how often, and the ways in which it shows, by weight."""
 
     cause: str
@@ -73,7 +69,7 @@ class Cause(_Part):
     ways: dict[str, float]
 
 
-class People(_Part):
+class People(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long people take: medians in minutes, spread as the sigma of a log-normal. Hours are UTC.
 
     `answer_min`: to a page or question that names the node. `find_min`: to find it with nobody's help.
@@ -88,25 +84,26 @@ class People(_Part):
     works: tuple[int, int] = (9, 17)
 
 
-class Repair(_Part):
+class Repair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of a broken node: hours, median and 90th percentile of a log-normal."""
 
     median_h: float = 15.0
     p90_h: float = 60.0
 
 
-class Tests(_Part):
-    """Of a node before it returns: how long, and how often they find a repair that did not take."""
+class Tests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a node before it returns: how long, and the share of repairs that did not take which they find."""
 
     takes_s: float = 900.0
     find: float = 0.8
 
 
-class Telemetry(_Part):
-    """What of the fleet's telemetry is really fed: metrics each `every_s`, each `fine_s` while a fault stands.
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of the fleet's telemetry is fed: metrics each `every_s`, each `fine_s` while a fault stands.
 
     A window of `peers` + 1 nodes stands open `before_min` before and `after_min` after a fault that sensors
-    show; `samples_per_day` windows of `sample_nodes` over healthy nodes at random. `beats`: heartbeats of all nodes always (`all`), or of nodes that are about to fall silent.
+    show; `samples_per_day` windows of `sample_nodes` over healthy nodes at random. `beats`:
+    heartbeats of all nodes always (`all`), or of nodes that are about to fall silent (`near`).
     `innocent_per_day`: kernel lines that mean no fault, over the whole fleet.
     """
 
@@ -121,7 +118,7 @@ class Telemetry(_Part):
     innocent_per_day: float = 0.0
 
 
-class Happening(_Part):
+class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something planted by hand, `at_h` hours after the start; `what` names it (`happenings.py`)."""
 
     at_h: float
@@ -132,7 +129,7 @@ class Happening(_Part):
     place: str = ""
 
 
-class Checks(_Part):
+class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The comparison "thresholds": checks each `every_s` on all nodes."""
 
     every_s: float = 300.0
@@ -140,7 +137,7 @@ class Checks(_Part):
     retry_min: float = 11.0
 
 
-class Scenario(_Part, kw_only=True):
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     title: str
     shows: str
@@ -206,6 +203,8 @@ def _wrong(scenario: Scenario) -> str | None:
         return "faults without a mix"
     if scenario.telemetry.beats not in {"all", "near"}:
         return f"telemetry.beats is `all` or `near`, not {scenario.telemetry.beats!r}"
-    ways = [way for one in scenario.mix for way in one.ways] + [one.way for one in scenario.happenings if one.way]
+    ways = [way for one in scenario.mix for way in one.ways] + [
+        one.way for one in scenario.happenings if one.way
+    ]
     unknown = sorted(set(ways) - WAYS.keys())
     return f"no way {unknown[0]!r}; there are {', '.join(WAYS)}" if unknown else None

@@ -54,7 +54,14 @@ class Chance:
         self._share = counts / counts.sum() if len(counts) else counts
 
     def draw(
-        self, number: int, at: datetime, node: str, *, way: str = "", because: str = "base", generation: int = 0
+        self,
+        number: int,
+        at: datetime,
+        node: str,
+        *,
+        way: str = "",
+        because: str = "base",
+        generation: int = 0,
     ) -> Fault:
         chance = np.random.default_rng([self._seed, 5, number, generation])
         cause, way = self._cause(chance, way)
@@ -71,11 +78,12 @@ class Chance:
         return Fault(
             id=f"f{number}" + (f".{generation}" if generation else ""),
             at=at, node=node, gpu=int(chance.integers(self._scenario.gpus)), cause=cause, way_name=way,
-            repair_s=self._log_normal(chance, self._scenario.repair.median_h, self._scenario.repair.p90_h) * HOUR_S,
+            repair_s=self._repair_h(chance) * HOUR_S,
             answer_s=people.answer_min * 60 * float(chance.lognormal(0, people.sigma)),
             find_s=people.find_min * 60 * float(chance.lognormal(0, people.sigma)),
             notice_s=people.notice_h * HOUR_S * float(chance.lognormal(0, people.sigma)),
-            took=took, found=bool(chance.random() < self._scenario.tests.find), again_s=again_s, because=because,
+            took=took, found=bool(chance.random() < self._scenario.tests.find), again_s=again_s,
+            because=because,
         )  # fmt: skip
 
     def again(self, fault: Fault, returned: datetime) -> Fault | None:
@@ -88,7 +96,9 @@ class Chance:
         if fault.took and not self._scenario.mix:
             return None
         at = returned + timedelta(seconds=fault.again_s)
-        return self.draw(int(base), at, fault.node, way=way, because=because, generation=int(generation or 0) + 1)
+        return self.draw(
+            int(base), at, fault.node, way=way, because=because, generation=int(generation or 0) + 1
+        )
 
     def _cause(self, chance: np.random.Generator, way: str) -> tuple[str, str]:
         row, weight = chance.random(), chance.random()
@@ -98,9 +108,11 @@ class Chance:
         cause = self._scenario.mix[int(np.searchsorted(np.cumsum(self._share), row, side="right"))]
         return cause.cause, _by_weight(cause, weight)
 
-    @staticmethod
-    def _log_normal(chance: np.random.Generator, median: float, p90: float) -> float:
-        return float(median * np.exp(chance.standard_normal() * np.log(p90 / median) / _P90))
+    def _repair_h(self, chance: np.random.Generator) -> float:
+        """Log-normal, by its median and its 90th percentile."""
+        repair = self._scenario.repair
+        sigma = np.log(repair.p90_h / repair.median_h) / _P90
+        return float(repair.median_h * np.exp(chance.standard_normal() * sigma))
 
 
 def _by_weight(cause: Cause, drawn: float) -> str:
@@ -122,4 +134,3 @@ def base_faults(scenario: Scenario, chance: Chance, nodes: list[str], seed: int)
         for at in rng.uniform(0, scenario.days, count).tolist()
     ]
     return [chance.draw(number, at, node) for number, (at, node) in enumerate(sorted(moments))]
-

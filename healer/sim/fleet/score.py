@@ -81,8 +81,12 @@ def card_of(
         skipped=site.skipped,
         stopped_job=sum(one.stopped_job for one in records),
         by_cause=_counted(one.fault.cause for one in records),
-        detect=_times(one for record in _broken(records) if (one := _after(record, record.told_at)) is not None),
-        decide=_times(one for record in _broken(records) if (one := _after(record, record.out_at)) is not None),
+        detect=_times(
+            one for record in _broken(records) if (one := _after(record, record.told_at)) is not None
+        ),
+        decide=_times(
+            one for record in _broken(records) if (one := _after(record, record.out_at)) is not None
+        ),
         restart=_times(one for record in records if (one := _restarted(record)) is not None),
         drains=site.taken_out,
         wrong_drains=len(site.wrong),

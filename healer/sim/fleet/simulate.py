@@ -31,7 +31,13 @@ Progress = Callable[[float], None] | None
 
 
 def simulate(
-    scenario: Scenario, rules: Ruleset, seed: int, mender: str, *, file: File | None = None, progress: Progress = None
+    scenario: Scenario,
+    rules: Ruleset,
+    seed: int,
+    mender: str,
+    *,
+    file: File | None = None,
+    progress: Progress = None,
 ) -> Card:
     """The same scenario, rules, seed and mender give the same card. Only healer writes a recording."""
     if mender == Healer.name:
@@ -88,8 +94,8 @@ class _Healed:
                 self._known[name] = _word(one)
 
     def _found(self, incident: Incident) -> None:
-        nodes = {incident.root.node, *(one.node for one in incident.affected)}
-        for node in nodes & self.site.active.keys():
+        named = {incident.root.node, *(one.node for one in incident.affected)}
+        for node in [name for name in self.site.active if name in named]:
             for fault in self.site.active[node]:
                 record = self.site.records[fault.id]
                 if record.told_at is None and incident.opened >= fault.at:
@@ -112,7 +118,6 @@ class Reviews:
         self._wrong_seen = 0
         self._judged: dict[str, list[bool]] = {}
         self.did: dict[str, int] = {}
-        self._drained: set[str] = set()
 
     def look(self) -> None:
         new = self.site.wrong[self._wrong_seen :]
@@ -148,7 +153,9 @@ def _word(incident: Incident) -> str:
     return f"{incident.rule} (part of another)" if incident.merged_into else incident.rule
 
 
-def scaled(scenario: Scenario, *, nodes: int, days: float, more: Mapping[str, object] | None = None) -> Scenario:
+def scaled(
+    scenario: Scenario, *, nodes: int, days: float, more: Mapping[str, object] | None = None
+) -> Scenario:
     """A small one of the same kind, for tests: the job takes the same share of the fleet."""
     share = scenario.job.nodes / scenario.nodes
     job = msgspec.structs.replace(scenario.job, nodes=max(1, int(nodes * share)))

@@ -157,6 +157,8 @@ class Site:
         if way.silent:
             self.nodes.plant(fault.node, "unreachable")
             self.slurm.silence(fault.node)
+        if way.stops_after_s:
+            self.agenda.at(self._stops_at(fault), lambda: None)
         if fault.way_name == "unplanned-work":
             self._work_unplanned(fault)
         elif not way.hardware:
@@ -203,7 +205,9 @@ class Site:
                     self.expect(again)
 
     def _last_of(self, node: str) -> list[Record]:
-        mine = [one for one in self.records.values() if one.fault.node == node and one.repaired_at is not None]
+        mine = [
+            one for one in self.records.values() if one.fault.node == node and one.repaired_at is not None
+        ]
         return mine[-1:]
 
     def _work_unplanned(self, fault: Fault) -> None:
@@ -224,12 +228,15 @@ class Site:
     def blocking(self) -> Fault | None:
         """What keeps the large job from going on; None: nothing of its nodes."""
         job = self.snapshot().jobs[self.job]
-        if job.state != "RUNNING":
+        if job.state != "RUNNING" or not self.active:
             return None
         mine = set(job.nodes)
-        return next(
-            (one for node, faults in self.active.items() if node in mine for one in faults if one.way.stops), None
-        )
+        found = (one for node, faults in self.active.items() if node in mine for one in faults)
+        return next((one for one in found if one.way.stops and self.now >= self._stops_at(one)), None)
+
+    @staticmethod
+    def _stops_at(fault: Fault) -> datetime:
+        return fault.at + timedelta(seconds=fault.way.stops_after_s)
 
     def settle(self) -> None:
         """Books what the jobs did until now, and sees what they do from now on."""

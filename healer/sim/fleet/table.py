@@ -53,7 +53,17 @@ def _times(times: Times) -> str:
 
 def compared(cards: Sequence[Card]) -> str:
     """One row each."""
-    head = ("", "effective", "found, median", "works again, median", "drains", "wrong", "missed", "by people", "out, node-h")
+    head = (
+        "",
+        "effective",
+        "found, median",
+        "works again, median",
+        "drains",
+        "wrong",
+        "missed",
+        "by people",
+        "out, node-h",
+    )
     rows = [head] + [
         (
             card.mender,

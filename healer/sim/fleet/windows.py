@@ -63,6 +63,7 @@ class Window:
         self._sensors.show(self._at_work(snapshot))
         sent = self._sensors.advance(now)
         self._add_ports(sent.metrics)
+        self._add_results(sent.step_times)
         known = lambda _cluster, node: node in self.names  # noqa: E731
         measured = self._translator.columnar(msgspec.json.encode(sent.metrics), known, now)
         steps = step_batches(msgspec.json.encode(sent.step_times), known, now, cluster=CLUSTER)
@@ -76,7 +77,11 @@ class Window:
 
     def _within(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
         """Slurm's picture of these nodes alone: so small the senses look at, and keep room for."""
-        if self._whole is not None and self._whole.nodes is snapshot.nodes and self._whole.jobs is snapshot.jobs:
+        if (
+            self._whole is not None
+            and self._whole.nodes is snapshot.nodes
+            and self._whole.jobs is snapshot.jobs
+        ):
             return msgspec.structs.replace(self._part, taken_at=snapshot.taken_at)
         mine = set(self.names)
         jobs = {
@@ -121,6 +126,19 @@ class Window:
             for index, port in enumerate(body["ports"].values()):
                 port["node_infiniband_state_id"] = DOWN if down and index == 0 else ACTIVE
 
+    def _add_results(self, bodies: list[dict[str, Any]]) -> None:
+        """The norm of the gradient, which all ranks share after its all-reduce."""
+        wrong = {
+            (node, fault.gpu)
+            for node in self.names
+            for fault in self._site.active.get(node, ())
+            if fault.way.wrong_numbers
+        }
+        for body in bodies:
+            for sample in body["samples"]:
+                norm = 1.0 + 1.0 / (10 + sample["step"] % 97)
+                sample["grad_norm"] = norm * 1.01 if (sample["node"], sample["gpu"]) in wrong else norm
+
     def _checkpoint(self, now: datetime) -> list[Any]:
         """The job tells its checkpoint, if one became durable since the last scrape."""
         saved_at = self._site.work.saved_at
@@ -130,7 +148,8 @@ class Window:
         job = self._site.snapshot().jobs[self._site.job]
         body = {
             "cluster": CLUSTER, "job": job.id, "restart": job.restarts, "step": self._site.work.saved,
-            "path": f"/scratch/pretrain/{self._site.work.saved}", "durable": True, "time": saved_at.isoformat(),
+            "path": f"/scratch/pretrain/{self._site.work.saved}", "durable": True,
+            "time": saved_at.isoformat(),
         }  # fmt: skip
         return list(checkpoint_observations([body], now, cluster=CLUSTER).observations)
 
@@ -149,7 +168,7 @@ class Windows:
 
     def _near(self, fault: Fault) -> None:
         way = fault.way
-        if not (way.sensors or way.port_down) or fault.node in self._site.out_before:
+        if not (way.sensors or way.port_down or way.wrong_numbers) or fault.node in self._site.out_before:
             return
         until = fault.at + timedelta(minutes=self._spec.after_min)
         known = next((one for one in self._now_open if fault.node in one.names), None)
@@ -175,7 +194,9 @@ class Windows:
     def _sample_at_random(self) -> None:
         rng = np.random.default_rng([self._site.seed, 8])
         scenario = self._site.scenario
-        moments = rng.uniform(0, scenario.days * DAY_S, rng.poisson(self._spec.samples_per_day * scenario.days))
+        moments = rng.uniform(
+            0, scenario.days * DAY_S, rng.poisson(self._spec.samples_per_day * scenario.days)
+        )
         for second in sorted(moments.tolist()):
             node = self._site.names[int(rng.integers(scenario.nodes))]
             self._site.agenda.at(scenario.start + timedelta(seconds=second), self._sample(node))

@@ -58,7 +58,9 @@ class Work:
     def cause(self) -> str:
         return self._cause
 
-    def be(self, doing: Spent, cause: str, now: datetime, *, slower: float = 1.0, slow_cause: str = NOBODY) -> None:
+    def be(
+        self, doing: Spent, cause: str, now: datetime, *, slower: float = 1.0, slow_cause: str = NOBODY
+    ) -> None:
         """`doing`: `kept` for work, else `stands`, `waits` or `starts`, for the sake of `cause`."""
         self.pass_to(now)
         if self._doing is Spent.kept and doing is not Spent.kept:

@@ -170,7 +170,7 @@ class Happenings:
         return do
 
     def _nodes(self, one: Happening) -> list[str]:
-        """`place`: a rack, a switch, or the first node; `nodes`: how many from there on, 0: the whole place."""
+        """`place`: a rack, a switch, or the first node; `nodes`: how many from there on, 0: all of it."""
         shown = self.site.snapshot().nodes.values()
         here = [node.name for node in shown if one.place in {node.rack, node.switch, node.name}]
         if not here:

@@ -18,6 +18,8 @@ from healer.sim.fleet.work import Spent
 WHO = "people"
 #: What people ask for by hand for a node that stops or slows the job.
 BY_HAND, RETURN = "gpu-fatal", "return-to-service"
+#: While slurmctld does not answer people cannot do anything either, and try again.
+AWAY_AGAIN_S = 60.0
 _REPAIRS = frozenset({RunState.waiting})
 _ASKS = frozenset({RunState.proposed, RunState.waiting_approval})
 
@@ -187,6 +189,9 @@ class People:
         record = self._standing(fault)
         if record is None:
             return
+        if self.healer.controller.away:
+            self._later(AWAY_AGAIN_S, lambda: self._by_hand(fault))
+            return
         record.by_hand = True
         if record.told_at is None:
             self.undiagnosed.add(fault.id)
@@ -198,6 +203,9 @@ class People:
         """A guard holds what a person asked for: whoever is sure goes to Slurm."""
         record = self.site.records[fault.id]
         if fault not in self.site.active.get(fault.node, ()) or record.out_at is not None:
+            return
+        if self.healer.controller.away:
+            self._later(AWAY_AGAIN_S, lambda: self._past_healer(fault))
             return
         self._count("taken out past healer")
         self.site.slurm.person_drain(fault.node, "broken, taken out by hand", WHO)

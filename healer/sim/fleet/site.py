@@ -305,11 +305,11 @@ class Site:
     # --- nodes that leave and come back ---
 
     def _note_out(self, snapshot: SlurmSnapshot) -> None:
+        self.node_hours_out += len(self.out_before) * (self.now - self._out_since).total_seconds() / 3600
+        self._out_since = self.now
         if snapshot.nodes is self._shown:
             return
         self._shown = snapshot.nodes
-        self.node_hours_out += len(self.out_before) * (self.now - self._out_since).total_seconds() / 3600
-        self._out_since = self.now
         out = {name: node for name, node in snapshot.nodes.items() if node.held or "RESERVED" in node.state}
         for name in sorted(out.keys() - self.out_before):
             self._left(out[name])

@@ -106,7 +106,7 @@ class Work:
         """Seconds that a cause took, of any kind."""
         found: dict[str, float] = defaultdict(float)
         for (kind, cause), seconds in self.spent.items():
-            if kind not in {Spent.kept, Spent.open}:
+            if seconds and kind not in {Spent.kept, Spent.open}:
                 found[cause] += seconds
         return dict(found)
 

@@ -185,6 +185,8 @@ class Healer:
         self._look()
         if self._recorder is not None:
             self._recorder.note(batch, self.ledger.snapshot, now)
+            if not batch:
+                self._recorder.note_moment(now)
         self.checkpoints.hear(batch)
         for sensed in looks:
             self._walk(batch, sensed, now)

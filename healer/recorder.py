@@ -72,7 +72,7 @@ class Recorder:
                 self._put(now, route, body)
 
     def note_moment(self, now: datetime) -> None:
-        """A walk for which nothing came: a replay walks at this moment too, before it sees what came of it."""
+        """A walk for which nothing came: a replay walks at this moment too, before it sees its effects."""
         with self._lock:
             self._put(now, "clock", {})
 

@@ -1,4 +1,4 @@
-"""`healer simulate`, scaled down: each scenario shows what it must, and the same seed gives the same bytes."""
+"""`healer simulate`, scaled down: each scenario shows what it must; the same seed gives the same bytes."""
 
 import io
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The account of a large job: hand-made days with a known effective time, and nothing gets lost on the way."""
+"""The account of a large job: hand-made days with a known effective time, and nothing gets lost."""
 
 import random
 from datetime import UTC, datetime, timedelta

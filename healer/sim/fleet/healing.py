@@ -33,6 +33,8 @@ from healer.walk import walk
 FIRST_S, LONGEST_AT_WORK_S, LONGEST_S = 1.0, 240.0, 900.0
 #: Each pause is so many times the one before.
 GROWTH = 3.0
+#: A run that waits may note something at every look: after so many looks in a row pauses grow all the same.
+LONGEST_STREAK = 20
 #: A line is on its way for so long: a follower sends at once, and the network takes its time.
 ON_THE_WAY_S = 0.2
 #: Heartbeats: each 10 s; after a leap the last five are told.
@@ -76,6 +78,8 @@ class Healer:
         self._walked_at = self._next_beat = site.now
         self._due = site.now
         self._marks: tuple[object, ...] = ()
+        #: So many walks in a row had something to note.
+        self._streak = 0
         self.walks = self.beats = self.lines = 0
         #: For the windows, and for people.
         self.on_near: Callable[[Fault], None] = lambda fault: None
@@ -90,6 +94,7 @@ class Healer:
             self.site.agenda.at(early, lambda: self._listen(fault.node))
 
     def told(self, fault: Fault) -> None:
+        self._streak = 0
         self.on_told(fault)
         at = self.site.later(ON_THE_WAY_S)
         if fault.way.lines:
@@ -219,10 +224,10 @@ class Healer:
     def _plan(self, now: datetime) -> None:
         tables = self.ledger.tables
         marks = (len(tables.incidents), len(tables.decisions), sum(map(len, tables.log.values())))
-        if marks != self._marks:
-            self._marks, self._pause_s = marks, FIRST_S
-        else:
-            self._pause_s *= GROWTH
+        self._streak = self._streak + 1 if marks != self._marks else 0
+        fresh = 0 < self._streak <= LONGEST_STREAK
+        self._marks = marks
+        self._pause_s = FIRST_S if fresh else self._pause_s * GROWTH
         at_work = any(run.state is RunState.running for run in tables.runs.values())
         self._pause_s = min(self._pause_s, LONGEST_AT_WORK_S if at_work else LONGEST_S)
         due = now + timedelta(seconds=self._pause_s)

@@ -177,7 +177,8 @@ class People:
             self._by_hand(fault)
         else:
             rest = fault.answer_s - (self.site.now - record.told_at).total_seconds()
-            self.site.agenda.at(self.site.later(rest), lambda: self._if_told(fault))
+            # Never at this same moment again: what is left may be less than a microsecond.
+            self.site.agenda.at(self.site.later(rest + 1), lambda: self._if_told(fault))
 
     def _standing(self, fault: Fault) -> Record | None:
         """Its record, while the fault is there and its node in service."""

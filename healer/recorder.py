@@ -85,6 +85,11 @@ class Recorder:
             for route, body, known_as in _bodies(batch):
                 self._put(now, route, body, known_as=known_as)
 
+    def note_moment(self, now: datetime) -> None:
+        """A walk for which nothing came: a replay walks at this moment too, before it sees its effects."""
+        with self._lock:
+            self._put(now, "clock", {})
+
     def note_samples(self, reports: Sequence[Report], batches: Sequence[StepBatch], now: datetime) -> None:
         """Samples that the senses are about to take."""
         with self._lock:

@@ -26,6 +26,8 @@ def conditions(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
     """One for each fact and value that differs, with all nodes that have it; and one for each fabric manager
     whose version is not its driver's."""
     found: dict[tuple[str, str], dict[str, Reference]] = defaultdict(dict)
+    if not picture.references and not any(one.facts for one in picture.nodes.values()):
+        return  # Slurm alone told of drivers, and there is nothing to compare that with
     for name, node in slurm.nodes.items():
         facts = picture.facts_of(name)
         if not facts:

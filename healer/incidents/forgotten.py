@@ -35,7 +35,9 @@ def our_drains(picture: Picture) -> list[SlurmNode]:
     ours = (one for one in slurm.reservations.values() if is_our_reservation(one))
     reserved = {name for one in ours for name in one.nodes}
     return [
-        node for node in slurm.nodes.values() if node.name in reserved or (node.held and is_ours(node.reason))
+        node
+        for node in slurm.nodes.values()
+        if node.name in reserved or (node.reason and node.held and is_ours(node.reason))
     ]
 
 

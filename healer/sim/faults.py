@@ -24,6 +24,8 @@ class Fault(StrEnum):
     slow_gpu = "slow-gpu"
     #: The clock stands a quarter too low, without heat.
     clock_low = "clock-low"
+    #: A little less of that: the clock stands 16 % too low, and its rank takes 10 % longer.
+    clock_lower = "clock-lower"
     fabric_manager_down = "fabric-manager-down"
     ecc_uncorrectable = "ecc-uncorrectable"
     remap_pending = "remap-pending"
@@ -93,7 +95,8 @@ def no_effects(nodes: int, gpus: int, ports: int) -> Effects:
 
 _At = tuple[int | slice, int | slice]
 _BY_GPU = {
-    Fault.thermal_throttle, Fault.slow_gpu, Fault.clock_low, Fault.ecc_uncorrectable, Fault.remap_pending,
+    Fault.thermal_throttle, Fault.slow_gpu, Fault.clock_low, Fault.clock_lower, Fault.ecc_uncorrectable,
+    Fault.remap_pending,
     Fault.remap_failed, Fault.pcie_width, Fault.pcie_replays, Fault.nvlink_crc, Fault.gpu_missing,
 }  # fmt: skip
 
@@ -101,6 +104,11 @@ _BY_GPU = {
 def _clock_low(effects: Effects, at: _At) -> None:
     effects.clock[at] = 0.75
     effects.compute[at] = SLOWER
+
+
+def _clock_lower(effects: Effects, at: _At) -> None:
+    effects.clock[at] = 0.84
+    effects.compute[at] = 1.10
 
 
 def _setter(field: str, value: float | bool) -> Callable[[Effects, _At], None]:
@@ -129,6 +137,7 @@ _APPLY: dict[Fault, Callable[[Effects, _At], None]] = {
     Fault.thermal_throttle: _setter("throttle", True),
     Fault.slow_gpu: _setter("compute", SLOWER),
     Fault.clock_low: _clock_low,
+    Fault.clock_lower: _clock_lower,
     Fault.fabric_manager_down: _node_setter("fabric_down"),
     Fault.ecc_uncorrectable: _setter("ecc_uncorrectable", 0.1),
     Fault.remap_pending: _setter("remap_pending", True),

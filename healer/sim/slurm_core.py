@@ -370,13 +370,14 @@ class SimScheduler:
             self._world.node(name).silent_since = now
 
     def answer(self, name: str) -> None:
-        """The node answers again; DOWN for not responding ends (ReturnToService=1)."""
+        """The node answers again; DOWN for not responding ends (ReturnToService=1), a drain stays."""
         with self._write():
             node = self._world.node(name)
             node.silent_since = None
-            if node.down and node.reason == "Not responding":
-                node.down = False
-                node.forget_reason()
+            if node.down and node.lost:
+                node.down = node.lost = False
+                if not node.drain:
+                    node.forget_reason()
 
     def stick(self, name: str, stuck: bool = True) -> None:
         """The node's epilog does not end: jobs that end there stay COMPLETING until it is DOWN."""
@@ -403,6 +404,11 @@ class SimScheduler:
         """Does all that is due by now, and starts the jobs that can start. Returns now."""
         with self._read() as now:
             return now
+
+    def next_due(self) -> datetime | None:
+        """When something happens next by itself: for whoever lets time leap."""
+        with self._read():
+            return self._world.next_due
 
     # --- inside
 

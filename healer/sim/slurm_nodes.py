@@ -1,8 +1,9 @@
 """A node of the simulated Slurm, and how Slurm shows it."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from healer.model import Reservation, SlurmNode
 
@@ -10,6 +11,8 @@ from healer.model import Reservation, SlurmNode
 _UNCHANGED_SPEC = (
     "gpus", "gpu_model", "driver", "rack", "switch", "switches", "pod", "partitions", "features", "boot_id",
 )  # fmt: skip
+#: A node of which nothing else is to be told.
+_PLAIN = {base: (base,) for base in ("DOWN", "MIXED", "ALLOCATED", "IDLE")}
 
 
 def sim_nodes(count: int, *, gpus: int = 8, gpu_model: str = "h100") -> list[SlurmNode]:
@@ -33,6 +36,8 @@ class Node:
     down: bool = False
     drain: bool = False
     silent_since: datetime | None = None
+    #: DOWN because it did not answer, and for nothing else.
+    lost: bool = False
     reason: str = ""
     reason_user: str = ""
     reason_at: datetime | None = None
@@ -68,8 +73,36 @@ class Node:
         self.reason, self.reason_user, self.reason_at = "", "", None
 
 
-def show_node(node: Node, completing: int, held_for: Iterable[Reservation]) -> SlurmNode:
+class Face(NamedTuple):
+    """All of a node that changes and that Slurm shows."""
+
+    state: tuple[str, ...]
+    reason: str
+    reason_user: str
+    reason_at: datetime | None
+    boot_at: datetime
+    comment: str
+    extra: str
+    after_reboot: tuple[str, ...]
+
+
+def face_of(node: Node, completing: int, held_for: Sequence[Reservation]) -> Face:
     """`completing`: how many of its jobs are; `held_for`: the reservations that hold it now."""
+    return Face(
+        _state(node, completing, held_for), node.reason, node.reason_user, node.reason_at, node.boot_at,
+        node.comment, node.extra, ("DOWN",) if node.reboot else (),
+    )  # fmt: skip
+
+
+def show_face(node: Node, face: Face) -> SlurmNode:
+    return SlurmNode(
+        name=node.spec.name,
+        **face._asdict(),
+        **{name: getattr(node.spec, name) for name in _UNCHANGED_SPEC},
+    )
+
+
+def _state(node: Node, completing: int, held_for: Sequence[Reservation]) -> tuple[str, ...]:
     running = len(node.jobs) - completing
     if node.down:
         base = "DOWN"
@@ -77,6 +110,8 @@ def show_node(node: Node, completing: int, held_for: Iterable[Reservation]) -> S
         base = "MIXED" if (node.free and not node.exclusive) or completing else "ALLOCATED"
     else:
         base = "IDLE"
+    if not (completing or held_for or node.drain or node.silent_since or node.reboot or node.boots_at):
+        return _PLAIN[base]
     maintenance = {reservation.maintenance for reservation in held_for}
     flags = (
         ("COMPLETING", completing > 0),
@@ -87,15 +122,4 @@ def show_node(node: Node, completing: int, held_for: Iterable[Reservation]) -> S
         ("REBOOT_REQUESTED", node.reboot and node.boots_at is None),
         ("REBOOT_ISSUED", node.boots_at is not None),
     )
-    return SlurmNode(
-        name=node.spec.name,
-        state=(base, *(flag for flag, on in flags if on)),
-        reason=node.reason,
-        reason_user=node.reason_user,
-        reason_at=node.reason_at,
-        boot_at=node.boot_at,
-        comment=node.comment,
-        extra=node.extra,
-        after_reboot=("DOWN",) if node.reboot else (),
-        **{name: getattr(node.spec, name) for name in _UNCHANGED_SPEC},
-    )
+    return (base, *(flag for flag, on in flags if on))

@@ -3,13 +3,14 @@
 Not safe to call from several threads; `slurm_core.SimScheduler` is.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from healer.model import Reservation, SlurmJob, SlurmNode
 from healer.ports import SchedulerRefused, UnknownNode
 from healer.sim.slurm_jobs import Job, find_job, show_job, waits_for
-from healer.sim.slurm_nodes import Node, show_node
+from healer.sim.slurm_nodes import Face, Node, face_of, show_face
 
 
 class World:
@@ -41,6 +42,9 @@ class World:
         self.reservations: dict[str, Reservation] = {}
         self.changed = True
         self._next_due: datetime | None = None
+        #: What was shown last, and of each node what it was shown from; None: something has passed since.
+        self._shown: tuple[dict[str, SlurmNode], dict[str, SlurmJob]] | None = None
+        self._faces: dict[str, tuple[Face, SlurmNode]] = {}
 
     # --- looking
 
@@ -85,15 +89,34 @@ class World:
         return found
 
     def show(self, node: Node, now: datetime) -> SlurmNode:
-        return show_node(node, self._completing_on(node), self.held_for(now).get(node.spec.name, ()))
+        held = self.held_for(now).get(node.spec.name, ())
+        return show_face(node, face_of(node, self._completing_on(node), held))
 
     def show_all(self, now: datetime) -> tuple[dict[str, SlurmNode], dict[str, SlurmJob]]:
+        """The same objects while nothing has passed, and of a node as long as it shows the same: a fleet of
+        thousands is looked at each second, and little of it changes."""
+        if self._shown is None:
+            self._shown = self._show_nodes(now), {job.id: show_job(job) for job in self.jobs.values()}
+        return self._shown
+
+    @property
+    def next_due(self) -> datetime | None:
+        """When something happens next by itself, as far as is known now."""
+        return self._next_due
+
+    def _show_nodes(self, now: datetime) -> dict[str, SlurmNode]:
         held = self.held_for(now)
-        nodes = {
-            name: show_node(node, self._completing_on(node), held.get(name, ()))
-            for name, node in self.nodes.items()
-        }
-        return nodes, {job.id: show_job(job) for job in self.jobs.values()}
+        completing = Counter(
+            name for job in self.jobs.values() if job.completing_until is not None for name in job.nodes
+        )
+        shown: dict[str, SlurmNode] = {}
+        for name, node in self.nodes.items():
+            face = face_of(node, completing[name] if node.jobs else 0, held.get(name, ()))
+            known = self._faces.get(name)
+            if known is None or known[0] != face:
+                self._faces[name] = known = face, show_face(node, face)
+            shown[name] = known[1]
+        return shown
 
     def _completing_on(self, node: Node) -> int:
         return sum(self.jobs[job].completing_until is not None for job in node.jobs)
@@ -102,7 +125,7 @@ class World:
 
     def down(self, node: Node, reason: str, user: str, now: datetime) -> None:
         """State=DOWN: its jobs are requeued, or end as NODE_FAIL where they may not be."""
-        node.down = True
+        node.down, node.lost = True, False
         # Slurm itself replaces no reason that somebody gave.
         if user != "slurm" or not node.reason:
             node.because(reason, user, now)
@@ -183,6 +206,7 @@ class World:
         """Does all that is due by now, and starts the jobs that can start."""
         if not self.changed and (self._next_due is None or now < self._next_due):
             return
+        self._shown = None
         self._silent_nodes(now)
         self._ends(now)
         self._boots(now)
@@ -195,6 +219,7 @@ class World:
         for node in self.nodes.values():
             if node.silent_since and not node.down and now - node.silent_since >= self._slurmd_timeout:
                 self.down(node, "Not responding", "slurm", now)
+                node.lost = True
 
     def _ends(self, now: datetime) -> None:
         for job in list(self.jobs.values()):

@@ -1,0 +1,85 @@
+"""`healer simulate`: a fleet with faults in simulated time, and its score card."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from healer.commands import Failed
+from healer.settings import load, rules_folder
+
+#: Progress is told so often, on standard error.
+TOLD_S = 5.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("simulate")(simulate)
+
+
+def simulate(
+    scenario: str | None = typer.Argument(None, help="A scenario's name, or a YAML file."),
+    *,
+    seed: int = typer.Option(1, min=0, help="Same seed, same bytes."),
+    days: float | None = typer.Option(None, help="So many days instead of the scenario's."),
+    alone: bool = typer.Option(False, "--alone", help="Only healer, without those it is compared with."),
+    record: Path | None = typer.Option(None, help="Write what healer saw, for `healer replay`."),
+    rules: Path | None = typer.Option(None, help="The rules to heal by, instead of those in force."),
+    as_json: bool = typer.Option(False, "--json", help="Print the score cards as JSON."),
+    names: bool = typer.Option(False, "--list", help="List the scenarios that ship."),
+) -> None:
+    """Run a fleet with faults in simulated time, and print the score card; nothing is touched."""
+    import msgspec
+
+    from healer.bootstrap import simulate as wired
+    from healer.ruleset import RulesInvalid
+
+    if names:
+        for name, title in wired.listed():
+            typer.echo(f"{name:20} {title}")
+        return
+    if scenario is None:
+        raise typer.BadParameter("name a scenario, or ask for --list")
+    settings = load()
+    menders = wired.MENDERS[:1] if alone else wired.MENDERS
+    try:
+        chosen = wired.scenario_of(scenario, days)
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(record.open("wb")) if record is not None else None
+            cards = list(
+                wired.simulated(
+                    chosen,
+                    rules or rules_folder(settings),
+                    seed,
+                    menders,
+                    settle_s=settings.settle_s,
+                    file=file,
+                    progress=_progress(),
+                )
+            )
+    except OSError as error:
+        raise Failed(f"{record} cannot be written: {error.strerror}.") from error
+    except (RulesInvalid, ValueError) as error:
+        raise Failed(str(error)) from error
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(cards), indent=1) + b"\n")
+        return
+    typer.echo(wired.card_text(cards[0]))
+    if not alone:
+        typer.echo("\n" + wired.compared(cards))
+
+
+def _progress() -> Callable[[str, float], None]:
+    """Told every few seconds, to people who watch: never on standard output."""
+    told = time.monotonic()
+
+    def tell(name: str, share: float) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= TOLD_S:
+            told = now
+            print(f"{name}: {share:.0%}", file=sys.stderr, flush=True)
+
+    return tell

@@ -1,0 +1,1 @@
+"""A fleet in simulated time under the production walk: scenarios, faults, people, and the score card."""

@@ -1,0 +1,231 @@
+"""The people around healer: technicians who repair, engineers who answer late, and who find what nobody told.
+
+They act as people do through the pages: they approve, reject, cancel, and ask for playbooks.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import msgspec
+
+from healer.decisions import stands_beside
+from healer.model import Command, CommandKind, Run, RunState
+from healer.sim.fleet.healing import Healer
+from healer.sim.fleet.schedule import Fault
+from healer.sim.fleet.site import CLUSTER, Record, Site
+from healer.sim.fleet.work import Spent
+
+WHO = "people"
+#: What people ask for by hand for a node that stops or slows the job.
+BY_HAND, RETURN = "gpu-fatal", "return-to-service"
+#: While slurmctld does not answer people cannot do anything either, and try again.
+AWAY_AGAIN_S = 60.0
+_REPAIRS = frozenset({RunState.waiting})
+_ASKS = frozenset({RunState.proposed, RunState.waiting_approval})
+
+
+class People:
+    """Looks after each turn at what asks for people, once each."""
+
+    def __init__(self, site: Site, healer: Healer) -> None:
+        self.site, self.healer = site, healer
+        self._seen: dict[str, RunState] = {}
+        self._blocked: str | None = None
+        self._asked = 0
+        self._answers = site.scenario.people.answer_min * 60
+        #: What people did, by kind.
+        self.did: dict[str, int] = {}
+        self.stuck: list[str] = []
+        #: Faults that people found because nobody had told of their node.
+        self.undiagnosed: set[str] = set()
+        healer.on_told = self._notice
+
+    def look(self) -> None:
+        for run in list(self.healer.runs.values()):
+            if self._seen.get(run.id) is not run.state:
+                self._seen[run.id] = run.state
+                self._changed(run)
+        self._watch_job()
+
+    def forget(self, runs: set[str]) -> None:
+        """These runs are over and gone."""
+        for name in runs:
+            self._seen.pop(name, None)
+
+    def _notice(self, fault: Fault) -> None:
+        """Sooner or later somebody sees what stops nothing."""
+        if (fault.way.hardware or fault.way.slower > 1) and fault.way_name != "unplanned-work":
+            self.site.agenda.at(self.site.later(fault.notice_s), lambda: self._by_hand(fault))
+
+    # --- runs that wait for somebody ---
+
+    def _changed(self, run: Run) -> None:
+        if run.state in _REPAIRS and run.node:
+            self._later(self._repair_s(run), lambda: self._repair(run))
+        elif run.state in _ASKS:
+            self._later(self._answers, lambda: self._approve(run.id))
+        elif run.state is RunState.stuck:
+            self.stuck.append(f"{run.playbook} on {run.node or run.job}: {run.question}")
+            self._later(self._answers, lambda: self._cancel(run.id))
+
+    def _repair_s(self, run: Run) -> float:
+        """A node that is broken takes its repair; one that is not, a look."""
+        faults = self.site.active.get(run.node or "", ())
+        hardware = [one.repair_s for one in faults if one.way.hardware]
+        again = "did not take" in self.site.nodes.faults(run.node or "")
+        last = [one.fault.repair_s for one in self.site.records.values() if one.fault.node == run.node]
+        return max(hardware, default=last[-1] if again and last else self._answers)
+
+    def _repair(self, run: Run) -> None:
+        known = self.healer.runs.get(run.id)
+        if known is None or known.state is not RunState.waiting or run.node is None:
+            return
+        self._count("repairs")
+        if "did not take" in self.site.nodes.faults(run.node):
+            self.site.mend_found(run.node)
+        else:
+            self.site.mend(run.node)
+        self.healer.hush(run.node)
+        self._ask(RETURN, run.node)
+
+    def _approve(self, name: str) -> None:
+        """Yes where something is wrong with the node, or Slurm itself took it out; else no."""
+        run = self.healer.runs.get(name)
+        if run is None or run.state not in _ASKS:
+            return
+        shown = self.site.snapshot().nodes.get(run.node or "")
+        if not self.site.active.get(run.node or "") and not (shown is not None and shown.held):
+            self._count("rejections")
+            self._end(run, RunState.rejected)
+            return
+        self._count("approvals")
+        self.healer.runs[name] = msgspec.structs.replace(
+            run, approved_by=WHO, state=RunState.held, epoch=run.epoch + 1
+        )
+        self.healer.wake()
+
+    def _cancel(self, name: str) -> None:
+        """A run that is stuck is given up; its node is looked after by hand."""
+        run = self.healer.runs.get(name)
+        if run is None or run.state is not RunState.stuck:
+            return
+        self._count("stuck runs")
+        self._end(run, RunState.cancelled)
+        if run.node and self.site.slurm.node(run.node).held:
+            self._later(self._repair_s(run), lambda: self._give_back(run.node or ""))
+
+    def _give_back(self, node: str) -> None:
+        self.site.mend(node)
+        self.site.mend_found(node)
+        self._ask(RETURN, node)
+
+    def _end(self, run: Run, state: RunState) -> None:
+        with self.healer.ledger.transaction() as tx:
+            tx.set_run_state(run.id, state, why=WHO, at=self.site.now)
+        told = {"run": run.id, "playbook": run.playbook, "state": str(state)}
+        self.healer.ledger.tables.commands.append(
+            Command(
+                kind=CommandKind.run_changed,
+                cluster=CLUSTER,
+                at=self.site.now,
+                by=WHO,
+                incident=run.incident,
+                reason="looked at",
+                data=told,
+            )
+        )
+        self.healer.wake()
+
+    def _ask(self, playbook: str, node: str) -> None:
+        self._asked += 1
+        run = Run(
+            id=f"{self._asked:06d}-{WHO}",
+            cluster=CLUSTER,
+            playbook=playbook,
+            state=RunState.held,
+            by=WHO,
+            reason="by hand",
+            created_at=self.site.now,
+            node=node,
+            rule=playbook,
+            beside=stands_beside(self.healer.rules.playbooks[playbook]),
+            input={"reason_text": f"{WHO}: by hand"},
+        )
+        with self.healer.ledger.transaction() as tx:
+            tx.create_run(run)
+        self.healer.wake()
+
+    # --- what nobody acts on ---
+
+    def _watch_job(self) -> None:
+        """A job that stands is seen: soon by whoever is told of its node, later by whoever has to search."""
+        fault = self.site.blocking() if self.site.work.doing is Spent.stands else None
+        if fault is None or fault.id == self._blocked:
+            return
+        self._blocked = fault.id
+        if fault.way.hardware:
+            self.site.agenda.at(self.site.later(fault.answer_s), lambda: self._if_told(fault))
+            self.site.agenda.at(self.site.later(fault.find_s), lambda: self._by_hand(fault))
+
+    def _if_told(self, fault: Fault) -> None:
+        record = self._standing(fault)
+        if record is None:
+            return
+        if record.told_at is None:
+            self.site.agenda.at(self.site.later(60), lambda: self._if_told(fault))
+        elif (self.site.now - record.told_at).total_seconds() >= fault.answer_s:
+            self._by_hand(fault)
+        else:
+            rest = fault.answer_s - (self.site.now - record.told_at).total_seconds()
+            # Never at this same moment again: what is left may be less than a microsecond.
+            self.site.agenda.at(self.site.later(rest + 1), lambda: self._if_told(fault))
+
+    def _standing(self, fault: Fault) -> Record | None:
+        """Its record, while the fault is there and its node in service."""
+        held = fault in self.site.active.get(fault.node, ())
+        record = self.site.records[fault.id]
+        return record if held and record.out_at is None and not record.by_hand else None
+
+    def _by_hand(self, fault: Fault) -> None:
+        record = self._standing(fault)
+        if record is None:
+            return
+        if self.healer.controller.away:
+            self._later(AWAY_AGAIN_S, lambda: self._by_hand(fault))
+            return
+        record.by_hand = True
+        if record.told_at is None:
+            self.undiagnosed.add(fault.id)
+        self._count("taken out by hand")
+        self._ask(BY_HAND, fault.node)
+        self._later(self._answers, lambda: self._past_healer(fault))
+
+    def _past_healer(self, fault: Fault) -> None:
+        """A guard holds what a person asked for: whoever is sure goes to Slurm."""
+        record = self.site.records[fault.id]
+        if fault not in self.site.active.get(fault.node, ()) or record.out_at is not None:
+            return
+        if self.healer.controller.away:
+            self._later(AWAY_AGAIN_S, lambda: self._past_healer(fault))
+            return
+        self._count("taken out past healer")
+        self.site.slurm.person_drain(fault.node, "broken, taken out by hand", WHO)
+        if self.site.blocking() is not None:
+            self.site.slurm.requeue(self.site.job)
+            self.site.slurm.start_now(self.site.job)
+        self._later(fault.repair_s, lambda: self._after_person(fault.node))
+        self.healer.wake()
+
+    def _after_person(self, node: str) -> None:
+        self.site.mend(node)
+        self.site.mend_found(node)
+        self.site.slurm.resume(node)
+        self.healer.wake()
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> datetime:
+        moment = self.site.later(seconds)
+        self.site.agenda.at(moment, do)
+        return moment
+
+    def _count(self, what: str) -> None:
+        self.did[what] = self.did.get(what, 0) + 1

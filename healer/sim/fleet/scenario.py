@@ -1,0 +1,210 @@
+"""Scenarios: one YAML file each, in which every assumption stands with its source."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from healer.sim.fleet.ways import WAYS
+
+SHIPPED = Path(__file__).parent / "scenarios"
+
+
+class BadScenario(ValueError):
+    """The text names the file and what is wrong in it."""
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The large job: synchronous, on whole nodes. Times in seconds.
+
+    `checkpoint_s`: work between two durable checkpoints; `checkpoint_stall_s`: for how long it stops for
+    one. `restarts_s`: its script starts it anew in the same allocation after so long, if its nodes are well.
+    `fails_s`: from a fault to the end of the program.
+    """
+
+    nodes: int
+    checkpoint_s: float
+    checkpoint_stall_s: float = 0.0
+    startup_s: float
+    restarts_s: float = 60.0
+    fails_s: float = 30.0
+    comment: str = "healer:requeue"
+
+
+class Filler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """So many small jobs that come again and again on the spare nodes."""
+
+    count: int
+    nodes: int
+    runtime_s: float
+
+
+class SlurmSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Slurm's own waits, in seconds."""
+
+    cred_expire_s: float = 120.0
+    completing_s: float = 0.5
+    slurmd_timeout_s: float = 300.0
+    boot_s: float = 300.0
+
+
+class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The process by which nodes fail (published_figures 3)."""
+
+    per_node_day: float = 0.0
+    shape: float = 0.9
+    relapse: float = 0.15
+    relapse_days: float = 7.0
+    not_taken: float = 0.2
+    not_taken_h: float = 6.0
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of the mix: how often, and the ways in which it shows, by weight."""
+
+    cause: str
+    count: float
+    ways: dict[str, float]
+
+
+class People(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long people take: medians in minutes, spread as the sigma of a log-normal. Hours are UTC.
+
+    `answer_min`: to a page or question that names the node. `find_min`: to find it with nobody's help.
+    `notice_h`: until somebody sees what stops nothing. `works`: first and last hour, on weekdays, in which
+    repaired nodes are brought back by hand.
+    """
+
+    answer_min: float = 10.0
+    find_min: float = 30.0
+    notice_h: float = 24.0
+    sigma: float = 0.6
+    works: tuple[int, int] = (9, 17)
+
+
+class Repair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a broken node: hours, median and 90th percentile of a log-normal."""
+
+    median_h: float = 15.0
+    p90_h: float = 60.0
+
+
+class Tests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a node before it returns: how long, and the share of repairs that did not take which they find."""
+
+    takes_s: float = 900.0
+    find: float = 0.8
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of the fleet's telemetry is fed: metrics each `every_s`, each `fine_s` while a fault stands.
+
+    A window of `peers` + 1 nodes stands open `before_min` before and `after_min` after a fault that sensors
+    show; `samples_per_day` windows of `sample_nodes` over healthy nodes at random. `beats`:
+    heartbeats of all nodes always (`all`), or of nodes that are about to fall silent (`near`).
+    `innocent_per_day`: kernel lines that mean no fault, over the whole fleet.
+    """
+
+    every_s: float = 60.0
+    fine_s: float = 15.0
+    peers: int = 7
+    before_min: float = 17.0
+    after_min: float = 60.0
+    samples_per_day: float = 0.0
+    sample_nodes: int = 16
+    beats: str = "near"
+    innocent_per_day: float = 0.0
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something planted by hand, `at_h` hours after the start; `what` names it (`happenings.py`)."""
+
+    at_h: float
+    what: str
+    minutes: float = 0.0
+    nodes: int = 0
+    way: str = ""
+    place: str = ""
+
+
+class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The comparison "thresholds": checks each `every_s` on all nodes."""
+
+    every_s: float = 300.0
+    false_per_1000_node_days: float = 1.0
+    retry_min: float = 11.0
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    title: str
+    shows: str
+    start: datetime = datetime(2026, 1, 5, tzinfo=UTC)
+    days: float
+    nodes: int
+    nodes_per_rack: int = 4
+    racks_per_switch: int = 4
+    gpus: int = 8
+    job: JobSpec
+    fillers: tuple[Filler, ...] = ()
+    slurm: SlurmSpec = SlurmSpec()
+    faults: FaultSpec = FaultSpec()
+    mix: tuple[Cause, ...] = ()
+    planned_stops_per_day: float = 0.0
+    planned_stop_min: float = 10.0
+    repair: Repair = Repair()
+    people: People = People()
+    tests: Tests = Tests()
+    telemetry: Telemetry = Telemetry()
+    checks: Checks = Checks()
+    happenings: tuple[Happening, ...] = ()
+    guards: dict[str, Any] = {}
+    #: Rules that are changed for this scenario: name -> fields.
+    rules: dict[str, dict[str, Any]] = {}
+
+
+def shipped() -> list[str]:
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def load(name: str, *, days: float | None = None) -> Scenario:
+    """By name, or by the path of a file. BadScenario says what is wrong."""
+    path = SHIPPED / f"{name}.yaml"
+    if not path.is_file():
+        path = Path(name)
+    try:
+        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+        scenario = msgspec.convert(told, Scenario)
+    except FileNotFoundError:
+        raise BadScenario(f"no scenario {name!r}; there are {', '.join(shipped())}, or give a file") from None
+    except OSError as error:
+        raise BadScenario(f"{name} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise BadScenario(f"{path.name}: {error}") from error
+    if days is not None:
+        scenario = msgspec.structs.replace(scenario, days=days)
+    if wrong := _wrong(scenario):
+        raise BadScenario(f"{path.name}: {wrong}")
+    return scenario
+
+
+def _wrong(scenario: Scenario) -> str | None:
+    """What no type tells."""
+    used = scenario.job.nodes + sum(one.count * one.nodes for one in scenario.fillers)
+    if scenario.days <= 0 or scenario.nodes < 1 or scenario.job.nodes < 1:
+        return "days, nodes and job.nodes have to be above 0"
+    if used > scenario.nodes:
+        return f"the jobs want {used} nodes, the fleet has {scenario.nodes}"
+    if scenario.job.checkpoint_s <= 0 or scenario.start.tzinfo is None:
+        return "job.checkpoint_s has to be above 0, and start needs a zone"
+    if scenario.faults.per_node_day and not scenario.mix:
+        return "faults without a mix"
+    if scenario.telemetry.beats not in {"all", "near"}:
+        return f"telemetry.beats is `all` or `near`, not {scenario.telemetry.beats!r}"
+    ways = [way for one in scenario.mix for way in one.ways] + [
+        one.way for one in scenario.happenings if one.way
+    ]
+    unknown = sorted(set(ways) - WAYS.keys())
+    return f"no way {unknown[0]!r}; there are {', '.join(WAYS)}" if unknown else None

@@ -1,0 +1,342 @@
+"""The simulated site: nodes that fail and are repaired, one large job, small ones, and Slurm between them.
+
+It knows what is really wrong. Who heals does not: it is told only what nodes say and show (`Mender`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from healer.model import SlurmNode, SlurmSnapshot
+from healer.sim.clock import SimClock
+from healer.sim.fleet.agenda import Agenda
+from healer.sim.fleet.scenario import Scenario
+from healer.sim.fleet.schedule import Chance, Fault, base_faults
+from healer.sim.fleet.work import NOBODY, Spent, Work
+from healer.sim.nodes import SimNodes
+from healer.sim.slurm_core import SimScheduler
+
+CLUSTER = "pod1"
+#: NCCL's watchdog ends a job that hangs (its default, 10 min).
+WATCHDOG_S = 600.0
+#: So long somebody's unplanned work on a host takes.
+UNPLANNED_WORK_S = 7200.0
+
+
+class Mender(Protocol):
+    """Whoever heals: healer, or one of those it is compared with."""
+
+    name: str
+
+    def near(self, fault: Fault) -> None:
+        """The fault comes in a few minutes: what is simulated finely begins. No knowledge to act on."""
+        ...
+
+    def told(self, fault: Fault) -> None:
+        """The fault is there, and shows."""
+        ...
+
+    def said(self, node: str, line: str) -> None:
+        """A kernel line that means no fault."""
+        ...
+
+    def due(self) -> datetime | None:
+        """When it wants to be called next."""
+        ...
+
+    def turn(self) -> None:
+        """Does what is due at this moment."""
+        ...
+
+    def owns(self, node: SlurmNode) -> bool:
+        """Whether it took this node out."""
+        ...
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of one fault."""
+
+    fault: Fault
+    told_at: datetime | None = None
+    decided_at: datetime | None = None
+    out_at: datetime | None = None
+    running_at: datetime | None = None
+    stopped_job: bool = False
+    by_hand: bool = False
+    repaired_at: datetime | None = None
+    returned_at: datetime | None = None
+
+
+class Site:
+    """One cluster through its whole simulated time. `mender` is set by whoever made it, before `begin`."""
+
+    mender: Mender
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.scenario = scenario
+        self.clock = SimClock(scenario.start)
+        self.agenda = Agenda()
+        self.names = [f"gpu{number:04d}" for number in range(1, scenario.nodes + 1)]
+        spec = scenario.slurm
+        self.slurm = SimScheduler(
+            CLUSTER, self.clock, list(_specs(scenario, self.names)), cred_expire_s=spec.cred_expire_s,
+            completing_s=spec.completing_s, slurmd_timeout_s=spec.slurmd_timeout_s, boot_s=spec.boot_s,
+            test_s=scenario.tests.takes_s,
+        )  # fmt: skip
+        self.nodes = SimNodes(self.clock, diagnosis_s=scenario.tests.takes_s, gpus=scenario.gpus)
+        self.chance = Chance(scenario, seed)
+        self.seed = seed
+        #: Node -> what is wrong with it now.
+        self.active: dict[str, list[Fault]] = {}
+        self.records: dict[str, Record] = {}
+        self.skipped = 0
+        self.work = Work(scenario.job, scenario.start)
+        self.job = self.slurm.add_job(
+            name="pretrain", nodes=scenario.job.nodes, comment=scenario.job.comment, exclusive=True
+        )
+        self._fillers = [
+            (filler, self._submit(filler.nodes, filler.runtime_s))
+            for filler in scenario.fillers
+            for _ in range(filler.count)
+        ]
+        #: Which life of the job is at work, and from when on it works.
+        self._life: int | None = None
+        self._ready_at: datetime | None = None
+        self._stop: tuple[str, Record | None] = "start", None
+        #: A shared cause that slows the whole job (storage), and what stops it although its nodes are well.
+        self.shared_slow: tuple[float, str] = 1.0, NOBODY
+        self.planned_until: datetime | None = None
+        self._shown: object = None
+        self.out_before: frozenset[str] = frozenset()
+        #: Nodes that the mender took out although nothing was wrong with them, and when.
+        self.wrong: list[tuple[datetime, str, str]] = []
+        self.taken_out = 0
+        self.node_hours_out = 0.0
+        self._out_since = self.now
+
+    @property
+    def now(self) -> datetime:
+        return self.clock.now()
+
+    @property
+    def end(self) -> datetime:
+        return self.scenario.start + timedelta(days=self.scenario.days)
+
+    def later(self, seconds: float) -> datetime:
+        return self.now + timedelta(seconds=seconds)
+
+    def snapshot(self) -> SlurmSnapshot:
+        return self.slurm.snapshot()
+
+    # --- faults ---
+
+    def begin(self) -> None:
+        for fault in base_faults(self.scenario, self.chance, self.names, self.seed):
+            self.expect(fault)
+
+    def expect(self, fault: Fault) -> None:
+        """The fault comes at its time."""
+        early = timedelta(minutes=self.scenario.telemetry.before_min)
+        self.agenda.at(max(self.now, fault.at - early), lambda: self.mender.near(fault))
+        self.agenda.at(fault.at, lambda: self.strike(fault))
+
+    def strike(self, fault: Fault) -> None:
+        """One that comes while its node is out is not noticed: the node is not looked at then."""
+        if self.slurm.node(fault.node).held or self.active.get(fault.node):
+            self.skipped += 1
+            return
+        way = fault.way
+        self.active.setdefault(fault.node, []).append(fault)
+        record = self.records[fault.id] = Record(fault)
+        job = self.snapshot().jobs[self.job]
+        record.stopped_job = way.stops and job.state == "RUNNING" and fault.node in job.nodes
+        if way.hardware:
+            self.nodes.plant(fault.node, way.planted)
+        if way.silent:
+            self.nodes.plant(fault.node, "unreachable")
+            self.slurm.silence(fault.node)
+        if way.stops_after_s:
+            self.agenda.at(self._stops_at(fault), lambda: None)
+        if fault.way_name == "unplanned-work":
+            self._work_unplanned(fault)
+        elif not way.hardware:
+            lasts = WATCHDOG_S if fault.way_name == "hang" else self.scenario.job.fails_s
+            self.agenda.at(self.later(lasts), lambda: self.over(fault))
+        self.mender.told(fault)
+
+    def over(self, fault: Fault) -> None:
+        left = [one for one in self.active.get(fault.node, ()) if one.id != fault.id]
+        self.active[fault.node] = left
+        if not left:
+            del self.active[fault.node]
+
+    def mend(self, node: str) -> list[Fault]:
+        """A technician has worked on the node. What did not take is still there, and shows again later."""
+        done = self.active.pop(node, [])
+        self.nodes.mend(node)
+        self.slurm.answer(node)
+        for fault in done:
+            self.records[fault.id].repaired_at = self.now
+            if not fault.took and fault.found:
+                self.nodes.plant(node, "did not take")
+        return done
+
+    def mend_found(self, node: str) -> None:
+        """After its tests had failed: repaired again, and this time it took."""
+        self.nodes.mend(node)
+        for record in self._last_of(node):
+            record.fault = replace(record.fault, took=True, again_s=None)
+
+    def stop_planned(self, until: datetime) -> None:
+        """The job stops for what its owners planned, with a checkpoint before."""
+        self.work.save(self.now)
+        self.planned_until = until
+        self.agenda.at(until, lambda: None)
+
+    def returned(self, node: str) -> None:
+        """The node takes jobs again: what follows from its repair is due from now on."""
+        for record in self._last_of(node):
+            if record.returned_at is None and record.repaired_at is not None:
+                record.returned_at = self.now
+                again = self.chance.again(record.fault, self.now)
+                if again is not None and again.at < self.end:
+                    self.expect(again)
+
+    def _last_of(self, node: str) -> list[Record]:
+        mine = [
+            one for one in self.records.values() if one.fault.node == node and one.repaired_at is not None
+        ]
+        return mine[-1:]
+
+    def _work_unplanned(self, fault: Fault) -> None:
+        self.slurm.person_drain(fault.node, "work on the host, ticket 1", "hall")
+        self.slurm.set_node_down(fault.node, "work on the host, ticket 1", "hall")
+
+        def done() -> None:
+            self.over(fault)
+            self.slurm.resume(fault.node)
+
+        self.agenda.at(self.later(UNPLANNED_WORK_S), done)
+
+    # --- the jobs ---
+
+    def _submit(self, nodes: int, runtime_s: float) -> str:
+        return self.slurm.add_job(name="small", nodes=nodes, runtime_s=runtime_s, exclusive=True)
+
+    def blocking(self) -> Fault | None:
+        """What keeps the large job from going on; None: nothing of its nodes."""
+        job = self.snapshot().jobs[self.job]
+        if job.state != "RUNNING" or not self.active:
+            return None
+        mine = set(job.nodes)
+        found = (one for node, faults in self.active.items() if node in mine for one in faults)
+        return next((one for one in found if one.way.stops and self.now >= self._stops_at(one)), None)
+
+    @staticmethod
+    def _stops_at(fault: Fault) -> datetime:
+        return fault.at + timedelta(seconds=fault.way.stops_after_s)
+
+    def settle(self) -> None:
+        """Books what the jobs did until now, and sees what they do from now on."""
+        snapshot = self.snapshot()
+        self._note_out(snapshot)
+        self._fillers = [
+            (filler, name if _lives(snapshot, name) else self._submit(filler.nodes, filler.runtime_s))
+            for filler, name in self._fillers
+        ]
+        job, now = snapshot.jobs[self.job], self.now
+        if job.state != "RUNNING" or "COMPLETING" in job.flags:
+            self._note_stop()
+            self.work.be(Spent.waits, self._stop[0], now)
+            self._life = None
+            return
+        fault = self.blocking()
+        if fault is not None:
+            if self.work.doing is not Spent.stands:
+                self._stop = fault.cause, self.records[fault.id]
+            self.work.be(Spent.stands, fault.cause, now)
+            self._life, self._ready_at = job.restarts, None
+            return
+        if self.planned_until is not None and now < self.planned_until:
+            self._stop = "planned", None
+            self.work.be(Spent.stands, "planned", now)
+            self._ready_at = None
+            return
+        self._start(job.restarts, job.start_at or now)
+
+    def _start(self, restarts: int, start_at: datetime) -> None:
+        spec, now = self.scenario.job, self.now
+        if self._life != restarts:
+            self._life, self._ready_at = restarts, start_at + timedelta(seconds=spec.startup_s)
+        elif self._ready_at is None:
+            self._ready_at = now + timedelta(seconds=spec.restarts_s + spec.startup_s)
+        if now < self._ready_at:
+            self.work.be(Spent.starts, self._stop[0], now)
+            return
+        slower, cause = self._slow()
+        record = self._stop[1]
+        if record is not None and record.running_at is None:
+            record.running_at = self._ready_at
+        self.work.be(Spent.kept, NOBODY, now, slower=slower, slow_cause=cause)
+
+    def _note_stop(self) -> None:
+        """The job was taken off its nodes while it worked: a slow node was to leave, or a node was lost."""
+        if self.work.doing is Spent.kept:
+            slow = self._slow()[1]
+            self._stop = (slow if slow != NOBODY else "taken off", None)
+
+    def _slow(self) -> tuple[float, str]:
+        mine = set(self.snapshot().jobs[self.job].nodes)
+        found = [
+            (one.way.slower, one.cause)
+            for node, faults in self.active.items()
+            if node in mine
+            for one in faults
+            if one.way.slower > 1
+        ]
+        return max([*found, self.shared_slow])
+
+    def ready_at(self) -> datetime | None:
+        """When the job has started, if it is starting."""
+        return self._ready_at if self.work.doing is Spent.starts else None
+
+    # --- nodes that leave and come back ---
+
+    def _note_out(self, snapshot: SlurmSnapshot) -> None:
+        self.node_hours_out += len(self.out_before) * (self.now - self._out_since).total_seconds() / 3600
+        self._out_since = self.now
+        if snapshot.nodes is self._shown:
+            return
+        self._shown = snapshot.nodes
+        out = {name: node for name, node in snapshot.nodes.items() if node.held or "RESERVED" in node.state}
+        for name in sorted(out.keys() - self.out_before):
+            self._left(out[name])
+        for name in sorted(self.out_before - out.keys()):
+            self.returned(name)
+        self.out_before = frozenset(out)
+
+    def _left(self, node: SlurmNode) -> None:
+        faults = self.active.get(node.name, ())
+        for fault in faults:
+            record = self.records[fault.id]
+            record.out_at = record.out_at or self.now
+        if self.mender.owns(node):
+            self.taken_out += 1
+            if not any(fault.way.hardware or fault.way.slower > 1 for fault in faults):
+                self.wrong.append((self.now, node.name, node.reason))
+
+
+def _lives(snapshot: SlurmSnapshot, job: str) -> bool:
+    known = snapshot.jobs.get(job)
+    return known is not None and known.end_at is None
+
+
+def _specs(scenario: Scenario, names: list[str]) -> Iterator[SlurmNode]:
+    for number, name in enumerate(names):
+        rack = number // scenario.nodes_per_rack
+        yield SlurmNode(
+            name=name, gpus=scenario.gpus, gpu_model="h100", partitions=("train",), features=("h100",),
+            rack=f"r{rack:03d}", switch=f"leaf{rack // scenario.racks_per_switch:03d}", driver="580.65.06",
+        )  # fmt: skip

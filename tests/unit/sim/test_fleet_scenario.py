@@ -1,0 +1,70 @@
+"""Scenario files: those that ship, and errors that name the file and what is wrong in it."""
+
+from pathlib import Path
+
+import pytest
+
+from healer.sim.fleet.scenario import BadScenario, load, shipped
+
+NEEDED = {
+    "llama3-54d", "rack-power", "leaf-switch", "driver-rollout", "xid45-storm", "slow-node-10pct",
+    "storage-brownout", "controller-outage", "telemetry-loss", "bad-rule",
+}  # fmt: skip
+SMALL = """\
+name: mine
+title: Mine
+shows: something
+days: 1
+nodes: 8
+job: {nodes: 6, checkpoint_s: 300, startup_s: 60}
+"""
+
+
+def test_all_scenarios_ship_and_are_named_as_their_files() -> None:
+    assert set(shipped()) == NEEDED
+    for name in shipped():
+        assert load(name).name == name
+
+
+def test_llama3_has_the_published_counts() -> None:
+    scenario = load("llama3-54d")
+    assert sum(one.count for one in scenario.mix) == 419
+    assert (scenario.nodes, scenario.days) == (2048, 54)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(SMALL)
+    assert load(str(file), days=0.5).days == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("nodes: 8", "the jobs want 6 nodes, the fleet has 4"),
+        ("days: 1", "unknown field `weather`"),
+        ("title: Mine", "no way 'melted'; there are off-the-bus"),
+        ("shows: something", "Expected `float`, got `str` - at `$.job.startup_s`"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, changed: str, said: str) -> None:
+    instead = {
+        "nodes: 8": "nodes: 4",
+        "days: 1": "days: 1\nweather: bad",
+        "title: Mine": "title: Mine\nhappenings: [{at_h: 1, what: fault, way: melted}]",
+        "shows: something": "shows: something",
+    }[changed]
+    text = SMALL.replace(changed, instead)
+    if changed == "shows: something":
+        text = text.replace("startup_s: 60", "startup_s: long")
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(BadScenario) as error:
+        load(str(file))
+    assert "mine.yaml" in str(error.value)
+    assert said in str(error.value)
+
+
+def test_no_such_scenario() -> None:
+    with pytest.raises(BadScenario, match=r"no scenario 'lama'; there are bad-rule, .*llama3-54d"):
+        load("lama")

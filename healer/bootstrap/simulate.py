@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,7 +66,7 @@ class _Lines:
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._new = file, True
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
         self._file.write(line + b"\n")
 
     def begun(self) -> bool:

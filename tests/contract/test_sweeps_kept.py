@@ -92,8 +92,7 @@ def test_a_run_sees_the_gates_facts_without_its_lock(bench: Bench) -> None:
         known = claim.facts(BOOKS)
         assert known.sweeps is not None and known.sweeps.running == {node(1): "s1"}
         assert known.running == {node(2): "d2"}
-        with claim.gate() as tx:
-            assert tx.sweeps(BOOKS, START).running == {node(1): "s1"}
+        assert claim.gate(lambda tx: tx.sweeps(BOOKS, START)).running == {node(1): "s1"}
 
 
 def test_tests_come_from_an_index(fresh_database: sa.Engine) -> None:

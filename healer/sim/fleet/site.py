@@ -20,6 +20,8 @@ from healer.sim.slurm_core import SimScheduler
 CLUSTER = "pod1"
 #: NCCL's watchdog ends a job that hangs (its default, 10 min).
 WATCHDOG_S = 600.0
+#: A node in a reservation: under test, say. Its drain is lifted then, and it is not back yet.
+_KEPT = frozenset({"RESERVED", "MAINTENANCE"})
 #: So long somebody's unplanned work on a host takes.
 UNPLANNED_WORK_S = 7200.0
 
@@ -310,7 +312,7 @@ class Site:
         if snapshot.nodes is self._shown:
             return
         self._shown = snapshot.nodes
-        out = {name: node for name, node in snapshot.nodes.items() if node.held or "RESERVED" in node.state}
+        out = {name: node for name, node in snapshot.nodes.items() if node.held or _KEPT & set(node.state)}
         for name in sorted(out.keys() - self.out_before):
             self._left(out[name])
         for name in sorted(self.out_before - out.keys()):

@@ -35,7 +35,6 @@ VOIDS_MAX = 4
 _NICE = 1_000_000
 #: So many candidates the gate is asked about at once.
 _ASKED_AT_ONCE = 8
-_JOB_OVER = frozenset({2017, 2021})
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -215,15 +214,8 @@ def _under_way(ctx: Context, now: Round, job: SlurmJob) -> Result:
         does = f"waits: {job.reason}" if job.state == "PENDING" else "runs"
         text = f"The test job {job.id} of {ctx.node} and {now.partner} {does}"
         return Again(text=text, after_s=LOOK_AGAIN_S, data={"pair": {"job": job.id}})
-    if "COMPLETING" not in job.flags:
-        ctx.fence()
-        try:
-            ctx.scheduler.cancel(job.id)
-        except SchedulerRefused as error:
-            if error.code not in _JOB_OVER:
-                return Failed(text=f"Job {job.id} could not be cancelled: {error}", final=error.no_right)
-        except SchedulerUnavailable:
-            pass  # unknown whether it happened: the next look tells
+    if (failed := test_job.cancel(ctx, job)) is not None:
+        return failed
     text = f"Job {job.id} gives way: {why or 'it did not start'}"
     return Again(text=text, after_s=LOOK_AGAIN_S, data={"pair": {"job": job.id}})
 

@@ -13,15 +13,13 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.test_results import Ended
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import Command, CommandKind, SlurmJob
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports import SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
 #: A job that has not started by then has lost its node to somebody else's.
 STARTS_WITHIN_S = 60
 #: Below the priority that the site's own reckoning gives it; a user may ask for that too.
 NICE = 1_000_000
-#: A job that is not known or has ended.
-_JOB_OVER = frozenset({2017, 2021})
 
 
 def _name(ctx: Context) -> str:
@@ -82,15 +80,8 @@ def _too_late(ctx: Context, job: SlurmJob) -> str | None:
 
 def _cancelled(ctx: Context, job: SlurmJob) -> Result:
     """Its own job and no other: by the id that Slurm gave, under the name that we gave."""
-    if "COMPLETING" not in job.flags:
-        ctx.fence()
-        try:
-            ctx.scheduler.cancel(job.id)
-        except SchedulerRefused as error:
-            if error.code not in _JOB_OVER:
-                return Failed(text=f"Job {job.id} could not be cancelled: {error}", final=error.no_right)
-        except SchedulerUnavailable:
-            pass  # unknown whether it happened: the next look tells
+    if (failed := test_job.cancel(ctx, job)) is not None:
+        return failed
     return Again(text=f"Job {job.id} was cancelled and comes to its end", after_s=LOOK_AGAIN_S)
 
 

@@ -27,9 +27,11 @@ from healer.model import (
 )
 from healer.model.reserved import our_reservation
 from healer.model.run import tried_of
-from healer.ports import SchedulerUnavailable
+from healer.ports import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
+#: Slurm's error numbers of a job that is not known or has ended.
+_JOB_OVER = frozenset({2017, 2021})
 #: The job's own limit where the step gives none (`input.limit_s`).
 LIMIT_S = 600
 #: How Slurm ends a job that speaks against its node, or against what ran on it.
@@ -238,3 +240,18 @@ def hand_in(
     text = f"The test job {number} on {ctx.node} was submitted"
     data = {"submitted": number, "wanted": msgspec.to_builtins(asked)}
     return Again(text=text, after_s=look_again_s, data=data)
+
+
+def cancel(ctx: Context, job: SlurmJob) -> Failed | None:
+    """Asks Slurm to end a job of ours. None: it was asked, or comes to its end by itself; the next look tells."""
+    if "COMPLETING" in job.flags:
+        return None
+    ctx.fence()
+    try:
+        ctx.scheduler.cancel(job.id)
+    except SchedulerRefused as error:
+        if error.code not in _JOB_OVER:
+            return Failed(text=f"Job {job.id} could not be cancelled: {error}", final=error.no_right)
+    except SchedulerUnavailable:
+        pass  # unknown whether it happened
+    return None

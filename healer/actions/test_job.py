@@ -30,8 +30,6 @@ from healer.model.run import tried_of
 from healer.ports import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
-#: Slurm's error numbers of a job that is not known or has ended.
-_JOB_OVER = frozenset({2017, 2021})
 #: The job's own limit where the step gives none (`input.limit_s`).
 LIMIT_S = 600
 #: How Slurm ends a job that speaks against its node, or against what ran on it.
@@ -243,14 +241,14 @@ def hand_in(
 
 
 def cancel(ctx: Context, job: SlurmJob) -> Failed | None:
-    """Asks Slurm to end a job of ours. None: it was asked, or comes to its end by itself; the next look tells."""
+    """Asks Slurm to end a job of ours. None: asked, or it comes to its end by itself; the next look tells."""
     if "COMPLETING" in job.flags:
         return None
     ctx.fence()
     try:
         ctx.scheduler.cancel(job.id)
     except SchedulerRefused as error:
-        if error.code not in _JOB_OVER:
+        if error.code not in under_test.JOB_OVER:
             return Failed(text=f"Job {job.id} could not be cancelled: {error}", final=error.no_right)
     except SchedulerUnavailable:
         pass  # unknown whether it happened

@@ -17,7 +17,7 @@ from healer.ports import SchedulerRefused, SchedulerUnavailable
 TEST_JOBS = "healer-test-"
 #: Slurm's error numbers: no such reservation; a job that is not known or has ended.
 _NO_RESERVATION = 2053
-_JOB_OVER = frozenset({2017, 2021})
+JOB_OVER = frozenset({2017, 2021})
 LOOK_AGAIN_S = 1.0
 #: A job of this reservation may use a node outside of it too: the partner in tests of two (pair_job).
 _FLAGS = ("FLEX",)
@@ -51,7 +51,7 @@ def _cancel(ctx: Context, job: str) -> None:
     try:
         ctx.scheduler.cancel(job)
     except SchedulerRefused as error:
-        if error.code not in _JOB_OVER:
+        if error.code not in JOB_OVER:
             raise
 
 

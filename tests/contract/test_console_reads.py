@@ -18,7 +18,7 @@ from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.job_history import gpu_hours_lost
-from healer.adapters.postgres.ledger import create_run
+from healer.adapters.postgres.lines import write_runs
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings, requeues, rule_modes
@@ -148,7 +148,7 @@ def test_a_job_tells_in_sentences_what_was_done_to_it(fresh_database: sa.Engine)
         for name, fields in told.items():
             given: dict[str, Any] = {"playbook": "gpu-fatal", "by": "healer"}
             given |= {"id": name, "cluster": CLUSTER, "state": RunState.running, "created_at": NOW}
-            create_run(conn, Run(reason="x", **(given | fields)))
+            write_runs(conn, [Run(reason="x", **(given | fields))])
         for run, step, event, text in (
             ("r1", "requeue:4711", StepEvent.started, ""),
             ("r1", "requeue:4711", StepEvent.skipped, "Job 4711 asks not to be requeued."),

@@ -74,6 +74,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_installation(stack: Stack
         "nodes",
         "node actions",
         "site commands",
+        "recording",
         "api",
     }
     assert all(check["ok"] for check in checks)

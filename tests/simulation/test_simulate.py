@@ -113,7 +113,7 @@ def test_a_rack_without_power_is_one_incident_and_no_drain() -> None:
 def test_a_leaf_switch_is_one_root() -> None:
     card = healed("leaf-switch")
     assert card.faults == 16
-    assert card.incidents == {"leaf-switch": 1}
+    assert card.incidents == {"leaf-switch": 1, "hang": 1}, "and the job that stands for it"
     assert card.wrong_drains == 0
 
 
@@ -175,7 +175,7 @@ def test_a_recording_replays_to_the_same_incident() -> None:
     scenario = msgspec.structs.replace(scenario_of("xid45-storm", 0.1), nodes=240)
     file = io.BytesIO()
     (card,) = simulated(scenario, SHIPPED, SEED, ["healer"], settle_s=2.0, file=file)  # type: ignore[arg-type]
-    document = replayed(rules_of(scenario), io.StringIO(file.getvalue().decode()))
+    document, _ = replayed(rules_of(scenario), io.StringIO(file.getvalue().decode()))
     assert document["incidents"][0]["rule"] == "gpu-lost"
     assert [one["action"] for one in document["actions"] if one["action"] == "drain"] == ["drain"]
     assert card.drains == 1

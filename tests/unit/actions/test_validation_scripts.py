@@ -349,7 +349,7 @@ def test_a_core_that_answers_wrong_fails(bench: Bench) -> None:
 
 def test_every_test_belongs_to_a_depth_and_begins_with_the_gpus() -> None:
     found = load(VALIDATION.parent, prove=False).validation
-    assert {one for depth in found.depths.values() for one in depth.tests} == {
+    assert {one for depth in found.depths.values() for one in (*depth.tests, *depth.pair)} == {
         path.stem for path in VALIDATION.glob("*.sh")
     }
     assert {depth.tests[0] for depth in found.depths.values()} == {"gpus"}

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.claims import write_entry
-from healer.adapters.postgres.ledger import create_run
+from healer.adapters.postgres.lines import write_runs
 from healer.adapters.postgres.proofs import proofs
 from healer.adapters.postgres.tables import incidents, messages
 from healer.model import (
@@ -97,7 +97,7 @@ def add_test(conn: sa.Connection, one: Incident, *, passed: bool) -> None:
         id=f"r-{one.short_id}", cluster=CLUSTER, playbook="validate", state=RunState.done, by="healer",
         reason="", created_at=one.opened, incident=one.id, node=one.root.node,
     )  # fmt: skip
-    create_run(conn, run)
+    write_runs(conn, [run])
     data = {"verb": "diagnose", "passed": passed}
     write_entry(
         conn, LogEntry(run=run.id, at=one.opened, epoch=1, step="test", event=StepEvent.done, data=data)

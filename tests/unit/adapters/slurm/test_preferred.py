@@ -85,6 +85,7 @@ def test_the_first_answers_and_the_others_are_not_asked(ways: Ways) -> None:
 def test_every_call_that_the_first_lacks_goes_to_the_next(call: SlurmCall, ways: Ways) -> None:
     ways.rest.broken = ways.cli.broken = lacks(call, "an old release")
     given = {"reserve": (None,), "submit": (None,), "topology": (), "snapshot": (), "controller": ()}
+    given |= {"reserved": ()}
     two = ("drain", "down", "reboot", "change_reservation", "exclude", "signal", "notify", "remark")
     arguments = given.get(call, ("gpu0001", "words") if call in two else ("gpu0001",))
     with pytest.raises(NotAvailable) as caught:

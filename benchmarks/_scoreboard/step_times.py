@@ -63,7 +63,7 @@ def _job(seed: int, noise: float, slow: int | None, factor: float) -> Floats:
         for body in training.advance(at, slower, "sim")[0]:
             for sample in body["samples"]:
                 done = sample["step"]
-                if done <= STEPS:
+                if done <= STEPS and "compute_s" in sample:
                     found[done - 1, sample["rank"]] = sample["compute_s"]
     return found.reshape(STEPS, NODES, PER).mean(axis=2)
 

@@ -1,14 +1,11 @@
-"""Links that went down just now: by a line of the kernel, or by the port's own state. For jobs that stand."""
+"""Links that went down just now by a line of the kernel. For jobs that stand."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-import numpy as np
-
 from healer.detection.kernel import read
-from healer.model import Component, LinkDown, Observation, ObservationKind, Ruleset, Scope
+from healer.model import LinkDown, Observation, ObservationKind, Ruleset
 from healer.observations import Picture
-from healer.observations.telemetry import Telemetry
 
 #: Faults whose line says that a link of the node is gone, or may be.
 LINK_FAULTS = frozenset(
@@ -19,10 +16,6 @@ LINK_FAULTS = frozenset(
 )  # fmt: skip
 #: What was told longer ago made no job stand just now.
 KEPT = timedelta(minutes=10)
-#: A port that is down now and was up within this went down just now.
-LOOK_S = 300.0
-#: Signal, values that are up, values that are down.
-_STATES = (("ib_state", (4, 5), (1, 2)), ("net_carrier", (1,), (0,)))
 #: Of all Xids only these are read a second time: a storm is long.
 _XIDS = frozenset({74, 149})
 
@@ -40,38 +33,3 @@ def note_lines(rules: Ruleset, picture: Picture, live: Sequence[Observation], no
     old = [node for node, one in picture.links_down.items() if now - one.at > KEPT]
     for node in old:
         del picture.links_down[node]
-
-
-def ports_down(telemetry: Telemetry, nodes: Iterable[str], now: datetime) -> dict[str, LinkDown]:
-    """Of these nodes, those with a port that went down within the last minutes and is down now."""
-    found: dict[str, LinkDown] = {}
-    axis = telemetry.axis(Scope.link)
-    for signal, up, down in _STATES:
-        if telemetry.scope_of(signal) is not Scope.link:
-            continue
-        window, times = telemetry.window(signal, LOOK_S, now), telemetry.times(LOOK_S, now)
-        parts = axis.components()
-        for node in nodes:
-            for row in telemetry.rows_of(node, Scope.link).tolist():
-                at_s = _went_down(window[:, row], times, up, down)
-                if at_s is not None and node not in found:
-                    at = datetime.fromtimestamp(at_s, now.tzinfo)
-                    found[node] = LinkDown(at=at, text=f"{_port(parts[row])} went down")
-    return found
-
-
-def _went_down(
-    values: np.ndarray, times: np.ndarray, up: tuple[int, ...], down: tuple[int, ...]
-) -> float | None:
-    """When the last change from up to down was, where it is still down; (k,) slots, oldest first."""
-    known = np.flatnonzero(np.isfinite(values))
-    if not len(known) or values[known[-1]] not in down:
-        return None
-    were_up = known[np.isin(values[known], up)]
-    if not len(were_up):
-        return None
-    return float(times[known[known > were_up[-1]][0]])
-
-
-def _port(where: Component) -> str:
-    return f"port {where.nic}" if where.nic else str(where)

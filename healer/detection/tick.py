@@ -16,8 +16,8 @@ from healer.detection.gpu_rest import at_rest
 from healer.detection.hangs import Hangs
 from healer.detection.leaks import Leaks
 from healer.detection.lemons import Lemons
-from healer.detection.links_down import ports_down
 from healer.detection.measured import RuleEngine
+from healer.detection.ports_down import ports_down
 from healer.detection.shifts import DRIFTED, Shifts
 from healer.detection.step_findings import JOB_SLOW
 from healer.detection.stragglers import Stragglers

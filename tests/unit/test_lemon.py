@@ -66,8 +66,9 @@ def test_approved_it_leaves_at_the_end_of_its_job_and_stays_out_whatever_the_tes
     assert not site.node(1).drain and site.slurm.job(job).state == "RUNNING"  # type: ignore[union-attr]
     site.slurm.complete(job)
     site.run_for(40)
-    site.slurm.complete(site.running_test())
-    site.run_for(40)
+    for _ in ("alone", "with a partner"):
+        site.slurm.complete(site.running_test())
+        site.run_for(40)
     assert state_of(site, run)[0] is RunState.waiting and site.log(run)[-1].step == "repair"
     assert site.node(1).drain and site.reservations() == {}
     filed = (one for one in site.ledger.tables.messages.values() if isinstance(one, Ticket))

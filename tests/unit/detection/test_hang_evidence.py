@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from healer.detection.gpu_rest import at_rest
-from healer.detection.links_down import KEPT, ports_down
+from healer.detection.links_down import KEPT
+from healer.detection.ports_down import ports_down
 from healer.model import Part, SlurmJob, Topology
 from healer.observations.telemetry import Telemetry
 from healer.signals.wire import kernel_log_observations

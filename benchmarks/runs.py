@@ -28,7 +28,7 @@ from healer.embedded import running
 from healer.model import Role
 from tests.support.wait import wait_until
 
-CONNECTIONS = 16
+CONNECTIONS = 64
 #: So many of the nodes are left for the runs that are asked for one by one.
 MORE = 200
 END_S = 400.0

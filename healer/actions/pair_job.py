@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-from healer.actions import test_job, under_test
+from healer.actions import test_job
 from healer.actions.base import Again, Context, Done, Failed, Result
 from healer.actions.test_results import Ended
 from healer.actions.test_script import batch
 from healer.model import Command, CommandKind, SlurmJob, SlurmNode, SlurmSnapshot, Submission, kind_of
+from healer.model.reserved import our_reservation
 from healer.ports import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
@@ -32,7 +33,6 @@ STARTS_WITHIN_S = 60
 LIMIT_S = 1200
 #: Partners that were lost to somebody's job, or could not be tested with.
 VOIDS_MAX = 4
-_NICE = 1_000_000
 #: So many candidates the gate is asked about at once.
 _ASKED_AT_ONCE = 8
 
@@ -150,7 +150,7 @@ def _comment(ctx: Context, partner: str) -> str:
 def _job(ctx: Context, now: Round, picture: SlurmSnapshot) -> SlurmJob | None:
     if now.job is not None:
         return picture.jobs.get(now.job)
-    kept, name = under_test.reservation(ctx), test_job.name_of(ctx)
+    kept, name = our_reservation(picture, ctx.node), test_job.name_of(ctx)
     mine = (
         job
         for job in picture.jobs.values()
@@ -166,9 +166,10 @@ def submit(ctx: Context) -> Result | None:
         return None  # nothing is due
     partner = told[-1].partner
     try:
-        picture, kept = ctx.scheduler.snapshot(), under_test.reservation(ctx)
+        picture = ctx.scheduler.snapshot()
     except SchedulerUnavailable:
         return None  # nothing was submitted
+    kept = our_reservation(picture, ctx.node)
     node, other = picture.nodes[ctx.node], picture.nodes.get(partner)
     if kept is None:
         return Failed(text=f"{ctx.node} is in no reservation of ours", final=True)
@@ -185,7 +186,7 @@ def submit(ctx: Context) -> Result | None:
         partition=_shared(other, node),
         comment=_comment(ctx, partner),
         gpus_per_node=0 if node.gpus_shared else node.gpus,
-        nice=_NICE,
+        nice=test_job.NICE,
     )
     ctx.fence()
     try:

@@ -18,8 +18,6 @@ from healer.ports import SchedulerUnavailable
 LOOK_AGAIN_S = 1.0
 #: A job that has not started by then has lost its node to somebody else's.
 STARTS_WITHIN_S = 60
-#: Below the priority that the site's own reckoning gives it; a user may ask for that too.
-NICE = 1_000_000
 
 
 def _name(ctx: Context) -> str:
@@ -127,7 +125,7 @@ def _do(ctx: Context) -> Result | None:
     settings = ctx.guards.sweep
     partition = settings.partition or next(iter(node.partitions), "")
     job = test_job.submission(
-        ctx, asked, node, name=_name(ctx), partition=partition, qos=settings.qos, nice=NICE
+        ctx, asked, node, name=_name(ctx), partition=partition, qos=settings.qos, nice=test_job.NICE
     )
     return test_job.hand_in(ctx, asked, job, look_again_s=LOOK_AGAIN_S)
 

@@ -32,6 +32,8 @@ from healer.ports import SchedulerRefused, SchedulerUnavailable
 LOOK_AGAIN_S = 5.0
 #: The job's own limit where the step gives none (`input.limit_s`).
 LIMIT_S = 600
+#: Of jobs that give way: below the priority that the site's own reckoning gives; a user may ask for that too.
+NICE = 1_000_000
 #: How Slurm ends a job that speaks against its node, or against what ran on it.
 _FAILED = frozenset({"FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"})
 

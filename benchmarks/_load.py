@@ -36,6 +36,7 @@ class Product:
     stack: Stack
     slurm: SimClient
     token: str
+    slurm_pid: int
     started: float = field(default_factory=time.monotonic)
 
     def at_rest(self) -> float:
@@ -80,7 +81,7 @@ def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
             )
             engine.dispose()
             time.sleep(3)  # the poller's first pictures
-            yield Product(stack, SimClient(socket), token)
+            yield Product(stack, SimClient(socket), token, slurm.pid)
     finally:
         slurm.terminate()
         slurm.wait(10)

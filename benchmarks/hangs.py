@@ -3,15 +3,16 @@
     python -m benchmarks.hangs [--runs 100] [--days 2] [--seed 1] [--pace "5 s a step"]
 
 One job of 8 nodes × 8 ranks in simulated time (`healer/sim/fleet_steps.py`) through the wire form,
-`StepTimes` and `Hangs` as the detector uses them, one tick every 5 s; half of the ranks are heard 5 s later
-than the others, as clients send. The delay counts from the moment at which the job stands. False alarms:
+`StepTimes` and `Hangs` as the detector uses them: read every second, a tick every 5 s, and a look at jobs
+whose link was lost in between; each rank sends every 5 s, a fifth of them each second, as clients do. The
+delay counts from the moment at which the job stands. False alarms:
 whole days of jobs with checkpoints, evaluations, pauses of single ranks, senders that die, healer away for
 minutes, and requeues.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,12 +23,15 @@ import numpy as np
 from benchmarks.stragglers import upper_bound
 from healer.detection.gpu_rest import QUIET_S
 from healer.detection.hangs import Hangs
+from healer.detection.links_down import KEPT
 from healer.model import Finding, LinkDown, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.observations.steps import StepTimes
 from healer.signals.step_times import step_batches
 from healer.sim.fleet_steps import Pace, Training
 
-CLUSTER, NODES, PER, TICK_S = "pod1", 8, 8, 5.0
+CLUSTER, NODES, PER = "pod1", 8, 8
+#: Healer reads, ticks; a rank sends.
+READ_S, TICK_S, SENDS_S = 1.0, 5.0, 5.0
 RANKS = NODES * PER
 NAMES = tuple(f"gpu{index:04}" for index in range(NODES))
 START = datetime(2026, 11, 20, tzinfo=UTC)
@@ -58,7 +62,10 @@ class Fleet:
         self.links: dict[str, LinkDown] = {}
         self.hung = False
         self._works_at_s = 0.0
-        self._later: list[dict[str, Any]] = []
+        #: What was not sent yet, by the second of the round in which its rank sends.
+        self._waits: list[list[dict[str, Any]]] = [[] for _ in range(int(SENDS_S / READ_S))]
+        #: Sent, and not heard.
+        self._unheard: list[dict[str, Any]] = []
         self._show()
 
     @property
@@ -76,35 +83,55 @@ class Fleet:
         self.restart += 1
         self._show()
 
-    def tick(self) -> tuple[Finding, ...]:
-        self.at_s += TICK_S
+    def read(self) -> tuple[Finding, ...]:
+        """One reading, and what the tick or the look after it found."""
+        self.at_s += READ_S
         self.slurm = msgspec.structs.replace(self.slurm, taken_at=self.now)
         told, _ = self.training.advance(self.now.timestamp(), self.slower, CLUSTER)
         if not self.hung and (self.training.work(self.now.timestamp()) > WORKS).any():
             self._works_at_s = self.at_s
-        bodies, self._later = self._later, []
-        for body in told:
-            alive = [one for one in body["samples"] if one["rank"] not in self.dead]
-            for late, queue in ((0, bodies), (1, self._later)):
-                mine = [one for one in alive if one["rank"] % 2 == late]
-                if mine:
-                    queue.append({**body, "samples": mine})
+        bodies = self._sent(told)
         if self.at_s < self.deaf_until_s:
-            self._later, bodies = bodies + self._later, []
+            self._unheard, bodies = self._unheard + bodies, []
         elif self.deaf_until_s:
             self.deaf_until_s, self.listening = 0.0, self.now
-        batches = step_batches(
-            msgspec.json.encode(bodies), lambda *_: True, self.now, cluster=CLUSTER
-        ).batches
-        self.steps.update(batches, self.slurm, self.now)
+            bodies, self._unheard = self._unheard + bodies, []
+        if bodies:
+            body = msgspec.json.encode(bodies)
+            batches = step_batches(body, lambda *_: True, self.now, cluster=CLUSTER).batches
+            self.steps.update(batches, self.slurm, self.now)
+        if self.at_s % TICK_S:
+            return self._look() if self.links else ()
         return self.hangs.tick(
             self.steps,
             self.slurm,
             self.now,
             listening_since=self.listening,
             at_rest=lambda _: self.rests,
-            links_down=lambda nodes: {name: self.links[name] for name in nodes if name in self.links},
+            links_down=self._lost,
         ).findings
+
+    def _look(self) -> tuple[Finding, ...]:
+        return self.hangs.look(self.steps, self.slurm, self.now, self._lost, self.listening)
+
+    def _lost(self, nodes: Iterable[str]) -> dict[str, LinkDown]:
+        return {name: self.links[name] for name in nodes if name in self.links}
+
+    def _sent(self, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What is sent in this second. What a rank says of where it stands goes out at once."""
+        rounds, bodies = len(self._waits), []
+        for body in told:
+            alive = [one for one in body["samples"] if one["rank"] not in self.dead]
+            at_once = [one for one in alive if "open_s" in one]
+            if at_once:
+                bodies.append({**body, "samples": at_once})
+            for turn in range(rounds):
+                mine = [one for one in alive if "open_s" not in one and one["rank"] % rounds == turn]
+                if mine:
+                    self._waits[turn].append({**body, "samples": mine})
+        turn = int(self.at_s / READ_S) % rounds
+        due, self._waits[turn] = self._waits[turn], []
+        return [*due, *bodies]
 
     @property
     def rests(self) -> bool | None:
@@ -140,14 +167,14 @@ def delay_s(seed: int, pace: Pace, kind: Kind) -> tuple[float, bool, int]:
     """Seconds until it is told (inf: not within an hour), whether the right ones were named, and how many
     findings came before it stood."""
     fleet = Fleet(seed, pace, words=kind.words)
-    before = sum(len(fleet.tick()) for _ in range(int(fleet.random.integers(120, 240))))
+    before = sum(len(fleet.read()) for _ in range(int(fleet.random.integers(600, 1200))))
     missing = tuple(fleet.random.choice(RANKS, kind.ranks, replace=False).tolist())
     stood_at, begun_s = fleet.at_s, fleet.at_s
     if kind.link:
         fleet.links = {NAMES[3]: LinkDown(at=fleet.now, text="Link down")}
     fleet.hang(missing, stopped=kind.stopped)
     while fleet.at_s - begun_s < 3600:
-        for found in fleet.tick():
+        for found in fleet.read():
             named = {(one.node, one.gpu) for one in found.affected}
             wanted = {(NAMES[rank // PER], rank % PER) for rank in missing} if kind.words else set()
             wanted |= {(NAMES[3], None)} if kind.link else set()
@@ -189,15 +216,22 @@ TROUBLE: Mapping[str, Callable[[Fleet], None]] = {
 }
 
 
-def false_alarms(seed: int, pace: Pace, days: float, *, words: bool) -> tuple[int, dict[str, int]]:
+def false_alarms(
+    seed: int, pace: Pace, days: float, *, words: bool, flaps: bool = False
+) -> tuple[int, dict[str, int]]:
+    """`flaps`: nothing else, but a link flaps every ten minutes, at random: checkpoints have a rhythm."""
     fleet, told, by = Fleet(seed, pace, words=words), 0, dict[str, int]()
     names = list(TROUBLE)
     doing = "nothing"
-    for number in range(int(days * 86_400 / TICK_S)):
-        if number and number % 720 == 0:
-            doing = names[number // 720 % len(names)]
+    for number in range(int(days * 86_400 / READ_S)):
+        if flaps and fleet.random.random() * 600 < READ_S:
+            doing = "link flaps"
             TROUBLE[doing](fleet)
-        for _ in fleet.tick():
+        elif not flaps and number and number % 3600 == 0:
+            doing = names[number // 3600 % len(names)]
+            TROUBLE[doing](fleet)
+        fleet.links = {name: one for name, one in fleet.links.items() if fleet.now - one.at <= KEPT}
+        for _ in fleet.read():
             told += 1
             by[doing] = by.get(doing, 0) + 1
     return told, by
@@ -225,9 +259,10 @@ def main() -> None:
                 flush=True,
             )
     for name, pace in paces.items():
-        for words in (True, False):
-            count, by = false_alarms(given.seed + 10_000, pace, given.days, words=words)
+        for words, flaps in ((True, False), (False, False), (True, True)):
+            count, by = false_alarms(given.seed + 10_000, pace, given.days, words=words, flaps=flaps)
             what = "ranks say where they stand" if words else "only GPUs tell"
+            what += ", a link flaps every 10 minutes" if flaps else ""
             print(
                 f"{name}, {what}: {count} false alarms in {given.days:g} job-days (95 % bound "
                 f"{upper_bound(count) / given.days:.2f} a day){f' {by}' if by else ''}",

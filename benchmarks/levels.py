@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
+from healer.detection.features import OWN_NAMES
 from healer.detection.levels import POINT_S, Levels
-from healer.detection.shifts import WATCHED
 
 SIZES, OF_EACH = (1.0, 1.5, 2.0, 3.0), 15
 ALIKE, SPREAD = 0.5, 0.3
@@ -26,12 +26,12 @@ def main() -> None:
     told.add_argument("--days", type=int, default=14)
     asked = told.parse_args()
     chance = np.random.default_rng(5)
-    features, nodes, points = len(WATCHED), asked.nodes, asked.days * PER_DAY
+    features, nodes, points = len(OWN_NAMES), asked.nodes, asked.days * PER_DAY
     many = len(SIZES) * OF_EACH
     size = np.repeat(SIZES, OF_EACH)
     begins = chance.integers(2 * PER_DAY, points - 2 * PER_DAY, many)
     where = chance.integers(0, features, many), chance.choice(nodes, many, replace=False)
-    levels = Levels(WATCHED)
+    levels = Levels(OWN_NAMES)
     levels.reserve(nodes)
     epoch, near = np.zeros(nodes), np.zeros(nodes, np.bool_)
     first, false, spent_s = np.full(many, -1), np.zeros((features, nodes), np.bool_), 0.0

@@ -3,10 +3,13 @@
 `python -m benchmarks.replay --nodes 1250 --minutes 60` writes a folder as the recorder does (a heartbeat of
 each node every 10 s, jobs that come and go, one lost GPU an hour, with `--samples` 30 signals of 8 GPUs every
 5 s) and replays it. A month is 720 such hours; memory is looked at half way and at the end.
+
+`python -m benchmarks.replay --recording FILE` replays one, such as `healer simulate --record` writes.
 """
 
 import argparse
 import json
+import os
 import resource
 import tempfile
 import time
@@ -18,8 +21,9 @@ from typing import Any
 from healer import ruleset
 from healer.adapters.recording_folder import RecordingFolder
 from healer.adapters.recording_read import recordings
-from healer.bootstrap.replay import quiet, replayed_files
-from healer.model import Mode
+from healer.bootstrap.replay import quiet, replayed_files, span_of
+from healer.model import Mode, Ruleset
+from healer.progress import share_of
 from healer.settings import shipped_rules
 from healer.sim.clock import SimClock
 
@@ -47,8 +51,8 @@ def entries(nodes: int, minutes: int, signals: list[str]) -> Iterator[tuple[date
             job = {"id": str(number), "state": "RUNNING", "nodes": [node], "user": "ann"}
             gone = [str(number - 200)] if number > 200 else []
             yield at, "slurm/jobs", {"cluster": "pod1", "changed": [job], "gone": gone}, False
-        for node in known[second % BEAT_S :: BEAT_S]:
-            yield at, "signals/heartbeat", {"cluster": "pod1", "node": node}, False
+        beats = [{"cluster": "pod1", "node": node} for node in known[second % BEAT_S :: BEAT_S]]
+        yield at, "signals/heartbeat", beats, False
         if second % 3600 == 1800:
             line = {"time": at.isoformat(), "line": XID_79}
             node = known[(second // 3600 * 7) % nodes]
@@ -78,14 +82,38 @@ def resident_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
+def told_of(rules: Ruleset, recording: Path) -> None:
+    """What a replay of it takes, and its memory at each quarter of its span."""
+    span = span_of([recording], None, None)
+    assert span is not None
+    memory = {0.25: 0.0, 0.5: 0.0, 0.75: 0.0, 1.0: 0.0}
+
+    def look(at: datetime) -> None:
+        share = share_of(at, span)
+        memory[next(one for one in memory if share <= one)] = resident_mb()
+
+    begun_s, cpu_s = time.monotonic(), time.process_time()
+    told, _ = replayed_files(rules, [recording], progress=look)
+    cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - begun_s
+    days, megabytes = (span[1] - span[0]) / timedelta(days=1), recording.stat().st_size / 1e6
+    print(f"{recording.name}: {days:.1f} days, {megabytes:.0f} MB; load {os.getloadavg()[0]:.1f}")
+    print(f"CPU {cpu_s:.0f} s, {wall_s:.0f} s by the clock")
+    print("memory " + ", ".join(f"{at:.0%} {one:.0f} MB" for at, one in memory.items()))
+    print(f"{len(told['incidents'])} incidents, {len(told['actions'])} actions, {len(told['held'])} held")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--samples", action="store_true")
+    parser.add_argument("--recording", type=Path)
     chosen = parser.parse_args()
     quiet()
     rules = ruleset.load(shipped_rules(), default_mode=Mode.auto, prove=False)
+    if chosen.recording is not None:
+        told_of(rules, chosen.recording)
+        return
     signals = [name for name, one in rules.catalogue.signals.items() if one.scope == "gpu"][:SIGNALS]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

@@ -1,4 +1,4 @@
-"""Runs at once: `python -m benchmarks.runs [--runs 1000] [--nodes 1250] [--rate 20]`.
+"""Runs at once: `python -m benchmarks.runs [--runs 1000] [--nodes 1250] [--rate 20] [--clients 64]`.
 
 `healer up` with everything on beside a simulated Slurm, caps wide open. A person asks for as many drains at
 once; when all wait for their repair, drains of other nodes are asked for one by one at `--rate` a second, so
@@ -28,7 +28,6 @@ from healer.embedded import running
 from healer.model import Role
 from tests.support.wait import wait_until
 
-CONNECTIONS = 64
 #: So many of the nodes are left for the runs that are asked for one by one.
 MORE = 200
 END_S = 400.0
@@ -37,8 +36,8 @@ END_S = 400.0
 class Asker:
     """A person's client: asks for a playbook on each of these nodes."""
 
-    def __init__(self, port: int, token: str) -> None:
-        self._port, self._token = port, token
+    def __init__(self, port: int, token: str, clients: int) -> None:
+        self._port, self._token, self._clients = port, token, clients
 
     def at_once(self, playbook: str, nodes: list[str]) -> float:
         """Seconds until the last answer."""
@@ -64,7 +63,7 @@ class Asker:
                 await connection.post(msgspec.json.encode(body))
             connection.close()
 
-        await asyncio.gather(*(some() for _ in range(CONNECTIONS)))
+        await asyncio.gather(*(some() for _ in range(self._clients)))
 
 
 class Book:
@@ -78,8 +77,8 @@ class Book:
         with self._db.connect() as conn:
             return conn.execute(query, {"playbook": playbook, "state": state}).scalar_one()
 
-    def tell(self, what: str, playbook: str, since: datetime) -> None:
-        """Runs accepted since then: their starts, and the steps that ended between the first and the last."""
+    def tell(self, what: str, playbook: str, since: datetime) -> int:
+        """Runs accepted since then: their starts, and how many steps ended between the first and the last."""
         query = sa.text(
             "SELECT r.created_at, max(l.at) AS last, "
             "min(l.at) FILTER (WHERE l.event IN ('started', 'done', 'waiting')) AS begun, "
@@ -98,6 +97,7 @@ class Book:
             f"p99 {quantile(starts, 0.99):.0f}, max {max(starts):.0f} ms",
             flush=True,
         )
+        return steps
 
 
 def measure(up: Product, options: argparse.Namespace) -> None:
@@ -106,7 +106,7 @@ def measure(up: Product, options: argparse.Namespace) -> None:
     token = PostgresTokens(db, CLUSTER).create(
         role=Role.operator, name="bench operator", now=datetime.now(UTC), by="bench"
     )
-    asker, book = Asker(up.stack.port, token), Book(db)
+    asker, book = Asker(up.stack.port, token, options.clients), Book(db)
     names = [f"gpu{number:04d}" for number in range(1, options.nodes + 1)]
     first, more = names[: options.runs], names[options.runs : options.runs + MORE]
     spent = Spent(up)
@@ -114,8 +114,7 @@ def measure(up: Product, options: argparse.Namespace) -> None:
     took_s = asker.at_once("drain", first)
     print(f"asked for {len(first)} runs in {took_s:.1f} s", flush=True)
     wait_until(lambda: book.states("drain", "waiting") >= len(first), END_S, what="all wait", every_s=0.2)
-    book.tell("at once", "drain", since)
-    spent.tell()
+    spent.tell(book.tell("at once", "drain", since))
     if more:
         since = datetime.now(UTC)
         asker.one_by_one("drain", more, options.rate)
@@ -125,13 +124,11 @@ def measure(up: Product, options: argparse.Namespace) -> None:
             what="all wait",
             every_s=0.2,
         )
-        book.tell(f"{options.rate:g} a second beside them", "drain", since)
-        spent.tell()
+        spent.tell(book.tell(f"{options.rate:g} a second beside them", "drain", since))
     since = datetime.now(UTC)
     asker.at_once("resume", first)
     wait_until(lambda: book.states("resume", "done") >= len(first), END_S, what="all are back", every_s=0.2)
-    book.tell("given back at once", "resume", since)
-    spent.tell()
+    spent.tell(book.tell("given back at once", "resume", since))
 
 
 class Spent:
@@ -141,15 +138,17 @@ class Spent:
         self._up, self._before = up, self._now(up)
 
     def _now(self, up: Product) -> dict[str, float]:
-        return {name: cpu_s(pids) for name, pids in up.processes().items()} | {"this": time.process_time()}
+        pids = up.processes() | {"simulated Slurm": {up.slurm_pid}}
+        return {name: cpu_s(those) for name, those in pids.items()} | {"this": time.process_time()}
 
-    def tell(self) -> None:
+    def tell(self, steps: int) -> None:
         now = self._now(self._up)
         told = {name: used - self._before.get(name, 0.0) for name, used in now.items()}
         self._before = now
         print(
             "  CPU-seconds: " + ", ".join(f"{name} {used:.1f}" for name, used in told.items() if used > 0.05)
         )
+        print(f"  {sum(told.values()) / steps * 1000:.2f} ms a step, with Slurm and this client", flush=True)
 
 
 def main() -> None:
@@ -159,6 +158,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--rate", type=float, default=20)
+    parser.add_argument("--clients", type=int, default=64, help="that ask at the same time")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory(prefix="hb-") as name:

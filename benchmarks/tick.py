@@ -1,11 +1,11 @@
-"""One tick over a large fleet: windows filled, then samples, rules, peers and forest, each by itself.
+"""One tick over a large fleet: windows filled, then samples, rules, peers and models, each by itself.
 
     python -m benchmarks.tick [--nodes 10000] [--signals 30] [--ticks 12] [--jobs 0]
 
 8 GPUs per node, jobs of 16 nodes on half of the fleet, or so many jobs on all of it, of which each then tells
 a step of all its ranks each tick; gauges with noise around one level, whatever they measure, so that a rule
 may take it for a fault: findings are told, for their charts cost. CPU milliseconds of this process, the
-median of all ticks and the worst; memory of the windows, and the largest of the process. The forest is fitted
+median of all ticks and the worst; memory of the windows, and the largest of the process. The model is fitted
 to random rows: its time depends on its shape alone.
 """
 
@@ -22,12 +22,14 @@ from pathlib import Path
 import numpy as np
 
 from healer.detection.creep import Creep
-from healer.detection.features import NAMES, NodeFeatures
+from healer.detection.features import OWN_NAMES, NodeFeatures
 from healer.detection.language import parse
 from healer.detection.leaks import Leaks
 from healer.detection.measured import RuleEngine
+from healer.detection.own_past import OwnPast, against_own_past
 from healer.detection.shifts import Shifts
 from healer.detection.stragglers import Stragglers
+from healer.detection.ways import DistanceWay
 from healer.model import (
     Column,
     Part,
@@ -142,11 +144,9 @@ def steps(picture: SlurmSnapshot, step: int, at: datetime, chance: np.random.Gen
     return found
 
 
-def forest() -> object:
-    from sklearn.ensemble import IsolationForest
-
-    matrix = np.random.default_rng(2).normal(size=(2000, len(NAMES))).astype(np.float32)
-    return IsolationForest(n_estimators=100, max_samples=256, random_state=0, n_jobs=1).fit(matrix)
+def distance() -> DistanceWay:
+    matrix = np.random.default_rng(2).normal(size=(2000, len(OWN_NAMES))).astype(np.float32)
+    return DistanceWay(matrix, np.arange(len(OWN_NAMES)))
 
 
 def main() -> None:
@@ -161,8 +161,8 @@ def main() -> None:
     fleet = Fleet(asked.nodes, rules, signals, book)
     telemetry = Telemetry(CLUSTER, rules.catalogue, rules.gpu_models)
     engine = RuleEngine(rules.detection, rules.catalogue)
-    features, fitted = NodeFeatures(), forest()
-    rows = np.random.default_rng(3).normal(size=(asked.nodes, len(NAMES))).astype(np.float32)
+    features, fitted, past = NodeFeatures(), distance(), OwnPast(len(OWN_NAMES))
+    rows = np.random.default_rng(3).normal(size=(asked.nodes, len(OWN_NAMES))).astype(np.float32)
     picture = fleet.picture(asked.jobs)
     step_times, stragglers, creep = StepTimes(CLUSTER), Stragglers(), Creep()
     leaks, shifts, marks = Leaks(), Shifts(), JobMarks()
@@ -196,8 +196,9 @@ def main() -> None:
                 stragglers.tick(step_times, picture, now, ())
             with watch("creeping jobs"):
                 creep.tick(step_times, picture, now, ())
-        with watch("a forest's scores (each 30 s)"):
-            fitted.score_samples(rows)  # type: ignore[attr-defined]
+        peers, racks = telemetry.groups(Scope.node), telemetry.rack_groups(Scope.node)
+        with watch("own past, and the model's scores (each 30 s)"):
+            fitted.score(past.sample(against_own_past(rows, 0 * rows, peers, racks)))
         watch.ms["all of these"].append(sum(map(sum, watch.ms.values())) - before)
         value, groups = telemetry.value(signals[0], now), telemetry.groups(Scope.gpu)
         with watch("beside: median of peers, one signal"):

@@ -1,7 +1,8 @@
 """The loop that drives one run: claim, advance, do, read back, log. It may die at any line.
 
-`started` is committed before an effect, `done` after it was read back; a run that was left anywhere in
-between is taken up by the next worker, which looks first.
+`started` is committed before an effect, `done` after it was read back, together with what follows from it
+(the slot given back, what the detector is told); a run that was left anywhere in between is taken up by the
+next worker, which looks first. What a step only looked at is committed with whatever comes next.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.model.run import tests_of, tried_of
+from healer.model.run import restarted, tests_of, tried_of
 from healer.playbooks.advance import BEGIN, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
 from healer.ports import (
     Bmc,
@@ -173,7 +174,7 @@ class Driver:
                         by = _data(entries, UNDO).get("by")
                         self._end(claim, RunState.undone, intent.why, by=by)
                     else:
-                        self._end(claim, RunState.done, intent.why, early=early)
+                        self._end(claim, RunState.done, intent.why, entries, early=early)
                     return
 
     def _sleep(self, claim: RunClaim, intent: Sleep, entries: list[LogEntry]) -> None:
@@ -310,15 +311,18 @@ class Driver:
     def _skip(self, claim: RunClaim, intent: Skip) -> LogEntry:
         step = Do(step=intent.step, key=intent.key, item=None, attempt=1, fresh=True)
         entry = entry_of(claim.run, step, self.clock.now(), StepEvent.skipped, intent.why)
-        claim.write(entry)
+        claim.keep(entry)
         return entry
 
     def _know(self, claim: RunClaim, playbook: Playbook) -> LogEntry:
         """What conditions and inputs of this run rest on, once and for all: its first line."""
         step = Do(step=Step(id=BEGIN), key=BEGIN, item=None, attempt=1, fresh=True)
         told = facts_of(claim.run, playbook, claim.incident())
-        entry = entry_of(claim.run, step, self.clock.now(), StepEvent.done, "", {"knows": told})
-        claim.write(entry)
+        data: dict[str, object] = {"knows": told}
+        if agreed := claim.run.input.get("restart"):
+            data["restart"] = agreed
+        entry = entry_of(claim.run, step, self.clock.now(), StepEvent.done, "", data)
+        claim.keep(entry)
         return entry
 
     def _undo(self, claim: RunClaim, intent: Undo, entries: list[LogEntry]) -> LogEntry:
@@ -424,8 +428,8 @@ class Driver:
             permits=claim.permits,
             reserved=has_reserved(entries),
             stays=lambda: Leave(claim, intent, entries, self.clock).stays(rules),
-            may_borrow=lambda node, begun: Leave(claim, intent, entries, self.clock).borrows(
-                rules, node, begun=begun
+            may_borrow=lambda nodes, begun: Leave(claim, intent, entries, self.clock).borrows(
+                rules, nodes, begun=begun
             ),
             picture=self.picture,
             users=self.users,
@@ -474,7 +478,10 @@ class Driver:
         drained: RemedyUse | None = None,
     ) -> LogEntry:
         entry = entry_of(claim.run, intent, self.clock.now(), event, text, data)
-        claim.write(entry, audit=audit_of(claim.run, intent, entry), drained=drained)
+        if intent.step.do is None and not _action(intent.step).effect:
+            claim.keep(entry)
+        else:
+            claim.write(entry, audit=audit_of(claim.run, intent, entry), drained=drained)
         return entry
 
     def _news(self, run: Run, state: RunState, entries: Sequence[LogEntry] = ()) -> Command | None:
@@ -494,7 +501,14 @@ class Driver:
         )
 
     def _end(
-        self, claim: RunClaim, state: RunState, why: str, *, early: bool = False, by: str | None = None
+        self,
+        claim: RunClaim,
+        state: RunState,
+        why: str,
+        entries: Sequence[LogEntry] = (),
+        *,
+        early: bool = False,
+        by: str | None = None,
     ) -> None:
         """`early`: not by its last step; its incident stands as if nobody had worked on it. `by`: who ended
         it, where that is not who asked for it."""
@@ -503,6 +517,8 @@ class Driver:
             tell = msgspec.structs.replace(tell, by=by)
         if tell is not None and early:
             tell = msgspec.structs.replace(tell, data={**tell.data, "early": True})
+        if tell is not None and restarted(entries):
+            tell = msgspec.structs.replace(tell, data={**tell.data, "restarted": True})
         claim.set_state(state, why=why, tell=tell)
 
 

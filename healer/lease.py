@@ -18,6 +18,8 @@ PROOFS = 4
 LEASE = timedelta(seconds=LEASE_S)
 #: A lease that nobody has renewed for so long is looked after. A holder at work renews it with each write.
 UNHEARD = timedelta(seconds=2)
+#: Whoever begins a run sends it to the workers: so long the sweep leaves a new one to that message.
+SENT = timedelta(seconds=1)
 _FORGOTTEN_S = 600.0
 
 

@@ -4,6 +4,7 @@ Every answer is one commit: the verdict, what is granted with it (the slot, the 
 entry of the run's log. Whoever dies before it has asked nothing; whoever dies after it was granted it.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -149,16 +150,19 @@ class Leave:
         verdict = judge(proposal, facts, rules, self.clock.now())
         return verdict.why if verdict.outcome is not Outcome.act else None
 
-    def borrows(self, rules: Ruleset, node: str, *, begun: bool) -> str | None:
-        """What speaks against testing the run's node together with this one, which stays in service: the
-        guards of a sweep. `begun`: it is tested with already. None: nothing does."""
-        facts, run = self.claim.facts(sweeping(rules)), self.run
-        proposal = Proposal(
-            cluster=run.cluster, verb=Verb.sweep, node=node, run=run.id, playbook=run.playbook,
-            granted=begun, borrows=True,
-        )  # fmt: skip
-        verdict = judge(proposal, facts, rules, self.clock.now())
-        return verdict.why if verdict.outcome is not Outcome.act else None
+    def borrows(self, rules: Ruleset, nodes: Sequence[str], *, begun: bool) -> dict[str, str]:
+        """What speaks against testing each of these together with others, while it stays in service: the
+        guards of a sweep. `begun`: it is tested already. A node that is missing: nothing does."""
+        facts, run, found = self.claim.facts(sweeping(rules)), self.run, dict[str, str]()
+        for node in nodes:
+            proposal = Proposal(
+                cluster=run.cluster, verb=Verb.sweep, node=node, run=run.id, playbook=run.playbook,
+                rule=run.rule, granted=begun, borrows=True, suspect=self.verb is Verb.bisect,
+            )  # fmt: skip
+            verdict = judge(proposal, facts, rules, self.clock.now())
+            if verdict.outcome is not Outcome.act:
+                found[node] = verdict.why
+        return found
 
     def far(self, playbook: Playbook, ctx: Context) -> Result | None:
         """Why a requeue is not due: a run that waited for a good moment waits for each job's own again.
@@ -270,10 +274,8 @@ class Leave:
         run = self.run
         if self.verb is not Verb.drain or has_drained(self.entries) or shown is None:
             return
-        own = any(
-            slot.node == run.node and slot.run == run.id and slot.drained_at is None
-            for slot in tx.facts.slots
-        )
+        slot = tx.facts.held.get(run.node or "")
+        own = slot is not None and slot.run == run.id and slot.drained_at is None
         if own and not (shown.held and is_ours(shown.reason)):
             tx.release_slot(shown.name, at=self.clock.now(), why="its run could not drain the node")
 

@@ -29,6 +29,7 @@ _VERDICTS = frozenset(
         "link_counters",
         "memory_health",
         "power_state",
+        Verb.bisect,
         Verb.diagnose,
         Verb.reset_gpu,
         Verb.site_command,
@@ -55,7 +56,9 @@ BESIDE = ("fabric_state", "node_answers")
 #: One that only a verb's look has: it says that there is nothing to do.
 PROBES = (*BESIDE, "job_works")
 #: They work on a job: the run's own, or each of a list. What stands in neither set works on the run's node.
-_OF_JOB = frozenset({Verb.requeue, Verb.revive, Verb.release, "hung", "stacks", "checkpoint", "job_runs"})
+_OF_JOB = frozenset(
+    {Verb.requeue, Verb.revive, Verb.release, Verb.bisect, "hung", "stacks", "checkpoint", "job_runs"}
+)
 _OF_EITHER = frozenset({Verb.ticket, Verb.notify, "time", "approval"})
 _ENDLESS = {
     "repair": "a repair ends only by a person",
@@ -167,7 +170,7 @@ def _check_depth(
 ) -> None:
     """Each depth that may be meant is there, and its job may come to its end. A step has one of the two."""
     given = step.input.get("depth")
-    if step.do not in {Verb.diagnose, Verb.sweep} or not isinstance(given, str):
+    if step.do not in {Verb.bisect, Verb.diagnose, Verb.sweep} or not isinstance(given, str):
         return
     place = only_place(given)
     spec = playbook.inputs.get(place) if place is not None else None

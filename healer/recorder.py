@@ -18,6 +18,8 @@ from healer.model.samples import Report, StepBatch
 from healer.ports import ColumnBook
 from healer.recorded_samples import Layouts, steps_body
 
+#: Heartbeats in one entry: as many as a request may have, and fewer.
+BEATS_MOST = 10_000
 #: An entry of its own where entries are missing.
 LOST = "lost"
 _LINES = frozenset(
@@ -181,9 +183,12 @@ def _changed(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any]
 _NAMED = _LINES | {ObservationKind.alert, ObservationKind.hook}
 
 
-def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any], Sequence[str]]]:
+def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, Any, Sequence[str]]]:
     """Observations back in the form in which senders tell them, and the names by which they are known.
-    Commands of people are not signals."""
+    Commands of people are not signals. Heartbeats, which are most of all, share one entry."""
+    beats = [_beat(one) for one in batch if one.kind is ObservationKind.heartbeat]
+    for first in range(0, len(beats), BEATS_MOST):
+        yield "signals/heartbeat", beats[first : first + BEATS_MOST], ()
     for place, group in itertools.groupby(batch, key=_place):
         kind, cluster, node, boot_id = place
         told = list(group)
@@ -203,10 +208,6 @@ def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, dict[str, Any],
 def _body(one: Observation) -> tuple[str, dict[str, Any]] | None:
     where = one.component
     cluster, node = where.cluster, where.node
-    if one.kind is ObservationKind.heartbeat:
-        gpus = one.data.get("gpus")
-        beat = {"cluster": cluster, "node": node, "boot_id": one.boot_id, "gpus": gpus}
-        return "signals/heartbeat", _told(beat)
     if one.kind is ObservationKind.checkpoint:
         return "signals/checkpoints", _told(
             {"cluster": cluster, "job": where.job, "time": one.event_at} | one.data
@@ -219,6 +220,17 @@ def _body(one: Observation) -> tuple[str, dict[str, Any]] | None:
     if one.kind is ObservationKind.gpu_inventory and node is not None:
         return "signals/metrics", _inventory(cluster, node, one)
     return None
+
+
+def _beat(one: Observation) -> dict[str, Any]:
+    where = one.component
+    told = {
+        "cluster": where.cluster,
+        "node": where.node,
+        "boot_id": one.boot_id,
+        "gpus": one.data.get("gpus"),
+    }
+    return _told(told)
 
 
 def _names(told: Sequence[Observation]) -> list[str]:

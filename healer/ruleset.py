@@ -74,6 +74,7 @@ OTHER_FAULTS = (
     "job-memory-leak",
     "slowness-shared",
     "slower-than-elsewhere",
+    "slower-than-fleet",
     "hang",
     "unusual-node",
     "drifted",

@@ -17,7 +17,7 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.playbooks.advance import Do, jobs_all
+from healer.playbooks.advance import Do, jobs_agreed, jobs_all
 from healer.playbooks.inputs import taken
 
 _PAST = {
@@ -36,6 +36,7 @@ _PAST = {
     Verb.reserve: "node.reserved",
     Verb.collect: "evidence.collected",
     Verb.sweep: "node.swept",
+    Verb.bisect: "job.bisected",
     Verb.site_command: "command.done",
 }
 
@@ -141,7 +142,7 @@ def would_have_removed(entries: Sequence[LogEntry]) -> bool:
 
 def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int | None:
     if item is not None:
-        return jobs_all(entries).get(item)
+        return (jobs_agreed(entries) | jobs_all(entries)).get(item)
     given = run.input.get("restarts")
     return int(given) if given is not None else None
 

@@ -22,6 +22,7 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     Verb.release: {"hold": (bool, False)},
     Verb.diagnose: {"script": (str, False), "depth": (str, False), "limit_s": (int, False)},
     Verb.sweep: {"depth": (str, True), "limit_s": (int, False)},
+    Verb.bisect: {"depth": (str, True), "nodes": (str, False)},
     Verb.reset_gpu: {"which": (str, False)},
     Verb.restart_service: {"service": (str, True)},
     Verb.site_command: {"command": (str, True), "argument": (str, False), "by_hand": (str, False)},

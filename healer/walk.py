@@ -176,7 +176,7 @@ class _Pass:
         """Takes the gate before any run's row, as people's commands do, if this walk may touch either."""
         wanting = any(self._wants_gate(one) for one in self._open()) or kept_off(self.picture.slurm)
         wanting = wanting or self.upkeep.sweeps_due()
-        if commands or findings or wanting or self.tx.active_runs() or our_drains(self.picture):
+        if commands or findings or wanting or self.tx.has_active_runs() or our_drains(self.picture):
             self.facts = self.tx.lock_gate()
             self.work.modes = self.facts.modes
 

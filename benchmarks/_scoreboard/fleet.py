@@ -22,6 +22,7 @@ from healer.detection.features import NAMES, SAMPLE_S, NodeFeatures, columns
 from healer.detection.forest import HOLD
 from healer.detection.measured import RuleEngine
 from healer.detection.training import FeatureRow, Fitted, Params, train
+from healer.detection.ways import FOREST
 from healer.model import Scope, SlurmJob, SlurmNode, SlurmSnapshot, Topology
 from healer.observations.telemetry import Telemetry
 from healer.ruleset import load
@@ -145,7 +146,7 @@ def _picture(names: tuple[str, ...]) -> SlurmSnapshot:
 
 
 def forest(given: Watched) -> NDArray[np.bool_]:
-    """As trained and judged in production, its threshold too."""
+    """As trained in production, its threshold too; it stands beside the way that decides there."""
     at = [START + timedelta(seconds=SAMPLE_S * number) for number in range(TRAIN)]
     history = [
         FeatureRow(CLUSTER, "h100", "busy", when, given.names, NAMES, matrix.astype(np.float32))
@@ -153,8 +154,8 @@ def forest(given: Watched) -> NDArray[np.bool_]:
     ]
     fitted = Fitted(train(history, len(history), {}, at[-1]))
     own = np.nan_to_num(given.new[:, :, columns(fitted.model.features)]).astype(np.float32)
-    flat = fitted.score(own.reshape(-1, own.shape[2]))
-    return held(flat.reshape(own.shape[:2]) > fitted.model.threshold)
+    flat = fitted.ways[FOREST].score(own.reshape(-1, own.shape[2]))
+    return held(flat.reshape(own.shape[:2]) > fitted.model.limit(FOREST).threshold)
 
 
 def robust(given: Watched) -> NDArray[np.bool_]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from healer.actions import (
+    bisect,
     checks,
     collect,
     diagnose,
@@ -50,6 +51,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.diagnose: diagnose.DIAGNOSE,
         Verb.collect: collect.COLLECT,
         Verb.sweep: sweep.SWEEP,
+        Verb.bisect: bisect.BISECT,
         Verb.site_command: site_command.SITE_COMMAND,
         Verb.ticket: tell.TICKET,
         Verb.notify: tell.NOTIFY,
@@ -103,6 +105,7 @@ _CALLS: Mapping[Verb, tuple[SlurmCall, ...]] = MappingProxyType(
         Verb.requeue: (SlurmCall.requeue, SlurmCall.start_now),
         Verb.revive: (SlurmCall.revive, SlurmCall.start_now),
         Verb.sweep: (SlurmCall.submit, SlurmCall.cancel),
+        Verb.bisect: (SlurmCall.submit, SlurmCall.cancel),
     }
 )
 

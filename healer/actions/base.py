@@ -113,8 +113,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     reserved: bool = False
     #: Asks the gate whether what this step began may stay; the sentence of what speaks against it.
     stays: Callable[[], str | None] = lambda: None
-    #: Asks the gate whether an idle node may be a partner in tests: its name, and whether it is one already.
-    may_borrow: Callable[[str, bool], str | None] = lambda _node, _begun: None
+    #: Asks the gate which of these idle nodes may not be tested with others, and why; True: they are already.
+    may_borrow: Callable[[Sequence[str], bool], Mapping[str, str]] = lambda _nodes, _begun: {}
     picture: Callable[[], SlurmSnapshot | None] = lambda: None
     users: Callable[[], Sequence[str]] = tuple
     scripts: Mapping[str, str] = {}

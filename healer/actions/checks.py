@@ -22,9 +22,8 @@ def _nothing(_: Context) -> None:
 def list_jobs(ctx: Context) -> Result:
     """The jobs hit, with restart counts. Taken after the drain was read back: none can start any more."""
     try:
-        node_gpus = ctx.scheduler.node(ctx.node).gpus
         on_node = ctx.scheduler.jobs_on(ctx.node)
-        hit, certain = _hit(ctx, on_node, node_gpus)
+        hit, certain = _hit(ctx, on_node)
         hit = _whole(ctx, hit)
         crashed = _crashed(ctx, {job.id for job in (*on_node, *hit)})
     except UnknownNode as error:
@@ -38,7 +37,8 @@ def list_jobs(ctx: Context) -> Result:
         "on_node": [job.id for job in on_node],
     }
     told = sorted(job.id for job in (*hit, *crashed)) if certain else sorted(job.id for job in crashed)
-    ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=told))
+    if ctx.run.incident is not None:
+        ctx.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=told))
     return Done(text=_listed(ctx, hit, crashed, on_node, certain=certain), data=data)
 
 
@@ -81,15 +81,16 @@ def _crashed(ctx: Context, at_work: set[str]) -> list[SlurmJob]:
     return crashed_among(gone, where, moments_of(incident))
 
 
-def _hit(ctx: Context, on_node: list[SlurmJob], node_gpus: int) -> tuple[list[SlurmJob], bool]:
+def _hit(ctx: Context, on_node: list[SlurmJob]) -> tuple[list[SlurmJob], bool]:
     """Jobs on the GPUs that the incident's own evidence names; what was only counted names none.
 
     Fatal faults that were told come first, then whatever was told. Where all is measured the root alone
     counts: what joined it is another matter. One that names no GPU is taken for one unknown GPU's fault.
     """
     incident = ctx.incident
-    if incident is None:
+    if incident is None or not on_node:
         return on_node, True
+    node_gpus = ctx.scheduler.node(ctx.node).gpus
     here = [one for one in incident.evidence if one.component.node == ctx.node]
     told = [one for one in here if one.fatal] or [one for one in here if one.sense not in MEASURED]
     # A line of the kernel speaks of one GPU, also where its address is lost.

@@ -131,7 +131,7 @@ def _candidates(ctx: Context, picture: SlurmSnapshot, tried: set[str]) -> Iterat
     ]
     alike.sort(key=lambda one: (one.switch == node.switch, one.name))
     for one in alike[:_ASKED_AT_ONCE]:
-        if ctx.may_borrow(one.name, False) is None:
+        if not ctx.may_borrow([one.name], False):
             yield one.name
 
 
@@ -175,7 +175,7 @@ def submit(ctx: Context) -> Result | None:
         return Failed(text=f"{ctx.node} is in no reservation of ours", final=True)
     if other is None:
         return _over(told[-1], "void", "Slurm does not know it any more")
-    if (why := ctx.may_borrow(partner, False)) is not None:
+    if why := ctx.may_borrow([partner], False).get(partner):
         return _over(told[-1], "void", why)
     job = Submission(
         name=test_job.name_of(ctx),
@@ -209,7 +209,7 @@ def _over(now: Round, outcome: str, says: str) -> Again:
 
 def _under_way(ctx: Context, now: Round, job: SlurmJob) -> Result:
     """It gives way: to whoever wants the partner, and to its own patience."""
-    why = ctx.may_borrow(now.partner, True)
+    why = ctx.may_borrow([now.partner], True).get(now.partner)
     waited = job.submit_at is not None and (ctx.now() - job.submit_at).total_seconds() > STARTS_WITHIN_S
     if why is None and not (job.state == "PENDING" and waited):
         does = f"waits: {job.reason}" if job.state == "PENDING" else "runs"

@@ -9,12 +9,24 @@ from healer.actions import restart
 from healer.actions.base import Action, Again, Context, Result, Skipped
 from healer.actions.reason import is_ours
 from healer.actions.signals import save_first, time_is_over
-from healer.model import SlurmJob
+from healer.model import SlurmJob, StepEvent
 
 _WORD = "requeued"
 
 
 def probe(ctx: Context) -> Result | None:
+    agreed = ctx.item in ctx.run.input.get("restart", {})
+    return (_another_life(ctx) if agreed and not _begun(ctx) else None) or _seen(ctx)
+
+
+def _another_life(ctx: Context) -> Result | None:
+    job = restart.read(ctx)
+    if not isinstance(job, SlurmJob) or not restart.is_restarted(ctx, job):
+        return None
+    return Skipped(text=f"Job {job.title} was restarted since: nobody agreed to a restart of this life")
+
+
+def _seen(ctx: Context) -> Result | None:
     job = restart.read(ctx)
     if not isinstance(job, SlurmJob):
         return job
@@ -30,6 +42,11 @@ def probe(ctx: Context) -> Result | None:
         text=f"Job {job.title} had ended {job.state} before it could be requeued",
         data={"state": job.state, "crashed": job.crashed},
     )
+
+
+def _begun(ctx: Context) -> bool:
+    """This step was at work before: the restart may be its own."""
+    return any(one.event is StepEvent.started for one in ctx.lines)
 
 
 def do(ctx: Context) -> Result | None:
@@ -56,7 +73,7 @@ def _still_ours(ctx: Context) -> bool:
 
 def verify(ctx: Context) -> Result:
     text = f"Job {ctx.job} is being requeued"
-    return probe(ctx) or Again(text=text, after_s=0.25, since=time_is_over(ctx))
+    return _seen(ctx) or Again(text=text, after_s=0.25, since=time_is_over(ctx))
 
 
 ACTION = Action(probe=probe, do=do, verify=verify)

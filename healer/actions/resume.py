@@ -31,9 +31,11 @@ def _undrain(scheduler: Scheduler, node: str) -> None:
 
 
 def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
-    # In this order: with its slot gone and its incident open the node would be drained once more.
-    # What opened while the run went on was none of its business, and what came since it let the node go
-    # speaks of a node in service.
+    ctx.fence()
+    note.clear(ctx.scheduler, node)
+    # Both with the step's last line, or not at all: with its slot gone and its incident open the node would
+    # be drained once more, and whoever hears that it is back finds in the log how. What opened while the run
+    # went on was none of its business, and what came since it let the node go speaks of a node in service.
     ctx.tell_detector(
         ctx.command(
             CommandKind.node_returned,
@@ -47,8 +49,6 @@ def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
         )
     )
     ctx.release_slot("the node returned to service")
-    ctx.fence()
-    note.clear(ctx.scheduler, node)
     return Done(text=text)
 
 

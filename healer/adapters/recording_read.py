@@ -14,6 +14,8 @@ from healer.model.recordings import KINDS, Recorded, Recordings
 PACKED = ".zst"
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _KEYS = (0, 1, 2, 4)
+#: The last line of a plain file begins within so much of its end, or its end is not known.
+_TAIL_BYTES = 16 * 1024 * 1024
 
 
 class BadFrame(ValueError):
@@ -56,6 +58,22 @@ def _scanned(path: Path) -> Recorded:
         file=path.name, kind=kind_of(path), first=first or never, last=last or never,
         lines=sum(routes.values()), bytes=path.stat().st_size, routes=routes,
     )  # fmt: skip
+
+
+def ends_of(path: Path) -> tuple[datetime, datetime] | None:
+    """The first and the last moment of a file; None where it has none, or cannot be read for them."""
+    try:
+        if path.suffix == PACKED:
+            known = _recorded(path)
+            return (known.first, known.last) if known.lines else None
+        with path.open("rb") as file:
+            first = file.readline()
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            last = file.read().splitlines()[-1]
+        moments = (msgspec.json.decode(line, type=_Head).at for line in (first, last))
+        return next(moments), next(moments)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def kind_of(path: Path) -> str:

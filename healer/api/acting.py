@@ -1,6 +1,6 @@
 """What people ask of runs, rules, pauses and the breaker. The gate judges; this only carries the words."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from healer.api import on_incidents
 from healer.api.access import ALLOWED, confine, named_cluster, need
 from healer.api.answers import answer
-from healer.api.bodies import BreakerBody, ModeBody, PauseBody, Reason, RetryBody, RunBody
+from healer.api.bodies import ApproveBody, BreakerBody, ModeBody, PauseBody, Reason, RetryBody, RunBody
 from healer.api.documents import answers
 from healer.api.once import count_refusal, once
 from healer.api.problems import Problem, field_error
@@ -49,6 +49,7 @@ def start_run(
     _check_target(playbook, body)
     confine(request, caller, cluster=cluster, node=body.node, job=body.job)
     _check_level(request, caller, playbook)
+    _check_reach(caller, restart=body.restart, nodes=body.inputs.get("nodes"))
     wanted = RunRequest(
         id="preview",
         playbook=name,
@@ -59,6 +60,7 @@ def start_run(
         job=body.job,
         incident=body.incident,
         inputs=body.inputs,
+        restart=tuple(body.restart),
     )
     if dry_run or body.dry_run:
         return answer(request, services.runs.preview(wanted))
@@ -88,6 +90,13 @@ def _check_level(request: Request, caller: Caller, playbook: Playbook) -> None:
         raise Problem(403, why)
 
 
+def _check_reach(caller: Caller, *, restart: Sequence[str], nodes: object = None) -> None:
+    """403: a token for one node or job reaches no jobs that span more, and no nodes beside."""
+    if (caller.node or caller.job) and (restart or nodes):
+        what = "restarts no jobs with a run" if restart else "names no nodes to search"
+        raise Problem(403, f"this token is bound to a node or a job: it {what}")
+
+
 def _guarded(
     request: Request, caller: Caller, body: RunBody | Reason, act: Callable[[str], Response]
 ) -> Response:
@@ -107,7 +116,7 @@ def _own_run(request: Request, caller: Caller, id: str) -> Run:
 
 
 def _on_run(
-    request: Request, caller: Caller, id: str, body: Reason, verb: str, **more: str | None
+    request: Request, caller: Caller, id: str, body: Reason, verb: str, **more: str | Sequence[str] | None
 ) -> Response:
     run = _own_run(request, caller, id)
     command = getattr(services_of(request).runs, verb)
@@ -124,9 +133,11 @@ def _on_run(
     "/runs/{id}/approve",
     responses=answers(Run, "the run goes on") | answers(Run, "a guard holds the run", 202),
 )
-def approve(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
-    """Approves a run that waits for it. For what cannot be undone, not by the person who asked for it."""
-    return _on_run(request, caller, id, body, "approve")
+def approve(request: Request, caller: Operator, id: Id, body: ApproveBody) -> Response:
+    """Approves a run that waits for it. For what cannot be undone, not by the person who asked for it.
+    `restart` names jobs on its node whose restart you agree to."""
+    _check_reach(caller, restart=body.restart)
+    return _on_run(request, caller, id, body, "approve", restart=body.restart)
 
 
 @router.post("/runs/{id}/reject", responses=answers(Run, "the run ends as rejected"))

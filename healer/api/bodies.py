@@ -15,6 +15,10 @@ Word = Annotated[
 ]
 
 
+#: Jobs on the node whose restart the person agrees to with the run; `JOB:RESTARTS` is this very life of one.
+Restart = Annotated[list[Word], Len(max_length=100)]
+
+
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -65,6 +69,11 @@ class RunBody(Body):
     reason: Text | None = None
     dry_run: bool = False
     inputs: Annotated[dict[Word, bool | int | Word], Len(max_length=50)] = {}
+    restart: Restart = []
+
+
+class ApproveBody(Reason):
+    restart: Restart = []
 
 
 class RetryBody(Reason):

@@ -280,6 +280,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     incident: str | None = None
     #: What the playbook's `inputs` are, checked against them.
     inputs: dict[str, str | int | bool] = {}
+    #: Jobs on the node whose restart the person agrees to.
+    restart: tuple[str, ...] = ()
 
 
 class RunCommands(Protocol):
@@ -297,8 +299,9 @@ class RunCommands(Protocol):
         """A guard's Hold comes back as a run in state `held`; its Refuse is GuardRefused."""
         ...
 
-    def approve(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        """Forbidden when law 8 wants a second person and `by` is who asked."""
+    def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
+        """Forbidden when law 8 wants a second person and `by` is who asked. `restart`: jobs on the run's node
+        whose restart `by` agrees to."""
         ...
 
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run: ...

@@ -38,6 +38,7 @@ from healer.model import (
     Verdict,
     VerdictAt,
 )
+from healer.model.unusual import Unusual
 
 T = TypeVar("T")
 
@@ -155,7 +156,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     `inventory` is what the node told of itself (driver, firmware, settings), `reference` the good node of its
     kind, `differs` what of the inventory is otherwise there. `probation_until`: it came back of late,
     and a fault of the same part is one severity more urgent until then. `lemon_score` is how much it fails
-    again and again (docs/detection.md, lemons), `lemon` what that comes from.
+    again and again (docs/detection.md, lemons), `lemon` what that comes from. `unusual` is how it stands
+    among its class in each way of looking at its features, for a single node only; None without a model.
     """
 
     cluster: str
@@ -179,6 +181,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     history: list[Incident] = []
     lemon_score: float = 0
     lemon: tuple[LemonPart, ...] = ()
+    unusual: Unusual | None = None
     taken_at: datetime | None = None
     signals: dict[str, float] = {}
     links: list[LinkView] = []
@@ -312,6 +315,21 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     first_runs: int = 0
 
 
+class RestartOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """A job on the node that the run would wait for, and whose restart may be agreed to with the run.
+
+    `possible`: no guard refuses it now; `why` is the guards' sentence. `JOB:RESTARTS` names this very life.
+    """
+
+    job: str
+    restarts: int
+    name: str
+    user: str
+    nodes: int
+    possible: bool
+    why: str
+
+
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """What a run would do, and what the gate says to it now. `outcome` is act, held or refused."""
 
@@ -323,6 +341,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     answers: list[Answer] = []
     jobs_hit: list[SlurmJob] = []
+    #: Name them in `restart` as the run is started or approved: only then they are restarted.
+    restarts: list[RestartOffer] = []
     limits: list[Limit] = []
     slurm: SlurmNode | None = None
     #: Steps, by id, that would ask a person here: no adapter can do them with this Slurm.

@@ -417,9 +417,11 @@ def run_scheduler(settings: Settings) -> None:
     from healer.adapters.signing import CHECKPOINT_FILE, load_signer
     from healer.bootstrap.alive import ALIVE_S, Switch
     from healer.bootstrap.channels import check_channels
+    from healer.bootstrap.refit import duty as refits
     from healer.bootstrap.rehearse import duty as rehearsals
     from healer.bootstrap.sinks import delivery, event_duty
     from healer.bootstrap.telling import CONNECTIONS, Telling
+    from healer.processes.refitting import LOOK_S as REFIT_S
     from healer.processes.rehearsing import EVERY_S as REHEARSE_S
 
     rules = rulebook(settings)
@@ -462,9 +464,11 @@ def run_scheduler(settings: Settings) -> None:
         *woken_by(Waiting(db, cluster, clock), woken),
         *event_duty(settings, db, cluster),
     ]
-    rehearsing = rehearsals(settings, db, cluster)
-    run_duties([*duties, Duty("rehearse", REHEARSE_S, rehearsing)], stopped)
+    rehearsing, refitting = rehearsals(settings, db, cluster), refits(cluster)
+    beside = [Duty("rehearse", REHEARSE_S, rehearsing), Duty("refit", REFIT_S, refitting)]
+    run_duties([*duties, *beside], stopped)
     rehearsing.close()
+    refitting.close()
     sealer.close()
 
 

@@ -13,13 +13,15 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer import bootstrap
+from healer.adapters.postgres import unusual
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.features import PostgresFeatures
-from healer.adapters.postgres.models import PostgresModels
+from healer.adapters.postgres.models import ClassLook, PostgresModels, Version
 from healer.adapters.postgres.rows import cluster_names
-from healer.detection.features import NAMES, columns, definition
+from healer.detection.features import ALL_NAMES, definition
 from healer.detection.forest import Forest
-from healer.detection.training import KNOWN_LEAST, FeatureRow, Fitted, Model, TooLittle, Trained, train
+from healer.detection.side_by_side import side_by_side
+from healer.detection.training import FeatureRow, Fitted, Model, TooLittle, Trained, own_of, train, whole
 from healer.settings import Settings
 
 log = structlog.get_logger()
@@ -39,7 +41,8 @@ class ModelKeeper:
     """Reads, fits and writes on a thread of its own, so that neither the walk nor the tick waits for it."""
 
     def __init__(self, db: sa.Engine, cluster: str) -> None:
-        self._models, self._features = PostgresModels(db, cluster), PostgresFeatures(db, cluster)
+        self._db, self._models = db, PostgresModels(db, cluster)
+        self._features = PostgresFeatures(db, cluster)
         self._fitted: tuple[Fitted, ...] = ()
         self._rows: deque[FeatureRow] = deque(maxlen=WAITING_MAX)
 
@@ -61,13 +64,18 @@ class ModelKeeper:
                 return
 
     def _store(self) -> None:
+        """Rows as they were told, and how unusual their nodes are by the models in force."""
+        of_class = {(one.model.hardware, one.model.load): one for one in self._fitted}
         while self._rows:
-            self._features.put(self._rows.popleft())
+            row = self._rows.popleft()
+            self._features.put(row)
+            if (fitted := of_class.get((row.hardware, row.load))) is not None:
+                unusual.keep(self._db, side_by_side(fitted, row))
 
     def _look(self) -> None:
         known = {one.model.id: one for one in self._fitted}
         fitted: list[Fitted] = []
-        for model in self._models.newest():
+        for model in (one.model for one in self._models.in_force()):
             if not usable(model):
                 log.warning("a model of another version is not used: train again", model=model.id[:12])
                 continue
@@ -91,23 +99,29 @@ def forest(db: sa.Engine, cluster: str) -> Iterator[Forest]:
 
 def usable(model: Model) -> bool:
     """Whether this version makes the model's features as they were made for it."""
-    return all(name in NAMES for name in model.features) and definition(model.features) == model.definition
+    return (
+        all(name in ALL_NAMES for name in model.features) and definition(model.features) == model.definition
+    )
 
 
 # --- healer model ---
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in force, and its class now: of `scored` nodes `above` are above the threshold; `drift` is the
+    """A model, and its class now: of `scored` nodes `above` are above the threshold; `drift` is the
     share of the last day's scores above the 90 % quantile over the 10 % expected (None: nothing to score)."""
 
-    model: Model
+    version: Version
     usable: bool
     age_s: float
     scored: int
     above: int
     drift: float | None
     hint: str
+
+    @property
+    def model(self) -> Model:
+        return self.version.model
 
 
 class ModelDesk:
@@ -129,19 +143,29 @@ class ModelDesk:
         return made
 
     def save(self, trained: Trained, *, by: str, at: datetime) -> bool:
-        """False when this very model is in force already."""
-        return self._models.save(trained, by=by, at=at)
+        """False when this very model is kept already."""
+        return self._models.save(trained, by=by, at=at, why="trained by a person")
 
-    def find(self, start: str) -> list[Model]:
+    def use(self, model: Model, *, by: str, at: datetime, why: str) -> None:
+        self._models.use(model, by=by, at=at, why=why)
+
+    def find(self, start: str) -> list[Version]:
         return self._models.find(start)
 
-    def newest(self) -> list[Model]:
-        return self._models.newest()
+    def in_force(self) -> list[Version]:
+        return self._models.in_force()
 
-    def shown(self, models: Sequence[Model], now: datetime) -> list[Shown]:
-        return [self._shown(model, now) for model in models]
+    def versions(self) -> list[Version]:
+        return self._models.versions()
 
-    def _shown(self, model: Model, now: datetime) -> Shown:
+    def looks(self) -> list[ClassLook]:
+        return self._models.looks()
+
+    def shown(self, versions: Sequence[Version], now: datetime) -> list[Shown]:
+        return [self._shown(one, now) for one in versions]
+
+    def _shown(self, version: Version, now: datetime) -> Shown:
+        model = version.model
         scored = above = 0
         drift = None
         fits = usable(model)
@@ -155,7 +179,7 @@ class ModelDesk:
             if len(lately):
                 drift = float((lately > model.quantiles["0.9"]).mean() / 0.1)
         return Shown(
-            model=model,
+            version=version,
             usable=fits,
             age_s=(now - model.trained_at).total_seconds(),
             scored=scored,
@@ -166,12 +190,8 @@ class ModelDesk:
 
 
 def _scores(scorer: Fitted, row: FeatureRow) -> np.ndarray:
-    known = [name for name in scorer.model.features if name in row.features]
-    whole = np.full((len(row.nodes), len(NAMES)), np.nan, np.float32)
-    whole[:, columns(known)] = row.matrix[:, [row.features.index(name) for name in known]]
-    own = whole[:, columns(scorer.model.features)]
-    own = own[np.isfinite(own).mean(axis=1) >= KNOWN_LEAST]
-    return scorer.score(np.nan_to_num(own, nan=0.0)) if len(own) else np.zeros(0)
+    _, own = own_of(scorer.model, whole(row))
+    return scorer.score(own) if len(own) else np.zeros(0)
 
 
 def _hint(fits: bool, drift: float | None) -> str:
@@ -194,12 +214,12 @@ def desk(settings: Settings, cluster: str | None) -> Iterator[ModelDesk]:
     db = bootstrap.engine(settings, name="healer model", pool_size=2)
     try:
         with translated():
-            yield ModelDesk(db, cluster or settings.cluster or _only_cluster(db))
+            yield ModelDesk(db, cluster or settings.cluster or only_cluster(db))
     finally:
         db.dispose()
 
 
-def _only_cluster(db: sa.Engine) -> str:
+def only_cluster(db: sa.Engine) -> str:
     with db.connect() as conn:
         names = list(cluster_names(conn))
     if len(names) != 1:

@@ -22,6 +22,7 @@ from healer.adapters.recording_read import recordings
 from healer.bootstrap.replay import Span, compare, quiet, replayed_files
 from healer.model import Ruleset
 from healer.model.rehearsal import Opened, Rehearsal
+from healer.progress import share_of
 from healer.settings import Settings, guard_overrides, load, rules_folder
 
 #: A replay of 1,250 nodes takes about a tenth of it.
@@ -180,9 +181,7 @@ class _Progress:
         if os.getppid() != self._parent:
             sys.exit(1)
         self._told_at = now
-        whole = (self._ask.until - self._ask.since).total_seconds() or 1.0
-        share = (at - self._ask.since).total_seconds() / whole
-        self._tell((self._done + min(1.0, max(0.0, share))) / 2)
+        self._tell((self._done + share_of(at, (self._ask.since, self._ask.until))) / 2)
 
 
 def _tell(folder: Path, share: float) -> None:

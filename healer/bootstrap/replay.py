@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from healer.adapters.recording_read import chosen, kind_of, lines_of
+from healer.adapters.recording_read import chosen, ends_of, kind_of, lines_of
 from healer.model import Ruleset
 from healer.sim.compare import compare, differs
 from healer.sim.recording import Entry, Source, merged, read
@@ -17,7 +17,16 @@ from healer.sim.replay import cluster_of, replay
 from healer.sim.report import since as report_since
 from healer.sim.sample_routes import SAMPLES
 
-__all__ = ["Span", "compare", "differs", "entries_of", "quiet", "replayed", "replayed_files"]
+__all__ = [
+    "Span",
+    "compare",
+    "differs",
+    "entries_of",
+    "quiet",
+    "replayed",
+    "replayed_files",
+    "span_of",
+]
 
 #: Told of the moment that the replay has come to, every so many entries.
 Progress = Callable[[datetime], None]
@@ -60,6 +69,17 @@ def replayed_files(
     if since is None or span is None:
         return told, span
     return report_since(told, since), msgspec.structs.replace(span, since=max(span.since, since))
+
+
+def span_of(
+    paths: Sequence[Path], since: datetime | None, until: datetime | None
+) -> tuple[datetime, datetime] | None:
+    """From when to when these will be replayed, as far as that can be told without reading them."""
+    ends = [one for path in chosen(paths, since, until) if (one := ends_of(path)) is not None]
+    if not ends:
+        return None
+    last = max(last for _, last in ends)
+    return min(first for first, _ in ends), min(last, until) if until is not None else last
 
 
 def entries_of(

@@ -7,11 +7,13 @@ import sqlalchemy as sa
 
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.fleet_figures import PostgresFleetFigures
 from healer.adapters.postgres.forecasts import PostgresTrends
 from healer.adapters.postgres.lemons import PostgresLemons
 from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.decisions.remarks import remark_in
+from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
 from healer.detection.tick import Senses
@@ -38,6 +40,7 @@ def senses_loop(
 ) -> SensesLoop:
     """Fresh senses read the store anew: what a failure left half taken in is not kept."""
     book, past = PostgresColumns(db), PostgresLemons(db, cluster)
+    measured = PostgresFleetFigures(db, cluster)
     reader: list[PostgresSamples] = []
 
     def make(now_in_force: Ruleset) -> tuple[Senses, Samples]:
@@ -46,7 +49,8 @@ def senses_loop(
         reader.append(PostgresSamples(db, cluster))
         marks = JobMarks(own=lambda job: remark_in(job.admin_comment).off)
         lemons = Lemons(cluster, marks, past.pasts, past.keep)
-        return Senses(cluster, now_in_force, book, forest, lemons), reader[0]
+        figures = FleetFigures(cluster, measured.read, measured.keep)
+        return Senses(cluster, now_in_force, book, forest, lemons, figures), reader[0]
 
     def prove() -> str:
         return "" if rules.prove() else rules.problem

@@ -1,5 +1,7 @@
 """What `healer doctor` tells of the way to nodes themselves: one node of each cluster is asked who it is."""
 
+from collections.abc import Sequence
+
 from healer import bootstrap
 from healer.bootstrap.slurm_check import Look
 from healer.model import SlurmNode
@@ -38,7 +40,7 @@ def _of_cluster(settings: Settings) -> Look:
     return _asked(settings, node)
 
 
-def chosen(nodes: list[SlurmNode]) -> str | None:
+def chosen(nodes: Sequence[SlurmNode]) -> str | None:
     """One that Slurm reaches, as the first by name: the same at each look."""
     return min((one.name for one in nodes if one.responding), default=None)
 

@@ -1,10 +1,11 @@
 """`healer replay`: what would have been done with recorded signals, beside other rules or what was done."""
 
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 SHIPPED, DONE = "shipped", "done"
 KINDS = ("new-actions", "lost", "any")
+#: Progress is told so often, on standard error: where a person watches, and where it becomes a log.
+TOLD_S, TOLD_TO_A_LOG_S = 5.0, 60.0
 #: The exit status where --fail-on found what it asks for; 1 is an error.
 DIFFERS = 3
 
@@ -52,15 +55,16 @@ def replay(  # noqa: PLR0917 - options of a command
     now = datetime.now(UTC)
     begin, end = _moment(since, now, "--since"), _moment(until, now, "--until")
     run.quiet()
-    judged, span = _played(recordings, _ruled(rules or rules_folder(settings), settings), begin, end, samples)
-    if against is None:
-        _out(judged, as_json, print_document)
-        return
-    if against == DONE:
+    own, what = rules or rules_folder(settings), _What(tuple(recordings), begin, end, samples)
+    if against is None or against == DONE:
+        judged, span = _played(own, settings, what)
+        if against is None:
+            _out(judged, as_json, print_document)
+            return
         compared = _done(span)
     else:
         folder = shipped_rules() if against == SHIPPED else Path(against)
-        compared, _ = _played(recordings, _ruled(folder, settings), begin, end, samples)
+        judged, compared, span = _beside(own, folder, settings, what)
     found = run.compare(compared, judged)
     _out({"against": against, "span": span, **found}, as_json, print_comparison)
     if fail_on is not None and run.differs(found, fail_on):
@@ -81,20 +85,83 @@ def _ruled(folder: Path, settings: Settings) -> "Ruleset":
         raise Failed(str(error)) from error
 
 
+class _What(NamedTuple):
+    """What is replayed."""
+
+    recordings: tuple[Path, ...]
+    since: datetime | None
+    until: datetime | None
+    samples: bool
+
+    @property
+    def is_stdin(self) -> bool:
+        return self.recordings == (Path("-"),)
+
+
+def _beside(
+    own: Path, other: Path, settings: Settings, what: _What
+) -> tuple[dict[str, Any], dict[str, Any], "Span | None"]:
+    """Both replays at once, each in a process of its own: neither knows of the other."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    if what.is_stdin:
+        raise typer.BadParameter(
+            "standard input can be replayed once only: give a file", param_hint="--against"
+        )
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        compared = processes.submit(_played_apart, other, what)
+        judged, span = _played(own, settings, what)
+        return judged, compared.result()[0], span
+
+
+def _played_apart(folder: Path, what: _What) -> tuple[dict[str, Any], "Span | None"]:
+    from healer.bootstrap import replay as run
+
+    run.quiet()
+    return _played(folder, load(), what, tells=False)
+
+
 def _played(
-    recordings: list[Path], rules: "Ruleset", since: datetime | None, until: datetime | None, samples: bool
+    folder: Path, settings: Settings, what: _What, *, tells: bool = True
 ) -> tuple[dict[str, Any], "Span | None"]:
     from healer.bootstrap import replay as run
 
+    rules = _ruled(folder, settings)
+    recordings, since, until, samples = what
     names = ", ".join(map(str, recordings))
     try:
-        if recordings == [Path("-")]:
+        if what.is_stdin:
             return run.replayed(rules, sys.stdin)
-        return run.replayed_files(rules, recordings, since=since, until=until, samples=samples)
+        progress = _progress(run.span_of(recordings, since, until)) if tells else lambda _: None
+        return run.replayed_files(
+            rules, recordings, since=since, until=until, samples=samples, progress=progress
+        )
     except OSError as error:
         raise Failed(f"{error.filename or names} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise Failed(f"{names}, {error}") from error
+
+
+def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], None]:
+    """Told every few seconds, to people who watch: never on standard output."""
+    from healer.console.words import span as words
+    from healer.progress import Pace, share_of
+
+    pace, told_s = Pace(), time.monotonic()
+    every_s = TOLD_S if sys.stderr.isatty() else TOLD_TO_A_LOG_S
+
+    def tell(at: datetime) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if span is None or now_s - told_s < every_s:
+            return
+        told_s, share = now_s, share_of(at, span)
+        left_s = pace.left_s(share, now_s)
+        left = "" if left_s is None else f", about {words(round(left_s))} left"
+        print(f"replay: {share:.0%}{left}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _done(span: "Span | None") -> dict[str, Any]:

@@ -15,6 +15,11 @@ from healer.hostlist import expand
 if TYPE_CHECKING:
     from healer.client import Client
 
+RESTART: Any = typer.Option(
+    [],
+    metavar="JOB",
+    help="Agree to the restart of this job on the node, of this life of it if JOB:RESTARTS; repeat for more.",
+)
 RUN: Any = typer.Argument(metavar="RUN", help="The run's id.")
 
 
@@ -79,6 +84,7 @@ def run(
     incident: str | None = typer.Option(None, help="The incident it belongs to."),
     reason: str = typer.Option("", "--reason", help="Why: it stands in the audit. Needed unless --dry-run."),
     given: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="What the playbook takes."),
+    restart: list[str] = RESTART,
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Show the plan and what the guards say; do nothing."
     ),
@@ -92,6 +98,8 @@ def run(
     body: dict[str, Any] = {name: value for name, value in asked.items() if value}
     if given:
         body["inputs"] = dict(_named(one) for one in given)
+    if restart:
+        body["restart"] = restart
     if dry_run:
         body["dry_run"] = True
     nodes = _nodes(node)
@@ -168,13 +176,25 @@ def _show_plan(plan: dict[str, Any]) -> None:
             "would hit: "
             + ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in plan["jobs_hit"])
         )
+    for one in plan["restarts"]:
+        typer.echo(_offer(one))
     rows = [(one["guard"], one["kind"], one["used"], one["limit"], one["why"]) for one in plan["answers"]]
     print_table(("GUARD", "SAYS", "USED", "LIMIT", ""), rows)
 
 
-def approve(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
+def _offer(one: dict[str, Any]) -> str:
+    """A job that the run would wait for, and what the word would be that restarts it."""
+    job = f"job {one['job']} {one['user']}".strip()
+    if not one["possible"]:
+        return f"waits for {job}, which cannot be restarted: {one['why']}"
+    return f"waits for {job}; --restart {one['job']}:{one['restarts']} restarts it with the run"
+
+
+def approve(
+    run_id: str = RUN, reason: str = REASON, restart: list[str] = RESTART, json: bool = AS_JSON
+) -> None:
     """Approve a run."""
-    _on_run(run_id, "approve", {"reason": reason}, json)
+    _on_run(run_id, "approve", {"reason": reason} | ({"restart": restart} if restart else {}), json)
 
 
 def reject(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from healer.console import words
 from healer.console.pages import PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
 from healer.console.reads import IncidentQuery, JobHistory, RunQuery, Standing
-from healer.console.views import heat, incident, node, rules, runs, signals
+from healer.console.views import heat, incident, node, rules, runs, signals, unusual
 from healer.console.views.buttons import node_buttons
 from healer.console.views.job import WINDOW, checkpoint_steps, facts, job_view
 from healer.detection.alerts import firing
@@ -73,6 +73,8 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                 "going_on": pages.reads.node_context(cluster, name),
                 "lemon": pages.reads.lemon(cluster, name),
                 "lemon_limit": LIMIT,
+                "unusual": unusual.table(pages.reads.unusual(cluster, name)),
+                "fleet_figures": pages.reads.fleet_figures(cluster, name),
                 "incidents": [incident.incident_row(one, asking, now) for one in past.items],
                 "runs": [runs.run_row(run, now) for run in ran.items],
                 "buttons": node_buttons(

@@ -35,6 +35,7 @@ from healer.model import (
     Message,
     Mode,
     NodeContext,
+    NodeStanding,
     Observation,
     Pause,
     Reference,
@@ -55,6 +56,7 @@ from healer.model import (
 from healer.model.incident import bad_nodes
 from healer.model.recordings import Recordings
 from healer.model.rehearsal import Outcomes, Rehearsal
+from healer.model.unusual import Unusual
 
 if TYPE_CHECKING:
     from healer.model.samples import Report, StepBatch
@@ -415,6 +417,15 @@ class ConsoleReads(Protocol):
 
     def lemon(self, cluster: str, node: str) -> LemonScore | None:
         """How much the node fails again and again; None: not at all."""
+        ...
+
+    def unusual(self, cluster: str, node: str) -> Unusual | None:
+        """How the node stands among its class in each way of looking at its features; None: no model, or
+        nothing measured in the last day."""
+        ...
+
+    def fleet_figures(self, cluster: str, node: str) -> NodeStanding | None:
+        """What its tests measured beside its model's other nodes, as the detector compared last."""
         ...
 
     def references(self, cluster: str) -> list[Reference]:

@@ -1,6 +1,16 @@
 """Incident -> decision, and the one gate for all that takes capacity away."""
 
-from healer.decisions.ask import adopts, beginning, decision_of, first_verb, new_run, proposal_of
+from healer.decisions.ask import (
+    adopts,
+    beginning,
+    decision_of,
+    first_verb,
+    new_run,
+    proposal_of,
+    restart_asked,
+    restart_refused,
+    with_restarts,
+)
 from healer.decisions.breaker import (
     after_news,
     canary_ended,
@@ -32,7 +42,14 @@ from healer.decisions.permit import (
 )
 from healer.decisions.places import settings_of
 from healer.decisions.remarks import kept_off, take_backs
-from healer.decisions.slots import holds_slot, is_untouched, rides_on_slot, slot_later, stands_beside
+from healer.decisions.slots import (
+    holds_slot,
+    is_untouched,
+    rides_on_slot,
+    slot_later,
+    stands_beside,
+    takes_nothing,
+)
 
 __all__ = [
     "ASKED",
@@ -67,6 +84,8 @@ __all__ = [
     "proposal_of",
     "releases",
     "reset",
+    "restart_asked",
+    "restart_refused",
     "rides_on_slot",
     "run_state_of",
     "settings_of",
@@ -76,4 +95,6 @@ __all__ = [
     "storm_roots",
     "take_backs",
     "takes_canary",
+    "takes_nothing",
+    "with_restarts",
 ]

@@ -1,11 +1,12 @@
 """The proposal that a run puts before the gate, and the decision that comes of it."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from hashlib import sha256
 
 import msgspec
 
-from healer.decisions.gate import JudgeResult
+from healer.decisions.gate import JudgeResult, judge
 from healer.decisions.slots import looks_first
 from healer.incidents.senses import ended_work
 from healer.model import (
@@ -14,11 +15,14 @@ from healer.model import (
     REMOVING_VERBS,
     RESTARTING_VERBS,
     Decision,
+    GateFacts,
     Incident,
     Mode,
+    Outcome,
     Playbook,
     Proposal,
     Remedy,
+    Ruleset,
     Run,
     RunState,
     Verb,
@@ -45,6 +49,8 @@ def proposal_of(
     restarts: int | None = None,
 ) -> Proposal:
     """`job` is one of several that a step works on; else it is the run's own."""
+    life = run.input.get("restart", {}).get(job)
+    agreed = life is not None and restarts in (None, life)
     return Proposal(
         cluster=run.cluster,
         verb=verb,
@@ -60,8 +66,32 @@ def proposal_of(
         fatal=incident is not None and ended_work(incident),
         by=None if run.by == "healer" else run.by,
         approved_by=run.approved_by,
+        agreed_by=run.input["restart_by"] if agreed else None,
         restarts=restarts if restarts is not None else run.input.get("restarts"),
     )
+
+
+def with_restarts(run: Run, jobs: Mapping[str, int], by: str) -> Run:
+    """The run with what `by` agreed to: the restart of these jobs in these lives."""
+    if not jobs:
+        return run
+    told = {**run.input, "restart": {**run.input.get("restart", {}), **jobs}, "restart_by": by}
+    return msgspec.structs.replace(run, input=told)
+
+
+def restart_asked(run: Run, job: str, incident: Incident | None) -> Proposal:
+    """What the gate is asked about a job whose restart was agreed to with the run."""
+    return proposal_of(run, Verb.requeue, incident, job=job, restarts=run.input["restart"][job])
+
+
+def restart_refused(
+    run: Run, incident: Incident | None, facts: GateFacts, rules: Ruleset, now: datetime
+) -> JudgeResult | None:
+    """What the gate refuses now of the restarts that were agreed to with the run."""
+    verdicts = (
+        judge(restart_asked(run, job, incident), facts, rules, now) for job in run.input.get("restart", {})
+    )
+    return next((one for one in verdicts if one.outcome is Outcome.refused), None)
 
 
 def beginning(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:

@@ -1,7 +1,7 @@
 """Caps that are set so that they can never hold anything, or always would: told before anybody relies on
 them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import msgspec
@@ -48,7 +48,7 @@ def odd_bounds(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Bound]:
     ]
 
 
-def _of_fleet(settings: GuardSettings, fleet: list[SlurmNode]) -> Iterator[Bound]:
+def _of_fleet(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
     n = len(fleet)
     most, hourly = slots_limit(settings, n), hourly_limit(settings, n)
     if most >= n:
@@ -61,7 +61,7 @@ def _of_fleet(settings: GuardSettings, fleet: list[SlurmNode]) -> Iterator[Bound
 
 
 def _floor(
-    settings: GuardSettings, fleet: list[SlurmNode], facts: GateFacts, rules: Ruleset, now: datetime
+    settings: GuardSettings, fleet: Sequence[SlurmNode], facts: GateFacts, rules: Ruleset, now: datetime
 ) -> Iterator[Bound]:
     n, least = len(fleet), floor_limit(settings, len(fleet))
     standing = n - len(out_of_service(facts, rules, now))
@@ -90,7 +90,7 @@ def _of_places(
             yield _never(Guard.partition, f"all {size} nodes of {name} may be out at once", "partition_share")
 
 
-def _of_repeats(settings: GuardSettings, fleet: list[SlurmNode]) -> Iterator[Bound]:
+def _of_repeats(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
     for guard, setting in ((Guard.requeue_cap, "requeues_per_job"), (Guard.reboot_cap, "reboots_per_node")):
         if getattr(settings, setting) == 0:
             text = f"{setting} is 0: it refuses everything"
@@ -105,7 +105,7 @@ def _of_repeats(settings: GuardSettings, fleet: list[SlurmNode]) -> Iterator[Bou
         yield Bound(guard=Guard.protected, always=True, text="every node is protected", setting="protected")
 
 
-def _of_sweeps(settings: GuardSettings, fleet: list[SlurmNode]) -> Iterator[Bound]:
+def _of_sweeps(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
     most = limit_of(settings, len(fleet))
     if settings.sweep.scheduled and most >= len(fleet):
         text = f"{most} of {len(fleet)} nodes may be in sweep at once"

@@ -14,12 +14,12 @@ import math
 from collections.abc import Collection
 from datetime import datetime, timedelta
 from fractions import Fraction
+from functools import lru_cache
 
 from healer.decisions.answers import allow, at, hold
 from healer.decisions.fleet import fleet_of, nodes_at
-from healer.decisions.guards import recent, unknown_node
+from healer.decisions.guards import unknown_node
 from healer.decisions.places import (
-    active_slot_nodes,
     may_be_planned,
     node_of,
     place_of,
@@ -45,6 +45,7 @@ from healer.model.reserved import is_our_reservation
 HOUR = timedelta(hours=1)
 
 
+@lru_cache(maxsize=256)
 def _part(share: float, nodes: int) -> Fraction:
     """share * nodes as written in decimal: 0.07 * 100 is 7, not 7.000000000000001."""
     return Fraction(str(share)) * nodes
@@ -82,7 +83,7 @@ def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset
         return frozenset()
     fleet = fleet_of(snapshot)
     ours = (one for one in snapshot.reservations.values() if is_our_reservation(one))
-    taken = {slot.node for slot in facts.slots}.union(*(one.nodes for one in ours))
+    taken = set(facts.held).union(*(one.nodes for one in ours))
     gone = fleet.out | (fleet.names & taken)
     # Where the site lists none, only what Slurm itself shows so can be planned.
     perhaps = gone if may_be_planned(rules, facts.cluster) else gone & fleet.planned
@@ -109,16 +110,17 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
             there = fleet.in_partition(name)
             theirs = _floor_of(f" of partition {name}", there, gone, node, own)
             answer = theirs if theirs.kind is AnswerKind.hold else answer
-    return _unless_another_first(answer, proposal, facts, fleet.names - gone)
+    return _unless_another_first(answer, proposal, facts, fleet.names, gone)
 
 
 def _unless_another_first(
-    answer: Answer, proposal: Proposal, facts: GateFacts, standing: Collection[str]
+    answer: Answer, proposal: Proposal, facts: GateFacts, names: frozenset[str], gone: frozenset[str]
 ) -> Answer:
     """The floor has room for this node, but not for those too that wait for it and go first."""
-    if answer.kind is AnswerKind.hold or proposal.node not in standing:
+    stands = proposal.node in names and proposal.node not in gone
+    if answer.kind is AnswerKind.hold or not stands or not facts.waiting:
         return answer
-    before = more_urgent(Guard.floor, proposal, facts, standing)
+    before = more_urgent(Guard.floor, proposal, facts, names - gone)
     if not before or (answer.used or 0) - 1 - len(before) >= (answer.limit or 0):
         return answer
     why = f"{answer.why} {_goes_before(before)}."
@@ -128,7 +130,7 @@ def _unless_another_first(
 def _floor_of(
     where: str, nodes: frozenset[str], gone: frozenset[str], node: SlurmNode, settings: GuardSettings
 ) -> Answer:
-    standing = len(nodes - gone)
+    standing = len(nodes) - len(nodes & gone)
     limit = floor_limit(settings, len(nodes))
     figures = f"{standing} of {len(nodes)} nodes{where} in service, the floor is {limit}"
     if node.name in gone:
@@ -145,7 +147,7 @@ def slots(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     if facts.snapshot is None:
         return unknown_node(Guard.slots, proposal, facts)
     limit = slots_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
-    used = len(active_slot_nodes(facts, but=proposal.node))
+    used = len(facts.counted) - (proposal.node in facts.counted)
     return _cap(Guard.slots, proposal, facts, used=used, limit=limit, what="slots")
 
 
@@ -154,7 +156,7 @@ def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     if facts.snapshot is None:
         return unknown_node(Guard.hourly, proposal, facts)
     limit = hourly_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
-    granted = recent(list(facts.granted), now, HOUR)
+    granted = facts.granted_since(now - HOUR)
     frees_at = granted[len(granted) - limit] + HOUR if len(granted) >= limit else None
     what = "slots of this hour"
     return _cap(Guard.hourly, proposal, facts, used=len(granted), limit=limit, what=what, frees_at=frees_at)
@@ -203,7 +205,8 @@ def _nearest(answers: list[Answer]) -> Answer:
 def _place(
     guard: Guard, proposal: Proposal, facts: GateFacts, *, name: str, there: frozenset[str], limit: int
 ) -> Answer:
-    used = len(active_slot_nodes(facts, but=proposal.node) & there)
+    counted = facts.counted & there
+    used = len(counted) - (proposal.node in counted)
     what = f"slots in {name} ({len(there)} nodes)"
     return _cap(guard, proposal, facts, used=used, limit=limit, what=what, where=there)
 
@@ -261,7 +264,7 @@ def more_urgent(
     """
     if proposal.urgency is None or proposal.by is not None or proposal.unusable:
         return []
-    taken = {slot.node for slot in facts.slots} | {proposal.node}
+    taken = {*facts.held, proposal.node}
     return [
         one
         for one in facts.waiting

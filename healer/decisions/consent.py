@@ -55,6 +55,8 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     if proposal.node is None and proposal.approved_by is not None:
         # A run on a job: what was approved is this very restart. One on a node says nothing of its jobs.
         return allow(Guard.consent, f"{proposal.approved_by} approved it for job {job.id}.")
+    if proposal.agreed_by is not None:
+        return allow(Guard.consent, f"{proposal.agreed_by} agreed to it for job {job.id}.")
     if job.no_kill:
         why = f"Job {job.id} runs with --no-kill: it goes on with its other nodes, and is not restarted."
         return refuse(Guard.consent, why)
@@ -93,7 +95,7 @@ def _unseen(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
     unseen = f"Slurm's picture of {at(taken_at)} does not show job {proposal.job}"
     if proposal.by is not None:
         return allow(Guard.consent, f"{unseen}; {proposal.by} asks for it.")
-    slot = next((slot for slot in facts.slots if slot.node == proposal.node), None)
+    slot = facts.held.get(proposal.node or "")
     if slot is not None and taken_at < (slot.drained_at or slot.granted_at) + CLOCKS_DIFFER:
         return hold(Guard.consent, f"{unseen}, and may be older than the job: the next one will tell.")
     return refuse(Guard.consent, f"{unseen}: it ended, or nobody can tell that it agreed.")

@@ -167,7 +167,7 @@ def out_by_us(node: str, facts: GateFacts) -> str | None:
         return f"{node} is out of service already: {shown.reason}."
     if shown and shown.drain:
         return None  # somebody has replaced our reason since: ownership says whose it is
-    slot = next((slot for slot in facts.slots if slot.node == node), None)
+    slot = facts.held.get(node)
     if slot is None:
         return None
     return f"{node} is being taken out already by run {slot.run}."
@@ -183,7 +183,8 @@ def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
         return False
     if f" inc:{incident.short_id}" in shown.reason or (kept and kept.name == reservation_for(incident.id)):
         return False  # taken out for this very incident
-    return any(slot.node == shown.name and slot.incident == incident.id for slot in facts.slots)
+    slot = facts.held.get(shown.name)
+    return slot is not None and slot.incident == incident.id
 
 
 def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
@@ -198,7 +199,7 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
     shown = facts.snapshot.nodes.get(incident.root.node or "")
     if shown is None or not (shown.drain and is_ours(shown.reason)):
         return False
-    slot = next((slot for slot in facts.slots if slot.node == shown.name), None)
+    slot = facts.held.get(shown.name)
     if slot is not None and slot.incident == incident.id:
         return False
     alive = {

@@ -6,7 +6,7 @@ from datetime import datetime
 import msgspec
 
 from healer.decisions import capacity, consent, guards, history
-from healer.decisions.places import active_slot_nodes, place_of, settings_of
+from healer.decisions.places import place_of, settings_of
 from healer.decisions.promises import reserved
 from healer.decisions.sweeps import sweep
 from healer.model import (
@@ -90,6 +90,8 @@ _SWEEP = frozenset(
         Guard.cooldown, Guard.sweep,
     }
 )  # fmt: skip
+#: That nodes of a job are tested by halves once it has ended. Each node is asked about as one of a sweep.
+_BISECT = frozenset({Guard.pause, Guard.stale, Guard.breaker, Guard.cooldown, Guard.mode, Guard.approval})
 #: Something is read on a node.
 _LOOK = frozenset({Guard.pause, Guard.protected, Guard.mode, Guard.approval})
 _TOUCH_JOB = frozenset({Guard.pause, Guard.stale, Guard.mode, Guard.approval})
@@ -116,6 +118,7 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.site_command: _TOUCH_EMPTY,
     Verb.collect: _LOOK,
     Verb.sweep: _SWEEP,
+    Verb.bisect: _BISECT,
     Verb.release: _TOUCH_JOB,
     Verb.exclude: _TOUCH_JOB,
     Verb.ticket: _TELL,
@@ -181,7 +184,7 @@ def after(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> Gate
     changed: dict[str, object] = {}
     if proposal.verb in SLOT_VERBS and proposal.node:
         changed["running"] = {**facts.running, proposal.node: run}
-        if not proposal.begins and all(slot.node != proposal.node for slot in facts.slots):
+        if not proposal.begins and proposal.node not in facts.held:
             slot = Slot(
                 cluster=proposal.cluster,
                 node=proposal.node,
@@ -235,9 +238,9 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
     settings = settings_of(rules, facts.cluster)
     fleet = facts.snapshot.gpu_nodes
     count = len(fleet)
-    ours = active_slot_nodes(facts)
+    ours = facts.counted
     standing = count - len(capacity.out_of_service(facts, rules, now))
-    granted = guards.recent(list(facts.granted), now, capacity.HOUR)
+    granted = facts.granted_since(now - capacity.HOUR)
     figures = (
         (Guard.slots, len(ours), capacity.slots_limit(settings, count)),
         (Guard.hourly, len(granted), capacity.hourly_limit(settings, count)),

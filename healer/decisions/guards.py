@@ -150,7 +150,7 @@ def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
         return allow(Guard.ownership, f"healer drained {node.name}.")
     if not node.held and (kept := our_reservation(facts.snapshot, node.name)):
         return allow(Guard.ownership, f"{node.name} is out for healer's tests ({kept.name}).")
-    slot = next((slot for slot in facts.slots if slot.node == node.name), None)
+    slot = facts.held.get(node.name)
     if not node.held and slot is not None:
         # Slurm's picture may be older than our drain; the step itself reads the node again before it acts.
         return allow(Guard.ownership, f"healer holds {node.name} (run {slot.run}).")

@@ -56,7 +56,8 @@ def permit_of(
         return f"a {ask.hook} is never asked to fail"
     if not isolates(incident, ask.node):
         return f"incident {incident.short_id} does not isolate {ask.node}"
-    if not any((slot.node, slot.run) == (ask.node, run.id) for slot in facts.slots):
+    slot = facts.held.get(ask.node)
+    if slot is None or slot.run != run.id:
         return f"run {run.id} does not hold {ask.node}"
     if run.shadow or run.state not in {RunState.running, RunState.waiting}:
         return f"run {run.id} is {run.state}"

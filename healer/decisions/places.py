@@ -122,11 +122,6 @@ def planned_window(
     return None
 
 
-def active_slot_nodes(facts: GateFacts, *, but: str | None = None) -> set[str]:
-    """Nodes whose slot counts against the caps: those granted by law 2 do not."""
-    return {slot.node for slot in facts.slots if not slot.unusable and slot.node != but}
-
-
 def rides(proposal: Proposal, facts: GateFacts) -> bool:
     """The node has its slot already, so this step takes nothing more."""
-    return proposal.ride or any(slot.node == proposal.node for slot in facts.slots)
+    return proposal.ride or proposal.node in facts.held

@@ -10,7 +10,9 @@ from healer.model import REMOVING_VERBS, RESTARTING_VERBS, GateFacts, Playbook, 
 
 #: They take nothing from a node: nobody else's work on it is in their way, nor they in its. A command of the
 #: site that takes capacity stands behind a drain.
-_TAKES_NOTHING = frozenset({None, Verb.collect, Verb.sweep, Verb.site_command, Verb.ticket, Verb.notify})
+_TAKES_NOTHING = frozenset(
+    {None, Verb.collect, Verb.sweep, Verb.bisect, Verb.site_command, Verb.ticket, Verb.notify}
+)
 
 #: Looks that are over at once, and may end the run.
 _BRIEF = frozenset({"still_silent"})
@@ -33,21 +35,25 @@ def looks_first(verb: Verb, playbook: Playbook | None) -> bool:
 
 def stands_beside(playbook: Playbook | None) -> bool:
     """The playbook takes nothing: its run goes on beside the one that works on the node, and ends none."""
-    if playbook is None or playbook.target != "node":
-        return False
+    return playbook is not None and playbook.target == "node" and takes_nothing(playbook)
+
+
+def takes_nothing(playbook: Playbook) -> bool:
+    """From no node and no job."""
     return all(step.do in _TAKES_NOTHING for step in playbook.steps)
 
 
 def holds_slot(facts: GateFacts, run: Run) -> bool:
     """The node's slot was granted to this very run."""
-    return any(slot.node == run.node and slot.run == run.id for slot in facts.slots)
+    slot = facts.held.get(run.node or "")
+    return slot is not None and slot.run == run.id
 
 
 def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
     """What this run takes was granted as it began, or since. A slot that was given back is asked for anew."""
     if holds_slot(facts, run) or not any(step.do in SLOT_VERBS for step in playbook.steps):
         return True
-    return not slot_later(playbook) and any(slot.node == run.node for slot in facts.slots)
+    return not slot_later(playbook) and run.node in facts.held
 
 
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:

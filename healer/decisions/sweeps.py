@@ -63,7 +63,7 @@ def limit_of(settings: GuardSettings, nodes: int) -> int:
 
 def sweeping(rules: Ruleset) -> list[str]:
     """Playbooks with a sweep in them."""
-    return [name for name, one in rules.playbooks.items() if any(step.do is Verb.sweep for step in one.steps)]
+    return list(rules.sweeping)
 
 
 def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -87,7 +87,7 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     figures = f"{others} of {limit} nodes in sweep"
     if proposal.granted:
         return allow(Guard.sweep, f"Nobody wants {node.name}; {figures} beside it.", limit=limit, used=others)
-    if others >= limit:
+    if others >= limit and not proposal.suspect:  # these very nodes are asked for
         return hold(Guard.sweep, f"{figures}.", limit=limit, used=others)
     # That its turn has come was asked when its run began, which has counted as tried since.
     begun = known.running.get(node.name, "") == proposal.run
@@ -112,7 +112,7 @@ def _unfit(node: SlurmNode, proposal: Proposal, facts: GateFacts, known: Sweeps,
         return None
     if node.status is not NodeStatus.idle or facts.snapshot is None or facts.snapshot.jobs_on(name):
         return f"{name} is {node.status}: idle nodes alone are swept."
-    if ailing is not None:
+    if ailing is not None and not (proposal.suspect and ailing is not FaultClass.fatal):
         return f"A {ailing} fault is open on {name}: it is tested for that."
     if (run := facts.running.get(name)) is not None:
         return f"Run {run} works on {name}."

@@ -7,15 +7,17 @@ in all (Theil-Sen). Where ranks tell their work, compute per work is looked at i
 longer sequences or larger batches are no creeping.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from healer.detection.outlook import slope_of
+from healer.detection.ragged import medians_of
 from healer.detection.streams import WARM_UP
 from healer.model import Component, Evidence, FaultClass, Finding, Sense, Sensed, SlurmSnapshot
 from healer.observations.steps import JobSteps, StepTimes
@@ -128,16 +130,18 @@ class _Watch:
     cleared: datetime | None = None
     due: bool = False
 
-    def follow(self, now: datetime) -> None:
+    def begin(self, now: datetime) -> Iterator[tuple[float, NDArray[np.float32]]]:
+        """Steps that are new: when each ended, s since 1970, and what its ranks told of it."""
+        told = self.job.compute if self.with_work else self.job.step_s
         for step in self.job.ready(self.done, now):
-            row = self.job.row(step)
-            self.done = step
-            if row is None:
-                continue
-            values = (self.job.compute if self.with_work else self.job.step_s)[row]
-            known = values[np.isfinite(values)]
-            if len(known) and self.life.step(float(self.job.at[row]), float(np.median(known))):
-                self._judge(now)
+            row, self.done = self.job.row(step), step
+            if row is not None:
+                yield float(self.job.at[row]), told[row]
+
+    def take(self, at_s: float, seconds: float, now: datetime) -> None:
+        """`seconds`: the median over its ranks, NaN where none told."""
+        if not np.isnan(seconds) and self.life.step(at_s, seconds):
+            self._judge(now)
 
     def _judge(self, now: datetime) -> None:
         found = self.life.slower()
@@ -162,9 +166,14 @@ class Creep:
         jobs = {(one.job, one.restart): one for one in steps.jobs()}
         self._watched = {key: one for key, one in self._watched.items() if key in jobs}
         findings, clear = [], {}
-        for key, job in jobs.items():
-            watch = self._watch(key, job)
-            watch.follow(now)
+        watches = {key: self._watch(key, job) for key, job in jobs.items()}
+        told = [(watch, *step) for watch in watches.values() for step in watch.begin(now)]
+        for (watch, at_s, _), seconds in zip(
+            told, medians_of([one[2] for one in told]).tolist(), strict=True
+        ):
+            watch.take(at_s, seconds, now)
+        for key, watch in watches.items():
+            job = jobs[key]
             where = Component(cluster=job.cluster, job=job.job)
             shown = slurm.jobs.get(job.job) if slurm is not None else None
             if shown is None or not shown.active:

@@ -17,7 +17,7 @@ def findings(picture: Picture, now: datetime) -> list[Finding]:
         return []
     return [
         _finding(picture.cluster, node, fault, now)
-        for node in picture.slurm.nodes.values()
+        for node in picture.slurm.odd_nodes
         if (fault := fault_of(node, picture.slurm)) is not None
     ]
 

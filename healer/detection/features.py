@@ -88,7 +88,18 @@ FEATURES = (
     _f("node power", "node_power_w", "mean", "log", 0.05),
 )
 NAMES = tuple(feature.name for feature in FEATURES)
-_PLACES = {name: index for index, name in enumerate(NAMES)}
+#: What a job decides, and no hardware: how much memory it holds, how busy the host is.
+OF_THE_JOB = frozenset({"device memory used", "host load", "host memory left", "gpu use, mean"})
+#: Features of which a node has a past of its own worth comparing with, and where they stand among all.
+OWN_NAMES = tuple(name for name in NAMES if name not in OF_THE_JOB)
+OWN_COLUMNS = np.array([NAMES.index(name) for name in OWN_NAMES])
+#: The same against the node's own past (`own_past.py`): they follow the others in a matrix of all. Weight of
+#: the newest sample there: what is smoothed follows a step to 63 % in 7.5 minutes, since a mild fault moves a
+#: node by less than it moves from one minute to the next.
+OWN_WEIGHT = 1 / 15
+OWN_MARK = "; own past"
+ALL_NAMES = (*NAMES, *(name + OWN_MARK for name in OWN_NAMES))
+_PLACES = {name: index for index, name in enumerate(ALL_NAMES)}
 
 Floats = NDArray[np.float32]
 
@@ -140,7 +151,7 @@ class NodeFeatures:
 
     def told(self, feature: str, row: int) -> tuple[float, float]:
         """What a node's feature was in the last sample, and the median of its peers: in words for people."""
-        index = _PLACES[feature]
+        index = _PLACES[feature.removesuffix(OWN_MARK)]
         return float(self._values[index, row]), float(self._peers[index, row])
 
     def _grow(self, n: int) -> None:
@@ -259,7 +270,8 @@ def _slurm(telemetry: Telemetry, name: str, now: datetime) -> NDArray[np.float64
 
 def definition(features: Sequence[str]) -> str:
     """A hash of how these features are made: a model knows nothing of features made otherwise."""
-    made = repr([FEATURES[index] for index in columns(features)] + [SAMPLE_S, WEIGHT, CUT, BUSY_PERCENT])
+    of = [FEATURES[_PLACES[name.removesuffix(OWN_MARK)]] for name in features]
+    made = repr([*features, *of, SAMPLE_S, WEIGHT, CUT, BUSY_PERCENT, OWN_WEIGHT])
     return sha256(made.encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,5 @@
-"""The isolation forest: nodes that are unusual among their peers in many slow features at once.
+"""Models of classes: nodes that are unusual in many slow features at once, among their peers and against
+their own past. Which way of looking decides is said in `training`; the isolation forest is one of them.
 
 It raises evidence and never does anything alone: its rule has no playbook. Method and limits:
 `docs/detection.md`.
@@ -8,13 +9,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import NAMES, SAMPLE_S, NodeFeatures, classes, columns
-from healer.detection.training import KNOWN_LEAST, FeatureRow, Model
+from healer.detection.features import ALL_NAMES, OWN_COLUMNS, OWN_NAMES, SAMPLE_S, NodeFeatures, classes
+from healer.detection.own_past import OwnPast, against_own_past
+from healer.detection.training import DECIDES, FeatureRow, Fitted, Model, own_of
+from healer.detection.ways import largest, shares
 from healer.model import (
     Chart,
     ChartLine,
@@ -46,13 +48,13 @@ NODES_KEPT = 1500
 Pair = tuple[str, Component]
 
 
-class Scorer(Protocol):
-    """A fitted model (`healer.detection.training.Fitted`)."""
+#: (nodes, OWN_NAMES) where each lay lately, by the rows of the node axis (`Shifts.usual`).
+Usual = Callable[[Telemetry], NDArray[np.float32]]
 
-    @property
-    def model(self) -> Model: ...
 
-    def score(self, matrix: NDArray[np.float32]) -> NDArray[np.float64]: ...
+def nothing_usual(telemetry: Telemetry) -> NDArray[np.float32]:
+    """Nobody's past is known."""
+    return np.full((telemetry.axis(Scope.node).n, len(OWN_NAMES)), np.nan, np.float32)
 
 
 class Forest:
@@ -62,7 +64,7 @@ class Forest:
     for later training. Neither may raise.
     """
 
-    def __init__(self, models: Callable[[], Sequence[Scorer]], keep: Callable[[FeatureRow], None]) -> None:
+    def __init__(self, models: Callable[[], Sequence[Fitted]], keep: Callable[[FeatureRow], None]) -> None:
         self._models, self._keep = models, keep
         self._kept: dict[tuple[str, str], tuple[int, datetime]] = {}
         self._of: Telemetry | None = None
@@ -72,6 +74,7 @@ class Forest:
         """Nothing is known yet: rows of another telemetry are other nodes."""
         self._of = telemetry
         self._features = NodeFeatures()
+        self._own = OwnPast(len(OWN_NAMES))
         self._sampled_at: datetime | None = None
         self._history: deque[tuple[datetime, NDArray[np.float64]]] = deque(maxlen=CHART_SAMPLES)
         #: By row of the node axis, s since 1970: above, or known to be below, since then; NaN neither.
@@ -84,7 +87,13 @@ class Forest:
         """As of the last tick, for whoever else looks at them."""
         return self._features
 
-    def tick(self, telemetry: Telemetry, now: datetime, watched: Collection[Pair] = ()) -> Sensed:
+    def tick(
+        self,
+        telemetry: Telemetry,
+        now: datetime,
+        watched: Collection[Pair] = (),
+        usual: Usual = nothing_usual,
+    ) -> Sensed:
         """New findings of `unusual-node`, and since when those told or `watched` are known to be usual."""
         went_back = self._sampled_at is not None and now < self._sampled_at
         if self._of is not telemetry or went_back:
@@ -93,7 +102,8 @@ class Forest:
         if self._sampled_at is None or (now - self._sampled_at).total_seconds() >= SAMPLE_S:
             self._sampled_at = now
             self._features.sample(telemetry, now)
-            matrix, names = self._features.matrix(now), classes(telemetry, now)
+            names = classes(telemetry, now)
+            matrix = self._matrix(telemetry, names, now, usual)
             self._keep_rows(telemetry, matrix, names, now)
             findings = self._score(telemetry, matrix, names, now)
         return Sensed(at=now, findings=tuple(findings), clear_since=self._clear(telemetry, now, watched))
@@ -104,10 +114,23 @@ class Forest:
             return
         rows = telemetry.rows_of(node, Scope.node)
         self._features.forget(rows)
+        self._own.forget(rows)
         for state in (self._above, self._below):
             state[rows[rows < len(state)]] = np.nan
         for where in [where for where in self._told if where.node == node]:
             del self._told[where]
+
+    def _matrix(
+        self, telemetry: Telemetry, names: list[tuple[str, str]], now: datetime, usual: Usual
+    ) -> NDArray[np.float32]:
+        """(nodes, all features): against the peers, then against the node's own past. That is known of nodes
+        at work, and says nothing of idle ones."""
+        peers = self._features.matrix(now)
+        busy = np.fromiter((load == "busy" for _, load in names), bool, len(names))
+        lay = np.where(busy[:, np.newaxis], usual(telemetry), np.nan).astype(np.float32)
+        groups, racks = telemetry.groups(Scope.node), telemetry.rack_groups(Scope.node)
+        away = against_own_past(peers[:, OWN_COLUMNS], lay, groups, racks)
+        return np.concatenate([peers, self._own.sample(away)], axis=1)
 
     # --- scoring ---
 
@@ -120,11 +143,10 @@ class Forest:
         of_class: dict[tuple[str, str], NDArray[np.intp]] = {}
         for name, scorer in scorers.items():
             rows = np.flatnonzero(np.fromiter((name == one for one in names), bool, n))
-            own = matrix[rows][:, columns(scorer.model.features)]
-            told = np.isfinite(own).mean(axis=1) >= KNOWN_LEAST
-            rows, own = rows[told], own[told]
+            told, own = own_of(scorer.model, matrix[rows])
+            rows = rows[told]
             if len(rows):
-                scores[rows] = scorer.score(np.nan_to_num(own, nan=0.0))
+                scores[rows] = scorer.score(own)
                 thresholds[rows] = scorer.model.threshold
             of_class[name] = rows
         self._history.append((now, scores))
@@ -175,7 +197,7 @@ class Forest:
         self,
         where: Component,
         row: int,
-        scorer: Scorer,
+        scorer: Fitted,
         rows: NDArray[np.intp],
         matrix: NDArray[np.float32],
         now: datetime,
@@ -206,7 +228,7 @@ class Forest:
             at=since,
             arrived_at=now,
             text=text,
-            title="Unusual among its peers",
+            title="Unusual among its peers, or for itself",
             confidence=0.5,
             evidence=(evidence,),
             charts=(self._chart(where, row, model, rows),),
@@ -214,26 +236,17 @@ class Forest:
         )
 
     def _contributions(
-        self, row: int, scorer: Scorer, matrix: NDArray[np.float32]
+        self, row: int, scorer: Fitted, matrix: NDArray[np.float32]
     ) -> tuple[Contribution, ...]:
-        """By how much the score falls when one feature is as with the peers (0): of two that say the same,
-        neither falls much; a share tells of this score and of no cause."""
-        own = np.nan_to_num(matrix[row, columns(scorer.model.features)], nan=0.0)
-        changed = np.tile(own, (len(own) + 1, 1))
-        np.fill_diagonal(changed[1:], 0.0)
-        scores = scorer.score(changed)
-        drop = np.maximum(scores[0] - scores[1:], 0)
-        if not drop.any():
-            drop = np.abs(own)
-        drop = drop / drop.sum() if drop.any() else drop
-        order = [int(index) for index in np.argsort(-drop, kind="stable")]
-        best = [index for index in order[:CONTRIBUTIONS] if drop[index] > 0]
+        _, own = own_of(scorer.model, matrix[row : row + 1])
+        drop = scorer.ways[DECIDES].parts(own)
+        share = shares(drop if drop.any() else np.abs(own).astype(np.float64))[0]
         found = []
-        for index in best:
+        for index in largest(share, CONTRIBUTIONS):
             name = scorer.model.features[index]
             value, peers = self._features.told(name, row)
             found.append(
-                Contribution(feature=name, share=round(float(drop[index]), 4), value=value, peers=peers)
+                Contribution(feature=name, share=round(float(share[index]), 4), value=value, peers=peers)
             )
         return tuple(found)
 
@@ -245,7 +258,7 @@ class Forest:
             known = known[np.isfinite(known)]
             middle.append(_shown(np.median(known)) if len(known) else None)
         return Chart(
-            title="How unusual the node is (isolation forest)",
+            title="How unusual the node is, by the model of its class",
             unit="score",
             times=tuple(at.timestamp() for at, _ in self._history),
             lines=(
@@ -276,7 +289,7 @@ class Forest:
             if len(rows):
                 self._kept[name] = count + 1, now
                 nodes = tuple(components[row].node or "" for row in rows.tolist())
-                self._keep(FeatureRow(telemetry.cluster, *name, now, nodes, NAMES, matrix[rows]))
+                self._keep(FeatureRow(telemetry.cluster, *name, now, nodes, ALL_NAMES, matrix[rows]))
 
 
 def _shown(score: float) -> float | None:

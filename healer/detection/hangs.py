@@ -6,9 +6,8 @@ has to have lost a link.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +26,16 @@ SURE_GAPS, SURE_S, SURE_PAUSES = 5.0, 60.0, 2.0
 UNSURE_GAPS, UNSURE_S, UNSURE_PAUSES = 10.0, 180.0, 3.0
 #: What a pause of the job may add to these at most: one long outage must not blind healer for the job's life.
 PAUSE_SURE_S, PAUSE_UNSURE_S = 150.0, 400.0
-#: One of its nodes has lost a link: as soon as a step is overdue by half.
-LINK_S, LINK_GAPS = 5.0, 1.5
-#: The link was lost at most so long before the last step came.
-LINK_BEFORE = timedelta(seconds=60)
+#: One of its nodes has lost a link, and it made at most so many steps since: as soon as a step is overdue by
+#: half, and at least this. A link that flaps lets a job go on.
+AT_ONCE_S, AT_ONCE_STEPS, LINK_GAPS = 2.0, 1, 1.5
+#: It made more steps: only once its ranks could have said that they save or evaluate, and only of a link that
+#: was lost so shortly before the last step came.
+LINK_S, LINK_BEFORE = 12.0, timedelta(seconds=60)
+#: What is longer than so many of the times between its news is out of turn; fewer times say nothing.
+IN_TURN, NEWS_LEAST = 0.9, 8
+#: Senders tell so often. Before the second, a rank that told fewer steps than others is not missing yet.
+SENDS_S, HEARD_S = 5.0, 15.0
 #: An older picture of Slurm shows nothing at work.
 PICTURE_S = 30.0
 #: Where this process does not know what it told, a step that came so lately says that the job goes on.
@@ -52,9 +57,8 @@ class _Watch:
     job: JobSteps
     rewound: int
     newest: int = -1
-    #: When the newest step was heard of, and the times between such news, s.
+    #: When the newest step was heard of.
     moved_at: datetime | None = None
-    news_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     usual_s: float = float("nan")
     longest_s: float = 0.0
     #: The last steps before hangs that were told.
@@ -66,11 +70,9 @@ class _Watch:
         job = self.job
         if job.newest == self.newest:
             return
-        if self.moved_at is not None and self.told is None:
-            self.news_s.append((job.heard_at - self.moved_at).total_seconds())
         if self.told is not None:
             self.stood.append(self.told[0])
-        self.newest, self.moved_at, self.told = job.newest, min(job.heard_at, now), None
+        self.newest, self.moved_at, self.told = job.newest, min(job.news_at or now, now), None
         gaps = self._gaps()
         if len(gaps) >= GAPS_LEAST:
             self.usual_s = float(np.median(gaps))
@@ -95,9 +97,25 @@ class _Watch:
         pause_s = min(UNSURE_PAUSES * self.longest_s, UNSURE_S + PAUSE_UNSURE_S)
         return max(UNSURE_S, UNSURE_GAPS * self.usual_s, pause_s)
 
-    def link_s(self) -> float:
-        news_s = median(self.news_s) if self.news_s else 0.0
-        return max(LINK_S, LINK_GAPS * max(self.usual_s, news_s))
+    def lost(self, links: Mapping[str, LinkDown], begun: datetime, stood_s: float) -> dict[str, LinkDown]:
+        """Those of the links for which it may stand that long."""
+        news = self.job.news_s
+        news_s = float(np.quantile(news, IN_TURN, method="higher")) if len(news) >= NEWS_LEAST else SENDS_S
+        overdue_s = LINK_GAPS * max(self.usual_s, news_s)
+        if stood_s <= overdue_s:
+            return {}
+        return {
+            node: one
+            for node, one in links.items()
+            if (stood_s > LINK_S and one.at >= begun - LINK_BEFORE)
+            or self._stopped_by(one, begun + timedelta(seconds=overdue_s))
+        }
+
+    def _stopped_by(self, link: LinkDown, overdue_at: datetime) -> bool:
+        """It did not stand yet when the link went, and made hardly a step since."""
+        ended_at = self.job.at[self.job.number >= 0]
+        steps = np.count_nonzero(ended_at > link.at.timestamp())
+        return link.at <= overdue_at and bool(steps <= AT_ONCE_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +153,47 @@ class Hangs:
 
         `listening_since`: before, healer heard nothing from anybody, and what nobody heard was not missed.
         """
+        findings = self._found(steps, slurm, now, listening_since, at_rest, links_down)
+        pairs = [pair for pair in watched if pair[0] == HANG and self._well(pair, slurm, now)]
+        self._clear = {pair: self._clear.get(pair, now) for pair in pairs}
+        return Sensed(at=now, findings=findings, clear_since=dict(self._clear))
+
+    def look(
+        self,
+        steps: StepTimes,
+        slurm: SlurmSnapshot | None,
+        now: datetime,
+        links_down: LinksDown,
+        listening_since: datetime | None = None,
+    ) -> tuple[Finding, ...]:
+        """Between two ticks, after a link was lost: who stands for it. The rest waits for a tick, which asks
+        what the GPUs do."""
+        return self._found(
+            steps, slurm, now, listening_since, lambda _: None, links_down, for_links_alone=True
+        )
+
+    def _found(
+        self,
+        steps: StepTimes,
+        slurm: SlurmSnapshot | None,
+        now: datetime,
+        listening_since: datetime | None,
+        at_rest: AtRest,
+        links_down: LinksDown,
+        *,
+        for_links_alone: bool = False,
+    ) -> tuple[Finding, ...]:
         findings: list[Finding] = []
         for watch, shown in self._follow(steps, slurm, now):
             begun = max(watch.moved_at or now, listening_since or watch.moved_at or now)
-            if not watch.known or (now - begun).total_seconds() <= LINK_S:
+            if not watch.known or (now - begun).total_seconds() <= AT_ONCE_S:
                 continue
             found = self._stands(watch, shown, begun, now, at_rest, links_down)
-            if found is not None and _is_due(watch, found.stand, now):
+            if found is None or (for_links_alone and not found.links):
+                continue
+            if _is_due(watch, found.stand, now):
                 findings.append(found.finding(watch.job.places(slurm), now))
-        pairs = [pair for pair in watched if pair[0] == HANG and self._well(pair, slurm, now)]
-        self._clear = {pair: self._clear.get(pair, now) for pair in pairs}
-        return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+        return tuple(findings)
 
     def _follow(
         self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime
@@ -182,11 +230,12 @@ class Hangs:
         stood_s = (now - begun).total_seconds()
         stand: Standstill | None = None
         links: Mapping[str, LinkDown] = {}
-        if stood_s > watch.link_s():
-            lost = links_down(shown.nodes)
-            links = {node: one for node, one in lost.items() if one.at >= begun - LINK_BEFORE}
+        if stood_s > LINK_GAPS * watch.usual_s:
+            links = watch.lost(links_down(shown.nodes), begun, stood_s)
         if links or stood_s > watch.sure_s():
             stand = standstill(watch.job, now.timestamp())
+            if stood_s <= HEARD_S and not stand.speaks:
+                stand = replace(stand, missing=np.zeros_like(stand.missing))
         if stand is None or stand.rests:
             return None
         if links:

@@ -69,7 +69,8 @@ class Holds:
 
     def forget(self, rows: Rows) -> None:
         """These begin anew."""
-        self._keep(~np.isin(self.rows, rows))
+        if len(self.rows):  # mostly nothing is held, and a node that returns asks each rule
+            self._keep(~np.isin(self.rows, rows))
 
     def _keep(self, kept: NDArray[np.bool_]) -> None:
         if not kept.all():

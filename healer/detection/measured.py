@@ -73,6 +73,13 @@ class _Rule:
         #: Rows that were told of and have ended since; watched components likewise. Since when, s since 1970.
         self.cleared: dict[int, float] = before.cleared if same and before else {}
         self.cleared_watched: dict[Component, float] = before.cleared_watched if same and before else {}
+        #: What the last tick found, and of which rows.
+        self.seen: tuple[object, Truth] | None = None
+
+    def rests(self, seen: tuple[object, Truth]) -> bool:
+        """Nothing holds or is remembered, and this tick sees the very same as the last one: nothing to do."""
+        same = self.seen is not None and self.seen[1] is seen[1] and self.seen[0] == seen[0]
+        return same and not (len(self.holds.rows) or self.cleared or self.cleared_watched)
 
 
 class RuleEngine:
@@ -103,6 +110,7 @@ class RuleEngine:
         """The node was repaired, returned or booted: what held there begins anew."""
         rows = {scope: telemetry.rows_of(node, scope) for scope in (Scope.node, Scope.gpu, Scope.link)}
         for one in self._rules:
+            one.seen = None  # the next tick may see the same, and has to begin with it
             own = rows.get(one.rule.scope)
             if own is not None:
                 one.holds.forget(own)
@@ -125,14 +133,18 @@ class RuleEngine:
         charts = Charts(telemetry, self._catalogue, now)
         teller = Teller(telemetry, self._catalogue, now)
         for one in self._rules:
+            seen, mine = (moment.layout, moment.truth(one.when)), by_fault.get(one.rule.name, ())
+            if not mine and one.rests(seen):
+                continue
             truth = _truth(one, moment)
             ended = _held(one, truth, heard, now)
             findings.extend(_told(one, moment, charts, teller))
             components = telemetry.axis(one.rule.scope).components()
             for row, since in _cleared(one, ended.tolist(), truth, at_s):
                 clear[(one.rule.name, components[row])] = datetime.fromtimestamp(since, UTC)
-            for component, since in _watched(one, by_fault.get(one.rule.name, ()), telemetry, truth, at_s):
+            for component, since in _watched(one, mine, telemetry, truth, at_s):
                 clear[(one.rule.name, component)] = datetime.fromtimestamp(since, UTC)
+            one.seen = seen
         return Sensed(at=now, findings=tuple(findings), clear_since=clear)
 
 

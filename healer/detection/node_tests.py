@@ -8,6 +8,8 @@ from healer.signals.identity import digest_of
 #: What a fault of this kind begins with: `node-test:answers`; `node-test:compared` where all tests passed and
 #: a figure is worse than on the good node.
 FAULT = "node-test:"
+#: Answers that no test of its own gave: a figure below the good node's; found by halves of a job's nodes.
+_FAILED = {"compared": "is worse than the good node", "together": "is slower than its like"}
 
 
 def findings(cluster: str, commands: Sequence[Command]) -> list[Finding]:
@@ -18,7 +20,7 @@ def findings(cluster: str, commands: Sequence[Command]) -> list[Finding]:
 def _finding(cluster: str, told: Command) -> Finding:
     node, test, says = (str(told.data[name]) for name in ("node", "test", "says"))
     where = Component(cluster=cluster, node=node)
-    failed = "is worse than the good node" if test == "compared" else f"failed the test {test}"
+    failed = _FAILED.get(test, f"failed the test {test}")
     text = f"{node} {failed} while it was idle: {says}"
     evidence = Evidence(
         # Of one run the same, however often a worker that died told it.
@@ -40,4 +42,6 @@ def _finding(cluster: str, told: Command) -> Finding:
         title=f"{node} {failed}",
         confidence=1.0,
         evidence=(evidence,),
+        # The job that it made slow: what was told of that is explained by it.
+        jobs=(str(told.data["job"]),) if told.data.get("job") else (),
     )

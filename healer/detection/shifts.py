@@ -15,8 +15,8 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import NAMES, NodeFeatures, classes
-from healer.detection.levels import POINT_S, Levels, SavedLevels, threshold
+from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes
+from healer.detection.levels import LEARN, POINT_S, Levels, SavedLevels, threshold
 from healer.model import Component, Contribution, Evidence, FaultClass, Finding, Scope, Sense, Sensed
 from healer.observations.groups import peer_median
 from healer.observations.telemetry import Telemetry
@@ -32,16 +32,12 @@ SHARED_PLACE, SHARED_ALL, SHARED_LEAST = 0.5, 0.1, 3
 #: What stands for three days is how it is now, and is learnt.
 LEARN_ANEW_S = 3 * 86400.0
 SHOWN = 5
-#: What a job decides, and no hardware: how much memory it holds, how busy the host is.
-_OF_THE_JOB = frozenset({"device memory used", "host load", "host memory left", "gpu use, mean"})
 #: What a lower power limit explains.
 _BY_POWER = (
     "gpu power", "SM clock", "gpu temperature", "memory temperature", "power brake", "node power", "tensor",
 )  # fmt: skip
 
-WATCHED = tuple(name for name in NAMES if name not in _OF_THE_JOB)
-_COLUMNS = np.array([NAMES.index(name) for name in WATCHED])
-_POWERED = np.array([name.startswith(_BY_POWER) for name in WATCHED])
+_POWERED = np.array([name.startswith(_BY_POWER) for name in OWN_NAMES])
 
 Pair = tuple[str, Component]
 Bools = NDArray[np.bool_]
@@ -65,8 +61,8 @@ class Shifts:
         self._of = telemetry
         self._looked_s = -math.inf
         self._point: int | None = None
-        self.levels = Levels(WATCHED)
-        self._sum, self._looks = np.zeros((2, len(WATCHED), 0), np.float32)
+        self.levels = Levels(OWN_NAMES)
+        self._sum, self._looks = np.zeros((2, len(OWN_NAMES), 0), np.float32)
         #: (nodes,) the job's row, how many jobs there were, and since when there is this one.
         self._job = np.zeros(0, np.int64)
         self._job_epoch, self._job_since = np.zeros((2, 0))
@@ -75,10 +71,18 @@ class Shifts:
 
     def load(self, packed: bytes) -> None:
         """Levels of before a restart. ValueError when they cannot be read."""
-        self._saved = SavedLevels(packed, WATCHED)
+        self._saved = SavedLevels(packed, OWN_NAMES)
 
     def pack(self, telemetry: Telemetry) -> bytes:
         return self.levels.pack(_names(telemetry))
+
+    def usual(self, telemetry: Telemetry) -> NDArray[np.float32]:
+        """(nodes, OWN_NAMES) where each feature lay lately, NaN where too little is known of it."""
+        found = np.full((telemetry.axis(Scope.node).n, len(OWN_NAMES)), np.nan, np.float32)
+        if self._of is telemetry:
+            known = np.where(self.levels.points >= LEARN, self.levels.level, np.nan).T
+            found[: len(known)] = known[: len(found)]
+        return found
 
     # --- looking ----------------------------------------------------------------------------------------
 
@@ -116,7 +120,7 @@ class Shifts:
             del self._told[where]
 
     def _look(self, telemetry: Telemetry, features: NodeFeatures, now: datetime) -> None:
-        matrix = features.matrix(now).T[_COLUMNS]  # (features, nodes)
+        matrix = features.matrix(now).T[OWN_COLUMNS]  # (features, nodes)
         n = matrix.shape[1]
         self._reserve(telemetry)
         self._jobs(telemetry, now.timestamp())
@@ -160,7 +164,7 @@ class Shifts:
         if more <= 0:
             return
         self.levels.reserve(len(names))
-        blank = np.zeros((len(WATCHED), more), np.float32)
+        blank = np.zeros((len(OWN_NAMES), more), np.float32)
         self._sum, self._looks = (np.concatenate([one, blank], axis=1) for one in (self._sum, self._looks))
         self._job_epoch, self._job_since = (
             np.concatenate([one, np.zeros(more)]) for one in (self._job_epoch, self._job_since)
@@ -204,13 +208,13 @@ class Shifts:
         total = float(sums.sum())
         parts = [
             Contribution(
-                feature=WATCHED[one], share=round(float(sums[one]) / total, 4), value=value, peers=peers
+                feature=OWN_NAMES[one], share=round(float(sums[one]) / total, 4), value=value, peers=peers
             )
             for one in order
-            for value, peers in [features.told(WATCHED[one], row)]
+            for value, peers in [features.told(OWN_NAMES[one], row)]
         ]
         moved = "; ".join(
-            f"{WATCHED[one]} {levels.newest[one, row]:+.1f} from its peers in their spread, before "
+            f"{OWN_NAMES[one]} {levels.newest[one, row]:+.1f} from its peers in their spread, before "
             f"{levels.level[one, row]:+.1f}"
             for one in order[:3]
         )

@@ -6,7 +6,7 @@ from hashlib import sha256
 from healer.detection.together import Together, together
 from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
 from healer.observations import Picture
-from healer.observations.picture import SILENCE_AFTER
+from healer.observations.picture import SILENCE_AFTER, AllHeard
 
 #: Faults of a place whose nodes went silent together.
 PLACES_SILENT = frozenset(f"{kind}-silent" for kind in PlaceKind)
@@ -19,13 +19,14 @@ def findings(picture: Picture, now: datetime) -> list[Finding]:
     if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
         return []
     known = picture.slurm.nodes
-    senders = {
-        node.name: node.silent_since(now, picture.watching_since)
-        for node in picture.senders()
-        if _expected(known.get(node.name))
-    }
-    silent = {name: since for name, since in senders.items() if since is not None}
+    if picture.all_heard is not None and picture.all_heard.holds(known, now):
+        return []
+    senders = {node.name: node for node in picture.senders() if _expected(known.get(node.name))}
+    told = ((name, node.silent_since(now, picture.watching_since)) for name, node in senders.items())
+    silent = {name: since for name, since in told if since is not None}
     if not silent:
+        first = min((node.beats[-1] for node in senders.values()), default=now)
+        picture.all_heard = AllHeard(known, first + SILENCE_AFTER)
         return []
     if is_fleet(len(silent), len(senders)) and _slurm_disagrees(picture, silent):
         return [_fleet(picture, silent, len(senders), now)]

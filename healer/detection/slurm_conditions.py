@@ -71,7 +71,7 @@ def conditions(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings) 
 
 def _offline(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
     """One for the fleet or a place where many are away at once, and one for each other node."""
-    away = {node.name: node for node in slurm.nodes.values() if is_offline(node)}
+    away = {node.name: node for node in slurm.odd_nodes if is_offline(node)}
     if not away:
         return
     expected = [node for node in slurm.nodes.values() if not node.planned]
@@ -112,7 +112,7 @@ def _offline_s(node: SlurmNode, settings: WatchSettings) -> float:
 
 def _below(slurm: SlurmSnapshot) -> Iterator[Condition]:
     """Nodes that register with less than slurm.conf says. One drained by Slurm for it is told as a drain."""
-    for node in slurm.nodes.values():
+    for node in slurm.odd_nodes:
         if "INVALID_REG" not in node.state or (node.held and slurm_kind(node.reason) is not None):
             continue
         why = f": {node.reason}" if slurm_kind(node.reason) is not None else ""

@@ -1,5 +1,6 @@
 """What stragglers and slow jobs are told as: figures in plain English, a chart by step, a stable identity."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.pace import Pace
+from healer.detection.ragged import alike, medians, side_by_side
 from healer.model import Chart, ChartLine, Component, Evidence, FaultClass, Finding, Sense
 from healer.observations.steps import JobSteps
 
@@ -14,19 +16,29 @@ STRAGGLER = "straggler"
 JOB_SLOW = "job-slow"
 #: Steps in a chart.
 CHART_STEPS = 60
+#: Ranks of which fewer tell say nothing of each other.
+PEERS_LEAST = 4
 _RANKS_NAMED = 4
 
+Floats = NDArray[np.float64]
 
-def ratios(job: JobSteps, row: int) -> NDArray[np.float64]:
-    """(R,) log of each rank's compute per work to the median of its peers in that step, NaN where unknown."""
-    n = job.ranks
-    told = job.compute[row, :n].astype(np.float64)
-    found = np.full(n, np.nan)
-    for ranks in job.peers():
-        values = told[ranks]
-        known = np.isfinite(values)
-        if int(known.sum()) >= 4:
-            found[ranks] = np.log(values / np.median(values[known]))
+
+def ratios_of(steps: Sequence[tuple[JobSteps, int]]) -> list[Floats | None]:
+    """(R,) of each job and row: log of each rank's compute per work to the median of its peers in that step,
+    NaN where unknown; None: of nobody."""
+    peers = [(index, ranks) for index, (job, _) in enumerate(steps) for ranks in job.peers()]
+    told = [steps[index][0].compute[steps[index][1], ranks].astype(np.float64) for index, ranks in peers]
+    found: list[Floats | None] = [None] * len(steps)
+    for part in alike([len(one) for one in told]):
+        values = side_by_side([told[one] for one in part])
+        enough = np.count_nonzero(np.isfinite(values), axis=1) >= PEERS_LEAST
+        logs = np.log(values / medians(values)[:, None])
+        for row in np.flatnonzero(enough).tolist():
+            index, ranks = peers[part[row]]
+            own = found[index]
+            if own is None:
+                own = found[index] = np.full(steps[index][0].ranks, np.nan)
+            own[ranks] = logs[row, : len(ranks)]
     return found
 
 
@@ -149,8 +161,9 @@ def _history(job: JobSteps, ranks: NDArray[np.intp]) -> tuple[NDArray, NDArray, 
     """Steps, the ranks' mean log ratio, and the 10 and 90 % quantiles of all others."""
     numbers, rows = _rows(job)
     own, low, high = np.full((3, len(rows)), np.nan)
-    for index, row in enumerate(rows):
-        x = ratios(job, int(row))
+    for index, x in enumerate(ratios_of([(job, row) for row in rows.tolist()])):
+        if x is None:
+            continue
         mine = np.zeros(len(x), bool)
         mine[ranks[ranks < len(x)]] = True
         others = x[~mine & np.isfinite(x)]

@@ -1,14 +1,21 @@
 """Which of many parallel series runs above its peers: short median and CUSUM, one budget of false alarms.
 
-Used for ranks and for nodes of one training job. A value is the log of a ratio to the peers' median, so 0 is
+Used for ranks and for nodes of training jobs. A value is the log of a ratio to the peers' median, so 0 is
 "like the others" and 0.05 is 5 % slower. Formulas, sources and measured figures: `docs/detection.md`.
+
+A job has few series, and numpy asks microseconds for each step of a formula however few there are. So the
+formulas are written for the series of many jobs side by side, (jobs, series), and jobs share nothing there.
 """
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from healer.detection.ragged import alike, medians, side_by_side
 
 #: Steps at the start that are never judged: compilation, caches, the first touch of memory.
 WARM_UP = 5
@@ -40,145 +47,237 @@ _SHORT = 5
 _SCALES = 64
 _FORGET = 64
 _BELOW_1 = math.nextafter(1.0, 0.0)
-_BY_SERIES = ("band", "sum", "since", "mean", "_bias_sum", "_bias_n", "_mean_n", "_before", "_product")
+#: What is kept of each series; after these come its last values, the newest last.
+_FIELDS = ("band", "sum", "since", "mean", "bias_sum", "bias_n", "mean_n", "before", "product", "slow")
+_LAST = len(_FIELDS)
+
+Floats = NDArray[np.float64]
 
 
 class Streams:
-    """n series, told step by step. Arrays are (n,); a step without a value leaves its series as it is."""
+    """n series of one job, told step by step. A step without a value leaves its series as it is."""
 
     def __init__(self, n: int = 0) -> None:
         self.steps = 0
         self.noise = NOISE_FLOOR
-        #: What a series may be above its peers before it counts, per series.
-        self.band = np.zeros(0)
-        #: CUSUM in units of the noise, and its threshold.
-        self.sum = np.zeros(0)
-        self.threshold = THRESHOLD_LEAST
-        #: Slow now; stays until the sum is down again.
-        self.slow = np.zeros(0, bool)
-        #: The step after which the sum was above 0 all the time.
-        self.since = np.zeros(0)
-        #: Running mean of the last 64 clipped values.
-        self.mean = np.zeros(0)
-        self._bias_sum = np.zeros(0)
-        self._bias_n = np.zeros(0)
-        self._last = np.zeros((_SHORT, 0))
-        self._mean_n = np.zeros(0)
-        self._unsure = np.zeros(0)
-        self._before = np.zeros(0)
-        self._product = np.zeros(0)
-        self._scales: list[float] = []
-        #: The short median is judged from this above the band.
-        self._leap = math.inf
+        #: Of CUSUM; the short median is judged from `leap` above the band.
+        self.threshold, self.leap = THRESHOLD_LEAST, math.inf
+        #: (fields and last values, n), and the noise of the last steps that were judged.
+        self.state = np.zeros((_LAST + _SHORT, 0))
+        self.scales, self.judged = np.full(_SCALES, np.nan), 0
         self.grow(n)
+
+    def __len__(self) -> int:
+        return self.state.shape[1]
+
+    @property
+    def band(self) -> Floats:
+        """(n,) what a series may be above its peers before it counts."""
+        return self._of("band")
+
+    @property
+    def sum(self) -> Floats:
+        """(n,) CUSUM in units of the noise."""
+        return self._of("sum")
+
+    @property
+    def since(self) -> Floats:
+        """(n,) the step after which the sum was above 0 all the time."""
+        return self._of("since")
+
+    @property
+    def mean(self) -> Floats:
+        """(n,) running mean of the last 64 clipped values."""
+        return self._of("mean")
+
+    @property
+    def slow(self) -> NDArray[np.bool_]:
+        """(n,) slow now; stays until the sum is down again."""
+        return self._of("slow") > 0
+
+    def _of(self, field: str) -> Floats:
+        return self.state[_FIELDS.index(field)]
 
     def grow(self, n: int) -> None:
         """Series are numbered from 0; new ones start unknown."""
-        more = n - len(self.sum)
-        if more <= 0:
-            return
-        for name in _BY_SERIES:
-            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more)]))
-        self.slow = np.concatenate([self.slow, np.zeros(more, bool)])
-        self._last = np.concatenate([self._last, np.full((_SHORT, more), np.nan)], axis=1)
+        more = n - len(self)
+        if more > 0:
+            new = np.zeros((len(self.state), more))
+            new[_LAST:] = np.nan
+            self.state = np.concatenate([self.state, new], axis=1)
 
     def forget(self, series: NDArray[np.intp]) -> None:
         """What was learnt of these is over; they start unknown."""
-        series = series[series < len(self.sum)]
-        for name in _BY_SERIES:
-            getattr(self, name)[series] = 0
-        self.slow[series] = False
-        self._last[:, series] = np.nan
+        series = series[series < len(self)]
+        self.state[:_LAST, series] = 0
+        self.state[_LAST:, series] = np.nan
 
-    def short_median(self) -> NDArray[np.float64]:
+    def short_median(self) -> Floats:
         """(n,) of the last five steps, NaN where fewer than three are known."""
-        known = np.isfinite(self._last).sum(axis=0)
-        ordered = np.sort(self._last, axis=0)  # NaN last
-        low, high = np.maximum(known - 1, 0) // 2, known // 2
-        columns = np.arange(ordered.shape[1])
-        middle = (ordered[low, columns] + ordered[np.minimum(high, _SHORT - 1), columns]) / 2
-        return np.where(known >= 3, middle, np.nan)
+        return _short_median(self.state[_LAST:])
 
-    def bias(self) -> NDArray[np.float64]:
+    def bias(self) -> Floats:
         """(n,) what each series always was above its peers: shrunk by how little is known, and bounded."""
-        weight = self._bias_n * BIAS_SCALE**2
-        mean = self._bias_sum / np.maximum(self._bias_n, 1)
-        return np.clip(mean * weight / (weight + self.noise**2), -BIAS_MAX, BIAS_MAX)
+        return _bias(self._of("bias_sum"), self._of("bias_n"), self.noise)
 
     def clear(self) -> NDArray[np.bool_]:
         """(n,) known to be like its peers; with `slow` false too it is neither: unknown, or on its way."""
         short = self.short_median()
         return ~self.slow & (self.sum < self.threshold / 3) & (short < np.maximum(self.band / 2, self.noise))
 
-    def score(self) -> NDArray[np.float64]:
+    def score(self) -> Floats:
         """(n,) how near each series is to being called slow: 1 and above as long as it is."""
         short = np.nan_to_num(self.short_median(), nan=0.0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            near = np.maximum(short / (self.band + self._leap), self.sum / self.threshold)
+            near = np.maximum(short / (self.band + self.leap), self.sum / self.threshold)
             near = np.nan_to_num(np.minimum(near, short / (self.band / 2)), nan=0.0)
         return np.where(self.slow, np.maximum(near, 1.0), np.clip(near, 0.0, _BELOW_1))
 
-    def step(self, x: NDArray[np.float64], per_day: float, number: int = 0) -> None:
-        """One step. `x` (n,): log ratio to the peers, NaN where unknown. `per_day`: steps in a day."""
-        self.steps += 1
-        known = np.isfinite(x)
-        if self.steps <= WARM_UP or int(known.sum()) < LEAST:
-            return
-        settled = self.steps > LEARNT
-        d = x - self.bias() if settled else x
-        self._last = np.concatenate([self._last[1:], d[None, :]])
-        noise = self._noise(d[known])
-        self._allow(noise, settled)
-        clipped = np.clip(d, -self.band - CLIP * noise, self.band + CLIP * noise)
-        self._mean_n += known
-        rate = 1 / np.clip(self._mean_n, 1, _FORGET)
-        self.mean = np.where(known, self.mean + (clipped - self.mean) * rate, self.mean)
-        # Clipping a skewed noise moves its mean: what all series share is no slowness.
-        moved = clipped - float(np.median(self.mean[known])) - self.band
-        self.sum = np.where(known, np.clip(self.sum + moved / noise, 0, 1.5 * self.threshold), self.sum)
-        self.since = np.where(self.sum > 0, self.since, number)
-        self._thresholds(noise, len(x) * per_day)
-        self._learn(x, known, noise)
+    def step(self, x: Floats, per_day: float, number: int = 0) -> None:
+        """One step; what is told: `Told`."""
+        step_all([Told(self, x, per_day, number)])
 
-    def _noise(self, d: NDArray[np.float64]) -> float:
+
+class Told(NamedTuple):
+    """One step of one job. `x` (n, or fewer): log ratio to the peers, NaN where unknown. `per_day`: steps in
+    a day. `number`: of the step."""
+
+    streams: Streams
+    x: Floats
+    per_day: float
+    number: int
+
+
+def step_all(told: Sequence[Told]) -> None:
+    """One step of each of these jobs; no job may be told of twice."""
+    due = []
+    for one in told:
+        one.streams.steps += 1
+        if one.streams.steps > WARM_UP and np.count_nonzero(np.isfinite(one.x)) >= LEAST:
+            due.append(one)
+    for part in alike([len(one.streams) for one in due]):
+        _Columns([due[index] for index in part]).step()
+
+
+class _Columns:
+    """The series of k jobs side by side. Arrays are (k, n), and (k, 1) where a job has one value."""
+
+    def __init__(self, told: Sequence[Told]) -> None:
+        self.told, streams = told, [one.streams for one in told]
+        widths = [len(one) for one in streams]
+        n = max(widths)
+        self.state = np.zeros((_LAST + _SHORT, len(told), n))
+        for row, one in enumerate(streams):
+            self.state[:, row, : widths[row]] = one.state
+        fields = self.state[:_LAST]
+        self.band, self.sum, self.since, self.mean, self.bias_sum, self.bias_n = fields[:6]
+        self.mean_n, self.before, self.product, self.slow = fields[6:]
+        self.x = side_by_side([one.x for one in told], n)
+        self.known = np.isfinite(self.x)
+        self.widths = _column(widths)
+        #: What is no series of that job.
+        self.beyond = np.arange(n) >= self.widths if min(widths) < n else None
+        self.settled = _column([one.steps for one in streams]) > LEARNT
+        self.threshold = _column([one.threshold for one in streams])
+        #: Of one step, across the series.
+        self.noise = _column([one.noise for one in streams])
+
+    def step(self) -> None:
+        bias = _bias(self.bias_sum, self.bias_n, self.noise)
+        d = np.where(self.settled, self.x - bias, self.x)
+        self.state[_LAST:-1] = self.state[_LAST + 1 :]
+        self.state[-1] = d
+        wide = self._noise(d)
+        unsure = self._allow(wide)
+        clipped = np.clip(d, -self.band - CLIP * wide, self.band + CLIP * wide)
+        self.mean_n += self.known
+        rate = 1 / np.clip(self.mean_n, 1, _FORGET)
+        np.copyto(self.mean, self.mean + (clipped - self.mean) * rate, where=self.known)
+        # Clipping a skewed noise moves its mean: what all series share is no slowness.
+        common = medians(np.where(self.known, self.mean, np.nan))[:, None]
+        moved = clipped - common - self.band
+        np.copyto(self.sum, np.clip(self.sum + moved / wide, 0, 1.5 * self.threshold), where=self.known)
+        number = _column([one.number for one in self.told])
+        np.copyto(self.since, number, where=self.sum <= 0)
+        self._judge(wide, unsure)
+        self._learn(wide)
+        for row, one in enumerate(self.told):
+            one.streams.state[:] = self.state[:, row, : len(one.streams)]
+
+    def _noise(self, d: Floats) -> Floats:
         """The scale of one step's values across the series (MAD), as the median of the last 64 steps; more
         where a series' steps resemble the step before, for then a sum wanders further."""
-        n = len(d)
-        mad = 1.4826 * float(np.median(np.abs(d - np.median(d)))) * n / (n - 0.8)
-        self._scales = [*self._scales[1 - _SCALES :], mad]
-        plain = max(NOISE_FLOOR, float(np.median(self._scales)))
-        self.noise = plain
-        alike = float(np.clip(np.median(self._product) / plain**2, 0, 0.8)) if self.steps > LEARNT else 0.0
-        return plain * math.sqrt((1 + alike) / (1 - alike))
+        n = np.count_nonzero(self.known, axis=1)
+        mad = 1.4826 * medians(np.abs(d - medians(d)[:, None])) * n / (n - 0.8)
+        for one, scale in zip(self.told, mad.tolist(), strict=True):
+            one.streams.scales[one.streams.judged % _SCALES] = scale
+            one.streams.judged += 1
+        scales = side_by_side([one.streams.scales for one in self.told])
+        self.noise = np.maximum(NOISE_FLOOR, medians(scales))[:, None]
+        for one, noise in zip(self.told, self.noise[:, 0].tolist(), strict=True):
+            one.streams.noise = noise
+        alike = np.clip(self._own_medians(self.product) / self.noise**2, 0, 0.8)
+        alike = np.where(self.settled, alike, 0.0)
+        return self.noise * np.sqrt((1 + alike) / (1 - alike))
 
-    def _allow(self, noise: float, settled: bool) -> None:
-        unsure = noise / np.sqrt(self._bias_n + (noise / BIAS_SCALE) ** 2)
-        if not settled:
-            unsure = np.full_like(unsure, BIAS_SCALE)
-        self.band = np.maximum(DEAD_BAND if settled else BIAS_MAX, ALLOWANCE * noise + unsure)
-        self._unsure = unsure
+    def _own_medians(self, values: Floats) -> Floats:
+        """(k, 1) over all series of each job, those too of which this step tells nothing."""
+        own = values if self.beyond is None else np.where(self.beyond, np.nan, values)
+        return medians(own)[:, None]
 
-    def _thresholds(self, noise: float, values_per_day: float) -> None:
+    def _allow(self, noise: Floats) -> Floats:
+        """Sets the band; (k, n) how much of it is for what is not known of the bias."""
+        unsure = noise / np.sqrt(self.bias_n + (noise / BIAS_SCALE) ** 2)
+        unsure = np.where(self.settled, unsure, BIAS_SCALE)
+        self.band[:] = np.maximum(np.where(self.settled, DEAD_BAND, BIAS_MAX), ALLOWANCE * noise + unsure)
+        return unsure
+
+    def _judge(self, noise: Floats, unsure: Floats) -> None:
         """CUSUM by Siegmund's approximation of its run length; the short median by its exact tail."""
-        k = float(np.median(self.band - self._unsure)) / noise
-        length = values_per_day / BUDGET_PER_DAY
-        self.threshold = max(THRESHOLD_LEAST, math.log1p(2 * k * k * length) / (2 * k) - 1.166)
+        k = self._own_medians(self.band - unsure) / noise
+        length = self.widths * _column([one.per_day for one in self.told]) / BUDGET_PER_DAY
+        self.threshold = np.maximum(THRESHOLD_LEAST, np.log1p(2 * k * k * length) / (2 * k) - 1.166)
         tail = (1 / length / 10) ** (1 / 3)
-        short = self.short_median()
-        self._leap = NormalDist().inv_cdf(1 - tail) * noise
-        fast = short > self.band + self._leap
-        on = (fast | (self.sum > self.threshold)) & (short > self.band / 2)
+        normal = NormalDist()
+        leap = _column([normal.inv_cdf(one) for one in (1 - tail[:, 0]).tolist()]) * noise
+        for row, one in enumerate(self.told):
+            one.streams.threshold, one.streams.leap = float(self.threshold[row, 0]), float(leap[row, 0])
+        short = _short_median(self.state[_LAST:])
+        on = ((short > self.band + leap) | (self.sum > self.threshold)) & (short > self.band / 2)
         off = (self.sum < self.threshold / 3) & (short < self.band)
-        self.slow = on | (self.slow & ~off)
+        self.slow[:] = on | ((self.slow > 0) & ~off)
 
-    def _learn(self, x: NDArray[np.float64], known: NDArray[np.bool_], noise: float) -> None:
+    def _learn(self, noise: Floats) -> None:
         # What looks slow is not learnt: else a series slow from its start would be like the others soon.
-        calm = known & ~self.slow & (self.sum < self.threshold / 4)
-        full = self._bias_n >= BIAS_MEMORY
-        kept = np.where(full, self._bias_sum * (1 - 1 / BIAS_MEMORY), self._bias_sum)
-        bounded = np.clip(x, -BIAS_MAX - CLIP * noise, BIAS_MAX + CLIP * noise)
-        self._bias_sum = np.where(calm, kept + bounded, self._bias_sum)
-        self._bias_n += calm & ~full
-        now = np.clip(np.where(known, x - self.bias(), 0), -CLIP * self.noise, CLIP * self.noise)
-        self._product += (now * self._before - self._product) / _FORGET
-        self._before = now
+        calm = self.known & (self.slow == 0) & (self.sum < self.threshold / 4)
+        full = self.bias_n >= BIAS_MEMORY
+        kept = np.where(full, self.bias_sum * (1 - 1 / BIAS_MEMORY), self.bias_sum)
+        most = BIAS_MAX + CLIP * noise
+        np.copyto(self.bias_sum, kept + np.clip(self.x, -most, most), where=calm)
+        self.bias_n += calm & ~full
+        bias = _bias(self.bias_sum, self.bias_n, self.noise)
+        most = CLIP * self.noise
+        now = np.clip(np.where(self.known, self.x - bias, 0), -most, most)
+        self.product += (now * self.before - self.product) / _FORGET
+        self.before[:] = now
+
+
+def _column(values: Sequence[float]) -> Floats:
+    """(k, 1)"""
+    return np.array(values, np.float64)[:, None]
+
+
+def _bias(total: Floats, n: Floats, noise: Floats | float) -> Floats:
+    weight = n * BIAS_SCALE**2
+    return np.clip(total / np.maximum(n, 1) * weight / (weight + noise**2), -BIAS_MAX, BIAS_MAX)
+
+
+def _short_median(last: Floats) -> Floats:
+    """Over the first axis, NaN where fewer than three are known."""
+    known = np.count_nonzero(np.isfinite(last), axis=0)
+    ordered = np.sort(last, axis=0)  # NaN last
+    if (known == _SHORT).all():
+        return ordered[_SHORT // 2]
+    low, high = np.maximum(known - 1, 0) // 2, np.minimum(known // 2, _SHORT - 1)
+    middle = [np.take_along_axis(ordered, at[None], axis=0)[0] for at in (low, high)]
+    return np.where(known >= 3, (middle[0] + middle[1]) / 2, np.nan)

@@ -158,8 +158,8 @@ def _in_words(job: str, found: Sequence[Suspect], first: Sequence[Suspect]) -> s
     probe = first_half(found)
     more = f" and {len(probe) - _HALF_NAMED} more" if len(probe) > _HALF_NAMED else ""
     how = (
-        f"To find it: `healer run validate --node NODE` on {', '.join(probe[:_HALF_NAMED])}{more} first, "
-        "once they are idle or the job's owner agrees; if those are well, on the other half"
+        f"To find it: `healer run bisect --job {job}` tests halves of its nodes once it has ended; "
+        f"the likeliest are {', '.join(probe[:_HALF_NAMED])}{more}"
     )
     if not first:
         return f"Suspects of job {job}: nothing tells its {len(found)} nodes apart. {how}"

@@ -10,6 +10,7 @@ import numpy as np
 from healer.detection.baseline import Baseline
 from healer.detection.creep import Creep
 from healer.detection.divergence import Divergence
+from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forecasts import Forecasts
 from healer.detection.forest import Forest
 from healer.detection.gpu_rest import at_rest
@@ -44,8 +45,8 @@ Watched = Collection[tuple[str, Component]]
 
 class Senses:
     """Rules over measured signals, trends of days, stragglers and jobs that creep, memory that runs out,
-    results of steps, the isolation forest with nodes that changed, and lemons, of one cluster, with their
-    memory.
+    results of steps, the isolation forest with nodes that changed, lemons, and what tests measured, of one
+    cluster, with their memory.
 
     One thread owns it. The same samples, pictures and moments give the same findings.
     """
@@ -57,6 +58,7 @@ class Senses:
         book: ColumnBook,
         forest: Forest | None = None,
         lemons: Lemons | None = None,
+        fleet_figures: FleetFigures | None = None,
     ) -> None:
         self.cluster, self.book = cluster, book
         self._catalogue = rules.catalogue
@@ -65,7 +67,7 @@ class Senses:
         self.stragglers = Stragglers()
         self.divergence = Divergence()
         self.creep, self.leaks = Creep(), Leaks()
-        self.forest, self.lemons = forest, lemons
+        self.forest, self.lemons, self.fleet_figures = forest, lemons, fleet_figures
         #: It lives on the forest's features: without it nobody samples them.
         self.shifts = Shifts()
         self.suspects = Suspects()
@@ -76,6 +78,8 @@ class Senses:
         self.version = rules.version
         self._topology = rules.topology
         self._primed: datetime | None = None
+        #: Since when the last tick knew things to be over.
+        self._clear: Mapping[tuple[str, Component], datetime] = {}
         #: When anybody was heard last, and since when without a break.
         self._heard: datetime | None = None
         self._listening: datetime | None = None
@@ -86,8 +90,9 @@ class Senses:
 
     @property
     def has_samples(self) -> bool:
-        """False where nobody measures: then a tick would find nothing but lemons."""
-        return self.telemetry.reports > 0 or any(True for _ in self.steps.jobs()) or self.lemons is not None
+        """False where nobody measures: then a tick would find nothing but lemons and slow tests."""
+        slow_ones = self.lemons is not None or self.fleet_figures is not None
+        return slow_ones or self.telemetry.reports > 0 or any(True for _ in self.steps.jobs())
 
     def follow(self, rules: Ruleset) -> bool:
         """Takes changed rules; what they watched already keeps its holds, what was measured its windows.
@@ -118,6 +123,8 @@ class Senses:
             self.divergence.forget(node.name)
             self.baseline.forget(node.name)
             self.suspects.forget(node.name)
+            if self.fleet_figures is not None:
+                self.fleet_figures.forget(node.name, at)
             if self.forest is not None:
                 self.forest.forget(self.telemetry, node.name)
             self.shifts.forget(self.telemetry, node.name)
@@ -213,16 +220,32 @@ class Senses:
             self.leaks.tick(self.telemetry, slurm, now, watched),
         ]
         if self.forest is not None:
-            told.append(self.forest.tick(self.telemetry, now, watched))
+            told.append(self.forest.tick(self.telemetry, now, watched, self.shifts.usual))
             told.append(self.shifts.tick(self.telemetry, self.forest.features, now, watched))
         if self.lemons is not None:
             told.append(self.lemons.tick(slurm, now, watched))
+        if self.fleet_figures is not None:
+            told.append(self.fleet_figures.tick(slurm, now, watched))
         clear = {key: at for sensed in told for key, at in sensed.clear_since.items()}
-        return Sensed(
-            at=now,
-            findings=tuple(one for sensed in told for one in sensed.findings),
-            clear_since=self._gone_since(watched, now) | clear,
-        )
+        self._clear = self._gone_since(watched, now) | clear
+        findings = tuple(one for sensed in told for one in sensed.findings)
+        return Sensed(at=now, findings=findings, clear_since=self._clear)
+
+    def look(
+        self, slurm: SlurmSnapshot | None, now: datetime, links_down: Mapping[str, LinkDown]
+    ) -> Sensed | None:
+        """Between two ticks, where nodes have just lost a link: jobs that stand for it. None: there are none.
+        What the last tick knew to be over is over still."""
+
+        def lost(nodes: Iterable[str]) -> dict[str, LinkDown]:
+            return {name: links_down[name] for name in nodes if name in links_down}
+
+        found = self.hangs.look(self.steps, slurm, now, lost, self._listening)
+        if not found:
+            return None
+        stands = {(one.fault, one.component) for one in found}
+        clear = {pair: at for pair, at in self._clear.items() if pair not in stands}
+        return Sensed(at=now, findings=found, clear_since=clear)
 
     def _stragglers(
         self,
@@ -234,6 +257,9 @@ class Senses:
         """Slow ranks, and slow jobs with their suspects where they tell whole steps alone."""
         sensed = self.stragglers.tick(self.steps, slurm, now, watched)
         self.suspects.follow(self.stragglers.paces(), slurm, now)
+        if self.fleet_figures is not None:
+            low = self.fleet_figures.suspects
+            faults = {**faults, **{node: (*why, *faults.get(node, ())) for node, why in low.items()}}
         found = (
             self.suspects.named(one, faults, now) if one.fault == JOB_SLOW and self._whole_only(one) else one
             for one in sensed.findings

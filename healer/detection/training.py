@@ -5,13 +5,24 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import NAMES, columns, definition
+from healer.detection.features import ALL_NAMES, OWN_MARK, columns, definition
+from healer.detection.ways import (
+    DISTANCE,
+    FOREST,
+    RESIDUAL,
+    ROBUST,
+    DistanceWay,
+    ForestWay,
+    Matrix,
+    ResidualWay,
+    RobustWay,
+    Way,
+)
 
 #: Samples (one node at one moment) that a model needs, and what it is made from at most.
 ROWS_LEAST = 200
@@ -26,6 +37,8 @@ HELD_OUT = 3
 #: other, so a thousand nodes pass the bare quantile every hour.
 MARGIN = 0.25
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
+#: The way whose threshold raises `unusual-node`. The others stand beside it.
+DECIDES = DISTANCE
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +50,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     quantile: float = 0.999
     margin: float = MARGIN
     held_out: int = HELD_OUT
+    #: Of the variance, the share that the principal components keep.
+    kept: float = 0.9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,11 +67,19 @@ class FeatureRow:
     matrix: NDArray[np.float32]
 
 
+class Limit(msgspec.Struct, frozen=True):
+    """Where a way's scores lie: the threshold, and the score by quantile."""
+
+    threshold: float
+    quantiles: dict[str, float]
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """One model of one class. `id` is the SHA-256 over data, features and parameters.
 
     `rows` samples were used, of `attested` healthy ones among `seen`; the first `fitted` of the data are what
-    the forest grows from, the rest gave `threshold` and `quantiles` (score by quantile).
+    the forest grows from, the rest gave `threshold` and `quantiles` (score by quantile), and those of the
+    other ways to look at the same features (`beside`).
     """
 
     id: str
@@ -76,6 +99,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     attested: int
     seen: int
     nodes: int
+    beside: dict[str, Limit] = {}
+
+    def limit(self, way: str) -> "Limit":
+        return Limit(self.threshold, self.quantiles) if way == DECIDES else self.beside[way]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,24 +122,28 @@ class Fitted:
 
     def __init__(self, trained: Trained) -> None:
         self.model = trained.model
-        self._forest = _grown(trained.data[: trained.model.fitted], trained.model.params)
+        model = trained.model
+        self.ways = fitted_ways(trained.data[: model.fitted], model.features, model.params)
 
-    def score(self, matrix: NDArray[np.float32]) -> NDArray[np.float64]:
-        """(n,) 0..1, higher is more unusual. `matrix` (n, features of the model), no gaps."""
-        return -self._forest.score_samples(np.ascontiguousarray(matrix, np.float32))
+    def score(self, matrix: Matrix) -> NDArray[np.float64]:
+        """(n,) by the way that decides. `matrix` (n, features of the model), no gaps."""
+        return self.ways[DECIDES].score(matrix)
 
 
-def _grown(data: NDArray[np.float32], params: Params) -> Any:
-    from sklearn.ensemble import IsolationForest
+def fitted_ways(data: Matrix, features: Sequence[str], params: Params) -> dict[str, Way]:
+    return {
+        DISTANCE: DistanceWay(data, _of_distance(features)),
+        FOREST: ForestWay(data, trees=params.n_estimators, samples=params.max_samples, seed=params.seed),
+        ROBUST: RobustWay(data),
+        RESIDUAL: ResidualWay(data, kept=params.kept),
+    }
 
-    forest = IsolationForest(
-        n_estimators=params.n_estimators,
-        max_samples=min(params.max_samples, len(data)),  # pyright: ignore[reportArgumentType] - its stub has only the default
-        contamination="auto",
-        n_jobs=1,
-        random_state=params.seed,
-    )
-    return forest.fit(np.ascontiguousarray(data, np.float32))
+
+def _of_distance(features: Sequence[str]) -> NDArray[np.intp]:
+    """Where nodes have a past of their own known, that alone: it tells more than any difference to peers.
+    Else (idle nodes) all."""
+    own = [index for index, name in enumerate(features) if name.endswith(OWN_MARK)]
+    return np.array(own or range(len(features)), np.intp)
 
 
 Sick = Mapping[str, Sequence[tuple[datetime, datetime]]]
@@ -127,21 +158,20 @@ def train(
     Raises TooLittle. The same history gives the same model, byte for byte.
     """
     params = params or Params()
-    sampled = _healthy(history, moments, sick, np.random.default_rng(params.seed))
-    first, names, parts = sampled.first, sampled.nodes, sampled.parts
+    sampled = healthy(history, moments, sick, params.seed)
+    first = sampled.first
     if first is None or sampled.attested < ROWS_LEAST:
         what = f"{first.hardware or 'all nodes'}, {first.load}" if first else "no class"
         raise TooLittle(
             f"{what}: {sampled.attested} healthy samples of {sampled.seen}, and {ROWS_LEAST} are needed; "
             f"a node gives one every 5 min, and every 30 s in the first 10 min"
         )
-    matrix = np.concatenate(parts)[:ROWS_MAX]
-    owners = np.array(names)[:ROWS_MAX]
+    matrix, owners = sampled.matrix, np.array(sampled.nodes)[:ROWS_MAX]
     known = np.isfinite(matrix)
     used = known.mean(axis=0) >= KNOWN_LEAST
-    features = tuple(name for name, use in zip(NAMES, used, strict=True) if use)
-    enough = known[:, used].mean(axis=1) >= KNOWN_LEAST if used.any() else np.zeros(len(matrix), bool)
-    if not used.any() or int(enough.sum()) < ROWS_LEAST:
+    features = tuple(name for name, use in zip(ALL_NAMES, used, strict=True) if use)
+    enough = _enough(features, known[:, used])
+    if int(enough.sum()) < ROWS_LEAST:
         raise TooLittle(
             f"{first.hardware}, {first.load}: too many features are unknown in {sampled.seen} samples"
         )
@@ -154,8 +184,8 @@ def train(
 
 
 @dataclass(slots=True)
-class _Sampled:
-    """What was taken from a history: matrices with their nodes, and how many there were."""
+class Sampled:
+    """What was taken from a history: matrices of all features with their nodes, and how many there were."""
 
     first: FeatureRow | None = None
     nodes: list[str] = field(default_factory=list)
@@ -163,13 +193,18 @@ class _Sampled:
     attested: int = 0
     seen: int = 0
 
+    @property
+    def matrix(self) -> Matrix:
+        """(rows, all features), NaN unknown."""
+        empty = np.zeros((0, len(ALL_NAMES)), np.float32)
+        return np.concatenate(self.parts)[:ROWS_MAX] if self.parts else empty
 
-def _healthy(
-    history: Iterable[FeatureRow], moments: int, sick: Sick, random: np.random.Generator
-) -> _Sampled:
+
+def healthy(history: Iterable[FeatureRow], moments: int, sick: Sick, seed: int = 0) -> Sampled:
     """The same number of nodes from each moment, drawn among those attested healthy."""
     quota = max(1, ROWS_MAX // max(1, moments))
-    found = _Sampled()
+    random = np.random.default_rng(seed)
+    found = Sampled()
     for row in history:
         found.first = found.first or row
         well = [i for i, node in enumerate(row.nodes) if not _is_sick(sick.get(node, ()), row.at)]
@@ -178,11 +213,35 @@ def _healthy(
         taken = np.array(well, int)
         if len(taken) > quota:
             taken = np.sort(random.choice(taken, quota, replace=False))
-        whole = np.full((len(taken), len(NAMES)), np.nan, np.float32)
-        known = [name for name in row.features if name in NAMES]
-        whole[:, columns(known)] = row.matrix[taken][:, [row.features.index(name) for name in known]]
-        found.parts.append(whole)
+        found.parts.append(whole(row)[taken])
         found.nodes += [row.nodes[i] for i in taken.tolist()]
+    return found
+
+
+def whole(row: FeatureRow) -> Matrix:
+    """(nodes, all features) of this version; what the row does not have is unknown."""
+    found = np.full((len(row.nodes), len(ALL_NAMES)), np.nan, np.float32)
+    known = [name for name in row.features if name in ALL_NAMES]
+    found[:, columns(known)] = row.matrix[:, [row.features.index(name) for name in known]]
+    return found
+
+
+def own_of(model: Model, matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
+    """Rows of a matrix of all features that this model can score, and what it scores: one feature that is
+    unknown counts as "like the peers"."""
+    own = matrix[:, columns(model.features)]
+    rows = np.flatnonzero(_enough(model.features, np.isfinite(own)))
+    return rows, np.nan_to_num(own[rows], nan=0.0)
+
+
+def _enough(features: Sequence[str], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(rows,) whether enough is known: of what is measured, and of the own past where that is looked at. A
+    node that was repaired has none for hours; it is not called usual meanwhile."""
+    own = np.array([name.endswith(OWN_MARK) for name in features], bool)
+    found = np.full(len(known), bool(len(features)))
+    for part in (own, ~own):
+        if part.any():
+            found &= known[:, part].mean(axis=1) >= KNOWN_LEAST
     return found
 
 
@@ -200,7 +259,7 @@ def _held_out(owners: NDArray, params: Params) -> NDArray[np.bool_]:
 
 
 def _model(
-    sampled: _Sampled,
+    sampled: Sampled,
     features: tuple[str, ...],
     params: Params,
     data: NDArray[np.float32],
@@ -215,8 +274,9 @@ def _model(
     made = definition(features)
     made_of = [first.cluster, first.hardware, first.load, features, made, data_hash, fitted]
     made_of.append(msgspec.to_builtins(params))
-    scores = -_grown(data[:fitted], params).score_samples(data[fitted:])
-    middle, top = np.quantile(scores, (0.5, params.quantile))
+    ways = fitted_ways(data[:fitted], features, params)
+    limits = {name: _limit(way.score(data[fitted:]), params) for name, way in ways.items()}
+    decides = limits.pop(DECIDES)
     model = Model(
         id=hashlib.sha256(json.dumps(made_of).encode()).hexdigest(),
         cluster=first.cluster,
@@ -226,8 +286,9 @@ def _model(
         definition=made,
         params=params,
         data_hash=data_hash,
-        threshold=float(top + params.margin * (top - middle)),
-        quantiles={str(q): float(np.quantile(scores, q)) for q in QUANTILES},
+        threshold=decides.threshold,
+        quantiles=decides.quantiles,
+        beside=limits,
         trained_at=now,
         rows=len(data),
         fitted=fitted,
@@ -236,3 +297,9 @@ def _model(
         nodes=nodes,
     )
     return Trained(model, data)
+
+
+def _limit(scores: NDArray[np.float64], params: Params) -> Limit:
+    middle, top = np.quantile(scores, (0.5, params.quantile))
+    quantiles = {str(q): float(np.quantile(scores, q)) for q in QUANTILES}
+    return Limit(float(top + params.margin * (top - middle)), quantiles)

@@ -1,6 +1,6 @@
 """Findings -> incidents: by node, by job, by cable, by what they share."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from datetime import timedelta
 
 import msgspec
@@ -74,12 +74,12 @@ class Correlator(Book):
 
     def _explained_by(self, finding: Finding) -> Incident | None:
         """The incident beside which the finding means nothing: it is only counted there."""
-        if finding.fault == JOB_SLOW:
-            hard = self.these(self.index.hard(None, self.hits.named(finding)))
-            return next((one for one in hard if one.root.node), None)
-        if finding.fault == HANG:
-            hard = self.these(self.index.hard(None, self.hits.named(finding)))
-            return next((one for one in hard if one.root.node and one.fault_class is FaultClass.fatal), None)
+        if finding.fault in {JOB_SLOW, HANG}:
+            jobs = self.hits.named(finding)
+            hard = (one for one in self.these(self.index.hard(None, jobs)) if self._is_under(one, jobs))
+            return next(
+                (one for one in hard if finding.fault != HANG or one.fault_class is FaultClass.fatal), None
+            )
         if finding.fault in WAITING:
             away = self.these(self.index.of_fault(SERVER_AWAY))
             return next((one for one in away if is_client(one, finding.component.node)), None)
@@ -93,6 +93,13 @@ class Correlator(Book):
             is_error = (one for one in soft if one.fault_class is FaultClass.application)
             root = next((one for one in is_error if is_near(one, finding)), None)
         return root
+
+    def _is_under(self, incident: Incident, jobs: Set[str]) -> bool:
+        """None of the jobs works elsewhere. One that was restarted on other nodes has left that fault behind,
+        though the incident that names it may be open for days."""
+        node, slurm = incident.root.node, self.picture.slurm
+        shown = [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
+        return node is not None and not any(job.nodes and node not in job.nodes for job in shown)
 
     def _same_cause(self, finding: Finding) -> Incident | None:
         where = finding.component

@@ -34,11 +34,9 @@ def our_drains(picture: Picture) -> list[SlurmNode]:
         return []
     ours = (one for one in slurm.reservations.values() if is_our_reservation(one))
     reserved = {name for one in ours for name in one.nodes}
-    return [
-        node
-        for node in slurm.nodes.values()
-        if node.name in reserved or (node.reason and node.held and is_ours(node.reason))
-    ]
+    held = {node.name for node in slurm.held_nodes if is_ours(node.reason)}
+    out = held | reserved
+    return [node for name, node in slurm.nodes.items() if name in out] if out else []
 
 
 def forgotten_drains(

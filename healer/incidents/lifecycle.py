@@ -58,6 +58,7 @@ SAMPLED_FAULTS = frozenset(
         "lemon-node",
         "slowness-shared",
         "slower-than-elsewhere",
+        "slower-than-fleet",
         "hang",
         "result-differs",
         "loss-nan",
@@ -101,7 +102,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = at
         case CommandKind.run_changed:
-            change |= _run_changed(incident, data, command.by) | _tested(incident, data)
+            change |= _run_changed(incident, data, command.by, at) | _tested(incident, data)
             change["tried"] = _tried(incident, data)
         case CommandKind.node_returned:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
@@ -134,7 +135,7 @@ def _tried(incident: Incident, data: Mapping[str, object]) -> Remedy:
     return max(done, key=REMEDY_LADDER.index)
 
 
-def _run_changed(incident: Incident, data: Mapping[str, object], by: str) -> dict[str, object]:
+def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: datetime) -> dict[str, object]:
     if not incident.is_open:
         return {}
     state = RunState(str(data["state"]))
@@ -144,6 +145,13 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str) -> dic
     own = incident.run == data.get("run")
     if own and state is RunState.done and data.get("early"):
         return {"run": None, "state": IncidentState.open}
+    if own and state is RunState.done and incident.root.node is None:
+        if not data.get("restarted"):
+            return {"state": IncidentState.open}  # nothing is given back: over once it is known to be gone
+        # A job that was put back has another life: what befalls that is news.
+        why = f"its run of {data.get('playbook')} is done"
+        over: dict[str, object] = {"run": None, "held_by": None, "p0_since": None}
+        return over | {"state": IncidentState.resolved, "closed": at, "closed_why": why}
     if own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
     if not own and state in ENDED_RUN_STATES:  # a person's run beside it

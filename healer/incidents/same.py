@@ -15,8 +15,9 @@ from healer.model import (
     IncidentState,
 )
 
-#: What a model thinks unusual, or what changed, is evidence beside a fault, and no fault of its own.
-UNUSUAL = frozenset({"unusual-node", "drifted"})
+#: What a model thinks unusual, what changed, or what the node's own tests were slow at, is evidence beside a
+#: fault, and no fault of its own.
+UNUSUAL = frozenset({"unusual-node", "drifted", "slower-than-fleet"})
 #: A job that is slow as a whole: told of no node, and explained by any node of its that is known to be bad.
 JOB_SLOW = "job-slow"
 #: A job that stands still: that one of its GPUs is gone explains it, what is milder need not.

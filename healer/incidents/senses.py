@@ -9,6 +9,8 @@ from healer.model import Component, Finding, Heard, Incident, Sense
 MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest, Sense.alert})
 #: What was told longer ago speaks of then and not of now. Whatever stands is told again every 5 min.
 AGREE_WITHIN = timedelta(minutes=15)
+#: What a node's own check said agrees with another sense for so long, however often it is told again.
+CHECK_LASTS = timedelta(days=1)
 #: A look at the fleet that is older says nothing of now.
 LOOK_LASTS = timedelta(seconds=60)
 #: The senses' last words that an incident keeps: each sense of each GPU and of the node as a whole.
@@ -17,7 +19,7 @@ _WORDS = {
     Sense.kernel: "kernel lines",
     Sense.metrics: "metrics",
     Sense.step_times: "step times",
-    Sense.forest: "the isolation forest",
+    Sense.forest: "the model of its class",
     Sense.silence: "silence",
     Sense.slurm: "Slurm",
     Sense.hook: "the node's own checks",
@@ -28,7 +30,11 @@ _WORDS = {
 def heard_with(incident: Incident, finding: Finding) -> tuple[Heard, ...]:
     """The senses' last words, with this finding's: only what is told of the root's own node counts."""
     told = (one for one in finding.evidence if one.component.node == incident.root.node)
-    more = [Heard(sense=one.sense, at=finding.arrived_at, part=_part(one.component)) for one in told]
+    more = [
+        Heard(sense=one.sense, at=finding.arrived_at, part=_part(one.component))
+        for one in told
+        if one.sense is not Sense.hook or finding.arrived_at - one.at <= CHECK_LASTS
+    ]
     return newest((*incident.heard, *more))
 
 

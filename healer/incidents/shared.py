@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from healer.detection.generations import gpu_model
 from healer.model import (
@@ -22,6 +22,12 @@ from healer.observations import Picture
 EXPLAINS_FOR = timedelta(minutes=10)
 #: Names that a sentence holds.
 _NAMED = 3
+
+
+@lru_cache(maxsize=16384)
+def _is_of(fault: str, globs: tuple[str, ...]) -> bool:
+    """Each walk asks it of each open incident, and the answers are few."""
+    return any(fnmatchcase(fault, glob) for glob in globs)
 
 
 class Places:
@@ -115,12 +121,8 @@ class Places:
         if known is None:
             all_ = self._rules.sharings
             known = self._sharings[fault] = (
-                [one for one in all_ if any(fnmatchcase(fault, glob) for glob in one.faults)],
-                [
-                    one
-                    for one in all_
-                    if fault == one.fault or any(fnmatchcase(fault, glob) for glob in one.itself)
-                ],
+                [one for one in all_ if _is_of(fault, one.faults)],
+                [one for one in all_ if fault == one.fault or _is_of(fault, one.itself)],
             )
         return known
 

@@ -167,7 +167,7 @@ _HEARD = {
     Sense.kernel: "Kernel line",
     Sense.metrics: "Metrics",
     Sense.step_times: "Step times",
-    Sense.forest: "Isolation forest",
+    Sense.forest: "Model of its class",
     Sense.silence: "Silence",
     Sense.slurm: "Slurm",
     Sense.hook: "The node's own check",

@@ -60,6 +60,7 @@ from healer.model.inventory import (
     facts_with,
     figures_in,
     kind_of,
+    rates_in,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.lemon import LemonPart, LemonScore, NodePast
@@ -149,6 +150,7 @@ from healer.model.slurm import (
     Trouble,
 )
 from healer.model.slurm_node import NodeStatus, SlurmNode
+from healer.model.standing import Figure, FleetFigure, NodeFigures, NodeStanding
 from healer.model.ticket import Message, Ticket, TicketStage
 from healer.model.trials import Trial
 from healer.model.validation import FIT, Depth, Validation
@@ -262,8 +264,10 @@ __all__ = [
     "FabricState",
     "FaultBurst",
     "FaultClass",
+    "Figure",
     "Finding",
     "FiringAlert",
+    "FleetFigure",
     "Forecast",
     "ForecastOutcome",
     "ForecastRule",
@@ -303,8 +307,10 @@ __all__ = [
     "Message",
     "Mode",
     "NodeContext",
+    "NodeFigures",
     "NodeHistory",
     "NodePast",
+    "NodeStanding",
     "NodeStatus",
     "Notifications",
     "NvlinkRow",
@@ -392,6 +398,7 @@ __all__ = [
     "facts_with",
     "figures_in",
     "kind_of",
+    "rates_in",
     "storm_size",
     "ways",
 ]

@@ -14,7 +14,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """One capacity-removing (or returning) step that asks the gate.
 
     `by` is the person who asked, None for healer itself. `rule` and `mode` are the incident's; a person's
-    proposal has mode auto. `approved_by` names who approved it. `ride`: the node's slot is already held by
+    proposal has mode auto. `approved_by` names who approved it, `agreed_by` who agreed to the restart of this
+    very job when they started or approved a run on its node. `ride`: the node's slot is already held by
     this incident, so slot guards and mode were answered before.
     """
 
@@ -32,9 +33,13 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     fatal: bool = False
     by: str | None = None
     approved_by: str | None = None
+    agreed_by: str | None = None
     ride: bool = False
     #: The node is to be the partner of another one in its tests, whether or not its own turn has come.
     borrows: bool = False
+    #: A slow node is searched among this and others: a fault that is open on it and not fatal is no reason
+    #: to leave it out.
+    suspect: bool = False
     #: The run only begins: it looks and waits before it takes anything, and asks again then.
     begins: bool = False
     #: Restart count of the job a requeue is about.

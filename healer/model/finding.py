@@ -51,7 +51,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     asked: str | None = None
     #: The signal that mattered, against its peers.
     charts: tuple[Chart, ...] = ()
-    #: What made the isolation forest's score, largest first.
+    #: What made the score of its class's model, largest first.
     contributions: tuple[Contribution, ...] = ()
     #: Only evidence beside an incident that is open at its place: it opens none, and makes none worse.
     beside: bool = False

@@ -1,6 +1,9 @@
 """What the one gate knows when it judges a proposal. A value: guards read it and nothing else."""
 
+from bisect import bisect_right
+from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 
 import msgspec
 
@@ -155,7 +158,7 @@ class Sweeps(msgspec.Struct, frozen=True, kw_only=True):
     begun: dict[str, datetime] = {}
 
 
-class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
+class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything a guard may look at. `snapshot` is Slurm's latest picture, None before the first.
 
     `slots` are those held now; `granted` the moments of all slots granted in the last hour (not those by
@@ -183,3 +186,21 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[Trial, ...] = ()
     #: None: not read, because nobody asked for a sweep.
     sweeps: Sweeps | None = None
+
+    @cached_property
+    def held(self) -> Mapping[str, Slot]:
+        """Node -> its slot; each guard asks for it, of a thousand."""
+        return {slot.node: slot for slot in self.slots}
+
+    @cached_property
+    def counted(self) -> frozenset[str]:
+        """Nodes whose slot counts against the caps: those granted by law 2 do not."""
+        return frozenset(slot.node for slot in self.slots if not slot.unusable)
+
+    @cached_property
+    def _grants(self) -> tuple[datetime, ...]:
+        return tuple(sorted(self.granted))
+
+    def granted_since(self, moment: datetime) -> tuple[datetime, ...]:
+        """Of `granted` those later than that, oldest first."""
+        return self._grants[bisect_right(self._grants, moment) :]

@@ -79,6 +79,11 @@ def figures_in(results: Mapping[str, str]) -> dict[str, float]:
     }
 
 
+def rates_in(results: Mapping[str, str]) -> dict[str, float]:
+    """What of a test's results is a rate, the higher the better, by name."""
+    return {name: value for name, value in figures_in(results).items() if name.endswith("_per_s")}
+
+
 def kind_of(gpu_model: str) -> str:
     """The kind of a node, by which references are kept; nodes without GPUs are of the kind `cpu`."""
     return gpu_model.lower() or "cpu"

@@ -40,6 +40,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     state: RehearsalState = RehearsalState.queued
     ended_at: datetime | None = None
     progress: float = 0.0
+    #: How long it takes yet at the pace of its last minute; None where that is not known.
+    left_s: float | None = None
     problem: str = ""
     result: dict[str, Any] | None = None
 

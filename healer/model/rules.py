@@ -257,8 +257,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a playbook. Exactly one of `do`, `check`, `wait`, `use` is set; what `use` names stands in
     its place once the files are read.
 
-    `for_each`: `jobs_hit`, `jobs_crashed` or `jobs_all` runs the step once per job. `timeout_s` bounds one
-    attempt, `retries` how many more there are, `wait_s` the longest wait before somebody is asked.
+    `for_each`: `jobs_hit`, `jobs_crashed`, `jobs_all` or `jobs_agreed` runs the step once per job.
+    `timeout_s` bounds one attempt, `retries` how many more there are, `wait_s` the longest wait before
+    somebody is asked.
     """
 
     id: str
@@ -460,6 +461,12 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def by_name(self) -> dict[str, Rule]:
         """Rules by their names, reckoned once for each set."""
         return {rule.name: rule for rule in self.rules}
+
+    @cached_property
+    def sweeping(self) -> tuple[str, ...]:
+        """Playbooks with a sweep in them."""
+        books = self.playbooks.items()
+        return tuple(name for name, one in books if any(step.do is Verb.sweep for step in one.steps))
 
     @cached_property
     def texts(self) -> dict[str, str]:

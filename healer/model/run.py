@@ -16,6 +16,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     `input` holds what the steps need and the incident does not: the job of a requeue, the drain's reason
     text. `shadow` runs go the same way and touch nothing. `beside`: it takes
     nothing from its node, and keeps no other run off it.
+
+    `input.restart` names the jobs whose restart a person agreed to with the run, each with the life (restart
+    count) that it had then; `input.restart_by` is that person.
     """
 
     id: str
@@ -83,6 +86,11 @@ def tests_of(log: Sequence[LogEntry]) -> dict[str, str]:
         if one.event is StepEvent.failed and one.data.get("final"):
             return {"tests": "failed"}
     return {}
+
+
+def restarted(log: Sequence[LogEntry]) -> bool:
+    """The run has put a job back."""
+    return any(one.event is StepEvent.done and one.data.get("verb") == Verb.requeue for one in log)
 
 
 #: What of the ladder a step does, once it was read back.

@@ -4,6 +4,7 @@ import math
 from datetime import timedelta
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 
 import msgspec
 
@@ -18,6 +19,7 @@ WAVE_RULE = "wave"
 BLOCK = "block:"
 
 
+@lru_cache(maxsize=64)
 def storm_size(share: float, nodes: int) -> int:
     """Distinct roots of one fault class in 5 minutes that make a storm (law 3): at least 3, at most 8."""
     return max(3, min(8, math.ceil(Fraction(str(share)) * nodes)))

@@ -1,13 +1,16 @@
 """What Slurm shows: nodes and jobs at one moment, in one shape for every version and adapter."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 import msgspec
 
 from healer.model.slurm_node import SlurmNode
+
+T = TypeVar("T")
 
 
 class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -193,6 +196,10 @@ class SlurmCall(StrEnum):
     cancel = "cancel"
 
 
+#: States that tell of nothing but work.
+_PLAIN = frozenset({("IDLE",), ("ALLOCATED",), ("MIXED",)})
+
+
 class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The whole cluster at `taken_at`. `nodes`, `jobs` and `reservations` by name and id."""
 
@@ -203,10 +210,19 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     reservations: Mapping[str, Reservation] = {}
 
     @property
-    def gpu_nodes(self) -> list[SlurmNode]:
+    def gpu_nodes(self) -> Sequence[SlurmNode]:
         """What caps and the floor count; every node where Slurm names no GPUs at all."""
-        with_gpus = [node for node in self.nodes.values() if node.gpus > 0]
-        return with_gpus or list(self.nodes.values())
+        return _counted(_Same(self.nodes))
+
+    @property
+    def held_nodes(self) -> Sequence[SlurmNode]:
+        """Those that somebody keeps out and says why, in the order of `nodes`."""
+        return _held(_Same(self.nodes))
+
+    @property
+    def odd_nodes(self) -> Sequence[SlurmNode]:
+        """Those of which Slurm shows more than that they are idle or at work: mostly a few of thousands."""
+        return _odd(_Same(self.nodes))
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         """Jobs that hold the node, in the order of `jobs`."""
@@ -221,35 +237,52 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return list(_waiting_by_partition(_Same(self.jobs)).get(partition, ()))
 
 
-class _Same:
+class _Same(Generic[T]):
     """A mapping as itself: equal to no other one, whatever it holds."""
 
-    def __init__(self, jobs: Mapping[str, SlurmJob]) -> None:
-        self.jobs = jobs
+    def __init__(self, rows: Mapping[str, T]) -> None:
+        self.rows = rows
 
     def __hash__(self) -> int:
-        return id(self.jobs)
+        return id(self.rows)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.jobs is other.jobs
+        return isinstance(other, _Same) and self.rows is other.rows
+
+
+# Each walk asks, and a walk for which nothing came must not look at a thousand nodes.
+@lru_cache(maxsize=4)
+def _counted(same: _Same[SlurmNode]) -> Sequence[SlurmNode]:
+    with_gpus = tuple(node for node in same.rows.values() if node.gpus > 0)
+    return with_gpus or tuple(same.rows.values())
+
+
+@lru_cache(maxsize=4)
+def _odd(same: _Same[SlurmNode]) -> Sequence[SlurmNode]:
+    return tuple(node for node in same.rows.values() if node.state not in _PLAIN)
+
+
+@lru_cache(maxsize=4)
+def _held(same: _Same[SlurmNode]) -> Sequence[SlurmNode]:
+    return tuple(node for node in _odd(same) if node.reason and node.held)
 
 
 # A storm asks for the jobs of a thousand nodes: reading all jobs for each took minutes. By the mapping and
 # not by the snapshot, because an unchanged picture is a new snapshot every two seconds with the same jobs.
 @lru_cache(maxsize=4)
-def _by_node(same: _Same) -> dict[str, list[SlurmJob]]:
-    return _placed(job for job in same.jobs.values() if job.active)
+def _by_node(same: _Same[SlurmJob]) -> dict[str, list[SlurmJob]]:
+    return _placed(job for job in same.rows.values() if job.active)
 
 
 @lru_cache(maxsize=4)
-def _failed_by_node(same: _Same) -> dict[str, list[SlurmJob]]:
-    return _placed(job for job in same.jobs.values() if job.crashed)
+def _failed_by_node(same: _Same[SlurmJob]) -> dict[str, list[SlurmJob]]:
+    return _placed(job for job in same.rows.values() if job.crashed)
 
 
 @lru_cache(maxsize=4)
-def _waiting_by_partition(same: _Same) -> dict[str, list[SlurmJob]]:
+def _waiting_by_partition(same: _Same[SlurmJob]) -> dict[str, list[SlurmJob]]:
     found: dict[str, list[SlurmJob]] = {}
-    for job in same.jobs.values():
+    for job in same.rows.values():
         if job.state == "PENDING" and not job.active:
             for partition in job.partition.split(","):
                 found.setdefault(partition, []).append(job)

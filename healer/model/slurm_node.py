@@ -22,6 +22,7 @@ KNOWN_NODE_WORDS = frozenset(
 _OUT_BASE = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN"})
 _OUT_FLAGS = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "INVALID_REG"})
 #: Kept free by the scheduler's own plans: no trouble (d.8, 19).
+_OUT_BY_PLAN = frozenset({"MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"})
 _PLANNED_FLAGS = frozenset({"PLANNED", "BLOCKED"})
 
 
@@ -123,7 +124,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def planned(self) -> bool:
         """Out by plan: in a maintenance reservation or powered down on purpose."""
-        return bool({"MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"}.intersection(self.state))
+        return not _OUT_BY_PLAN.isdisjoint(self.state)
 
     @property
     def status(self) -> NodeStatus:

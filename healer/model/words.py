@@ -135,6 +135,7 @@ class Verb(StrEnum):
     reroute = "reroute"
     collect = "collect"
     sweep = "sweep"
+    bisect = "bisect"
     site_command = "site_command"
     ticket = "ticket"
     notify = "notify"
@@ -153,7 +154,7 @@ REMOVING_VERBS = frozenset(
 NODE_REMOVING = REMOVING_VERBS - {Verb.requeue, Verb.cancel}
 
 #: Verbs on a job: a step says which one, the run's node is only where it is hit.
-JOB_VERBS = frozenset({Verb.requeue, Verb.revive, Verb.cancel, Verb.release, Verb.exclude})
+JOB_VERBS = frozenset({Verb.requeue, Verb.revive, Verb.cancel, Verb.release, Verb.exclude, Verb.bisect})
 
 #: Those that start a job once more; a job's life is restarted once, whoever asks.
 RESTARTING_VERBS = frozenset({Verb.requeue, Verb.revive})

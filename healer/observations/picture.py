@@ -2,10 +2,11 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +23,7 @@ from healer.model import (
     Reference,
     Sense,
     Sensed,
+    SlurmNode,
     SlurmSnapshot,
     Topology,
     facts_with,
@@ -206,6 +208,16 @@ class Standing:
     told_at: datetime | None = None
 
 
+class AllHeard(NamedTuple):
+    """Nobody of these nodes can be silent until then: each spoke since."""
+
+    nodes: Mapping[str, SlurmNode]
+    until: datetime
+
+    def holds(self, nodes: Mapping[str, SlurmNode], now: datetime) -> bool:
+        return nodes is self.nodes and now <= self.until
+
+
 class Picture:
     """The fleet of one cluster as healer knows it now."""
 
@@ -213,6 +225,8 @@ class Picture:
         self.cluster = cluster
         #: No silence is judged before the detector itself has listened long enough.
         self.watching_since = watching_since
+        #: What the last look for silence found; None: somebody is, or a sender is new.
+        self.all_heard: AllHeard | None = None
         self.slurm: SlurmSnapshot | None = None
         #: How slurmctld does, as the last poll found it.
         self.controller: Controller | None = None
@@ -363,6 +377,8 @@ class Picture:
 
     def _heartbeat(self, node: NodePicture, seen: Observation) -> None:
         node.beat(seen.arrived_at)
+        if len(node.beats) <= BEATS_FOR_CADENCE:
+            self.all_heard = None
         if seen.boot_id:
             # A clock that is ahead must not make the next boot look old.
             node.heard_boot(seen.boot_id, min(seen.event_at, seen.arrived_at), seen.arrived_at)

@@ -41,12 +41,10 @@ class Results:
         for known in self._told.values():
             known[row] = np.nan
 
-    def put(
-        self, batch: "StepBatch", index: NDArray[np.intp], row: NDArray[np.int64], rank: NDArray[np.int32]
-    ) -> None:
-        """The batch's lines `index` are of these rows and ranks. The first word counts."""
+    def put(self, batch: "StepBatch", row: NDArray[np.int64], rank: NDArray[np.int32]) -> None:
+        """The batch's lines are of these rows and ranks. The first word counts."""
         for name in RESULTS:
-            values = getattr(batch, name)[index]
+            values = getattr(batch, name)
             told = ~np.isnan(values)
             if not told.any():
                 continue

@@ -188,10 +188,10 @@ class Rings:
         first, stop = self.head - SLOTS + 1, self.head + 1
         if not self.counters:
             stop = min(slot_of(before_s) + 1, stop)
-        for slot in range(first, stop):
-            self._ring[:, slot % SLOTS, rows] = 0 if self.counters else np.nan
-            if self.counters:
-                self._span[:, slot % SLOTS, rows] = 0
+        emptied = np.arange(first, stop)[:, None] % SLOTS
+        self._ring[:, emptied, rows] = 0 if self.counters else np.nan
+        if self.counters:
+            self._span[:, emptied, rows] = 0
         self._summed[:] = False
         old = self._at[:, rows] <= before_s
         for array, fill in ((self._last, np.nan), (self._at, -np.inf), (self._high, np.nan)):

@@ -1,5 +1,6 @@
 """Step times of running jobs: per job and life a ring of steps × ranks. State owned by its caller."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 STEPS = 128
 #: A job that Slurm shows no more, and an earlier life of one, is kept this long.
 FORGET_AFTER = timedelta(minutes=10)
+#: Times between news of a job that are kept.
+NEWS = 32
 #: A step counts once so many of the ranks told of it.
 ENOUGH = 0.8
 #: What has not come by then is not waited for.
@@ -54,33 +57,52 @@ class JobSteps:
         #: Counts how often the job went back: what was learnt from later steps speaks of them no more.
         self.rewound = 0
         self.newest = -1
+        #: When it was heard of, and the times between such news, s.
+        self.news_at: datetime | None = None
+        self.news_s: deque[float] = deque(maxlen=NEWS)
         #: Step number by row, -1 empty; and the sender's newest time of it, s since 1970.
         self.number = np.full(STEPS, -1, np.int64)
         self.at = np.full(STEPS, np.nan)
         self.capacity = 0
-        #: Seconds of compute per unit of work (work not told: 1), and of the whole step.
-        self.compute = np.zeros((STEPS, 0), np.float32)
-        self.step_s = np.zeros((STEPS, 0), np.float32)
+        #: `compute` and `step_s`.
+        self._seconds = np.zeros((2, STEPS, 0), np.float32)
         self.results = Results(STEPS)
         #: What the steps were made of, mean over the ranks.
         self.parts = StepParts(STEPS)
         #: Where ranks stand that have ended no step for a while.
         self.in_step = InStep()
         self.seen = np.zeros(0, bool)
-        self.stage = np.zeros(0, np.int32)
-        self.with_work = np.zeros(0, bool)
-        self._node = np.zeros(0, np.int32)
-        self._gpu = np.zeros(0, np.int32)
+        #: How many columns hold anything: the highest rank heard, and one.
+        self.ranks = 0
+        #: By rank: its node and GPU, its stage, and whether it tells its work.
+        self._own = np.zeros((4, 0), np.int32)
         #: When the rank was last told where it is known to run, s since 1970.
         self._placed_s = np.zeros(0)
         self._names: dict[str, int] = {}
         self._places: tuple[object, Places] | None = None
         self._peers: list[NDArray[np.intp]] | None = None
+        #: Ranks that told of each step; and what was ready when it was asked last, until more comes.
+        self._told = np.zeros(STEPS, np.int64)
+        self._ready: tuple[tuple[int, bool], list[int]] | None = None
 
     @property
-    def ranks(self) -> int:
-        """How many columns hold anything: the highest rank heard, and one."""
-        return int(np.flatnonzero(self.seen)[-1]) + 1 if self.seen.any() else 0
+    def compute(self) -> NDArray[np.float32]:
+        """Seconds of compute per unit of work (work not told: 1)."""
+        return self._seconds[0]
+
+    @property
+    def step_s(self) -> NDArray[np.float32]:
+        """Seconds of the whole step."""
+        return self._seconds[1]
+
+    @property
+    def stage(self) -> NDArray[np.int32]:
+        return self._own[2]
+
+    @property
+    def with_work(self) -> NDArray[np.bool_]:
+        """Who tells its work."""
+        return self._own[3] > 0
 
     @property
     def told_at(self) -> float:
@@ -94,17 +116,22 @@ class JobSteps:
 
     def ready(self, after: int, now: datetime) -> list[int]:
         """Steps later than `after` that enough ranks told of and that nothing more is to be waited for."""
-        known = np.flatnonzero(self.number > after)
-        if not len(known):
+        if self.newest <= after:
             return []
+        waited = (now - self.heard_at).total_seconds() > LATE_AFTER_S
+        if self._ready is None or self._ready[0] != (after, waited):
+            self._ready = (after, waited), self._found_ready(after, waited=waited)
+        return list(self._ready[1])
+
+    def _found_ready(self, after: int, *, waited: bool) -> list[int]:
+        known = np.flatnonzero(self.number > after)
         order = known[np.argsort(self.number[known])]
-        told = np.isfinite(self.step_s[order][:, self.seen]).mean(axis=1)
+        told = self._told[order] / np.count_nonzero(self.seen)
         enough = told >= ENOUGH
         # The slow one may be the late one: a step waits for all, until most are at a later step.
         later = np.append(np.logical_or.accumulate(enough[::-1])[::-1][1:], False)
-        waited = (now - self.heard_at).total_seconds() > LATE_AFTER_S
         fine = enough & ((told >= 1.0) | later | waited)
-        return [int(number) for number in self.number[order[fine]]]
+        return self.number[order[fine]].tolist()
 
     def peers(self) -> list[NDArray[np.intp]]:
         """Ranks that compare with each other: of one stage, and told per work or not told so alike."""
@@ -133,48 +160,70 @@ class JobSteps:
         allowed = set(shown.nodes) if shown is not None else set(slurm.nodes) if slurm is not None else set()
         fits = np.array([name in allowed for name in self._names], bool)
         n = self.ranks
-        node = self._node[:n].copy()
+        node, gpu = self._own[0, :n].copy(), self._own[1, :n]
         told = node >= 0
         node[told] = np.where(fits[node[told]], node[told], -1) if len(fits) else -1
-        return Places(tuple(self._names), node, np.where(node >= 0, self._gpu[:n], -1).astype(np.int32))
+        return Places(tuple(self._names), node, np.where(node >= 0, gpu, -1).astype(np.int32))
 
     # --- taking in ---
 
     def take(self, batch: "StepBatch", most: int = RANKS_MAX) -> int:
         """Takes in one batch; returns how many rows were of no use (late, no rank below `most`, or told by
         another node than the rank's)."""
+        told = len(batch.rank)
         fine = (batch.rank >= 0) & (batch.rank < most) & (batch.step >= 0)
         if not fine.any():
-            return len(batch.rank)
-        self._grow(grown(self.capacity, int(batch.rank[fine].max()) + 1, most))
+            return told
+        batch = only(batch, fine)
+        self._grow(grown(self.capacity, int(batch.rank.max()) + 1, most))
         place = self._told_nodes(batch)
-        fine[fine] = self._own(batch.rank[fine], place[fine], batch.arrived_at.timestamp())
-        rank, step, at = batch.rank[fine], batch.step[fine], batch.at[fine]
-        if not len(rank):
-            return len(batch.rank)
-        self._notice_rewind(step, at)
-        row = step % STEPS
-        # The ring holds no more: a batch of a million steps must not cost a million rounds.
-        for number in np.unique(step)[-STEPS:]:
-            if number > self.number[number % STEPS]:
-                self._clear(int(number))
-        here = self.number[row] == step
+        own = self._by_its_node(batch.rank, place, batch.arrived_at.timestamp())
+        if not own.any():
+            return told
+        batch, place = only(batch, own), place[own]
+        self._notice_rewind(batch.step, batch.at)
+        self._make_rows(batch.step)
+        here = self.number[batch.step % STEPS] == batch.step
+        newest = int(batch.step.max())
         # The first word counts: a repeat is nothing, and a later one of the same step is no better.
-        index = np.flatnonzero(fine)[here]
-        row, rank = row[here], rank[here]
-        np.fmax.at(self.at, row, batch.at[index])
-        self._identity(batch, index, rank, place[index])
-        work = batch.work[index]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            compute = batch.compute_s[index] / np.where(np.isnan(work), 1.0, work)
-        for target, values in ((self.compute, compute), (self.step_s, batch.step_s[index])):
-            good = np.isfinite(values) & (values > 0) & np.isnan(target[row, rank])
-            target[row[good], rank[good]] = values[good]
-        self.results.put(batch, index, row, rank)
-        self.parts.add(batch, index, row)
-        self.newest = max(self.newest, int(step.max()))
+        batch, place = only(batch, here), place[here]
+        self._identity(batch, place)
+        self._put(batch)
+        if newest > self.newest:
+            self._note_news(newest, batch.arrived_at)
         self.heard_at = max(self.heard_at, batch.arrived_at)
-        return len(batch.rank) - len(index)
+        self._ready = None
+        return told - len(batch.rank)
+
+    def _note_news(self, newest: int, at: datetime) -> None:
+        if self.news_at is not None:
+            self.news_s.append((at - self.news_at).total_seconds())
+        self.newest, self.news_at = newest, at
+
+    def _make_rows(self, step: NDArray[np.int64]) -> None:
+        """Room for these steps."""
+        first, last = int(step.min()), int(step.max())
+        # The ring holds no more: a batch of a million steps must not cost a million rounds.
+        for number in [last] if first == last else np.unique(step)[-STEPS:].tolist():
+            if number > self.number[number % STEPS]:
+                self._clear(number)
+
+    def _put(self, batch: "StepBatch") -> None:
+        """Rows whose steps are here."""
+        rank, row = batch.rank, batch.step % STEPS
+        np.fmax.at(self.at, row, batch.at)
+        values = np.empty((2, len(rank)))
+        values[0], values[1] = batch.compute_s, batch.step_s
+        if not (no_work := np.isnan(batch.work)).all():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values[0] /= np.where(no_work, 1.0, batch.work)
+        good = np.isfinite(values) & (values > 0) & np.isnan(self._seconds[:, row, rank])
+        kind, line = np.nonzero(good)
+        self._seconds[kind, row[line], rank[line]] = values[kind, line]
+        for one in set(row.tolist()):
+            self._told[one] = np.count_nonzero(np.isfinite(self.step_s[one]))
+        self.results.put(batch, row, rank)
+        self.parts.add(batch, row)
 
     def hear(self, batch: "StepBatch") -> int:
         """Ranks that have told steps say where they stand now; returns how many words were of no use."""
@@ -182,7 +231,7 @@ class JobSteps:
         fine[fine] = self.seen[batch.rank[fine]]
         place = self._told_nodes(batch)
         arrived_s = batch.arrived_at.timestamp()
-        fine[fine] = self._own(batch.rank[fine], place[fine], arrived_s)
+        fine[fine] = self._by_its_node(batch.rank[fine], place[fine], arrived_s)
         index = np.flatnonzero(fine)
         rank = batch.rank[index]
         self._placed_s[rank[place[index] >= 0]] = arrived_s
@@ -194,7 +243,7 @@ class JobSteps:
     def _notice_rewind(self, step: NDArray[np.int64], at: NDArray[np.float64]) -> None:
         """Most of what comes is far back and yet later than the newest: the steps are run anew."""
         row = self.row(self.newest) if self.newest >= 0 else None
-        if row is None or not len(step):
+        if row is None or step.min() >= self.newest - REWIND:
             return
         back = (step < self.newest - REWIND) & (at > self.at[row])
         if back.mean() > 0.5:
@@ -204,8 +253,8 @@ class JobSteps:
 
     def _clear(self, number: int) -> None:
         row = number % STEPS
-        self.number[row], self.at[row] = number, np.nan
-        self.compute[row], self.step_s[row] = np.nan, np.nan
+        self.number[row], self.at[row], self._told[row] = number, np.nan, 0
+        self._seconds[:, row] = np.nan
         self.results.clear(row)
         self.parts.clear(row)
 
@@ -213,32 +262,34 @@ class JobSteps:
         """(n,) this life's numbers of the nodes told, -1 where none was."""
         return np.array([*map(self._named, batch.nodes), -1], np.int32)[batch.node]
 
-    def _own(self, rank: NDArray[np.int32], node: NDArray[np.int32], arrived_s: float) -> NDArray[np.bool_]:
+    def _by_its_node(
+        self, rank: NDArray[np.int32], node: NDArray[np.int32], arrived_s: float
+    ) -> NDArray[np.bool_]:
         """(n,) rows that their rank's own node told: the one it runs on, or else the first that names it."""
-        place = np.where(arrived_s - self._placed_s > MOVED_AFTER_S, -1, self._node)
-        told = np.flatnonzero((node >= 0) & (place[rank] < 0))
-        new, first = np.unique(rank[told], return_index=True)
-        place[new] = node[told[first]]
-        return (node < 0) | (node == place[rank])
+        place = np.where(arrived_s - self._placed_s > MOVED_AFTER_S, -1, self._own[0])
+        own = place[rank]
+        told = np.flatnonzero((node >= 0) & (own < 0))
+        if len(told):
+            new, first = np.unique(rank[told], return_index=True)
+            place[new] = node[told[first]]
+            own = place[rank]
+        return (node < 0) | (node == own)
 
-    def _identity(
-        self,
-        batch: "StepBatch",
-        index: NDArray[np.intp],
-        rank: NDArray[np.int32],
-        node: NDArray[np.int32],
-    ) -> None:
-        placed = node >= 0
+    def _identity(self, batch: "StepBatch", node: NDArray[np.int32]) -> None:
+        """What else the rows tell of their ranks."""
+        rank, placed = batch.rank, node >= 0
         self._placed_s[rank[placed]] = batch.arrived_at.timestamp()
-        # A row without a place is no word against the one that is known.
-        gpu = np.where(placed, batch.gpu[index], self._gpu[rank])
-        node = np.where(placed, node, self._node[rank])
-        new = (node, gpu, batch.stage[index], np.isfinite(batch.work[index]))
-        old = (self._node[rank], self._gpu[rank], self.stage[rank], self.with_work[rank])
-        if self.seen[rank].all() and all(np.array_equal(a, b) for a, b in zip(new, old, strict=True)):
+        old = self._own[:, rank]
+        new = np.empty_like(old)
+        new[0], new[1], new[2], new[3] = node, batch.gpu, batch.stage, np.isfinite(batch.work)
+        if not placed.all():
+            # A row without a place is no word against the one that is known.
+            new[:2] = np.where(placed, new[:2], old[:2])
+        if self.seen[rank].all() and (new == old).all():
             return
-        self._node[rank], self._gpu[rank], self.stage[rank], self.with_work[rank] = new
+        self._own[:, rank] = new
         self.seen[rank] = True
+        self.ranks = int(np.flatnonzero(self.seen)[-1]) + 1 if self.seen.any() else 0
         self._places = self._peers = None
 
     def _named(self, name: str) -> int:
@@ -251,13 +302,12 @@ class JobSteps:
         more = capacity - self.capacity
         if more <= 0:
             return
-        empty = np.full((STEPS, more), np.nan, np.float32)
-        self.compute = np.concatenate([self.compute, empty], axis=1)
-        self.step_s = np.concatenate([self.step_s, empty], axis=1)
-        empty_is = {"seen": 0, "with_work": 0, "stage": -1, "_node": -1, "_gpu": -1, "_placed_s": -np.inf}
-        for name, value in empty_is.items():
-            known = getattr(self, name)
-            setattr(self, name, np.concatenate([known, np.full(more, value, known.dtype)]))
+        empty = np.full((2, STEPS, more), np.nan, np.float32)
+        self._seconds = np.concatenate([self._seconds, empty], axis=2)
+        nobody = np.array([[-1], [-1], [-1], [0]], np.int32)
+        self._own = np.concatenate([self._own, np.repeat(nobody, more, axis=1)], axis=1)
+        self.seen = np.concatenate([self.seen, np.zeros(more, bool)])
+        self._placed_s = np.concatenate([self._placed_s, np.full(more, -np.inf)])
         self.capacity += more
         self.results.grow(self.capacity)
         self.in_step.grow(self.capacity)
@@ -322,10 +372,9 @@ class StepTimes:
         self, key: tuple[str, int], batch: "StepBatch", slurm: SlurmSnapshot | None
     ) -> tuple[JobSteps | None, int]:
         """The life, with leave to grow as the batch needs it, and the bound of its ranks; None: no room."""
-        most = ranks_most(key[0], slurm)
-        ranks = batch.rank[(batch.rank >= 0) & (batch.rank < most)]
-        life = self._lives.get(key)
-        if not len(ranks):
+        most, life = ranks_most(key[0], slurm), self._lives.get(key)
+        ranks = batch.rank[batch.rank < most]
+        if not len(ranks) or ranks.max() < 0:
             return life, most
         had = life.capacity if life is not None else 0
         capacity = grown(had, int(ranks.max()) + 1, most)

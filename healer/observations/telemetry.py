@@ -68,6 +68,8 @@ class Telemetry:
     def __init__(self, cluster: str, catalogue: Catalogue, gpu_models: Sequence[GpuModel] = ()) -> None:
         self.cluster = cluster
         self.counts = Counts()
+        #: Signals that anybody told so far.
+        self.told: set[str] = set()
         self._axes = Axes(cluster)
         #: By the name of a report's node, or of a device with its mark. Rows never move.
         self._rows: dict[str, tuple[Scope, int]] = {}
@@ -94,6 +96,11 @@ class Telemetry:
         """What GPU models are made for, from now on."""
         self._gpu_models = tuple(gpu_models)
         self._specs.clear()
+
+    @property
+    def layout(self) -> int:
+        """Another number whenever rows, or what belongs to what, have changed."""
+        return self._axes.version
 
     @property
     def reports(self) -> int:
@@ -367,6 +374,7 @@ class Telemetry:
             return None
         axis.most = most
         rings.add(signal.name)
+        self.told.add(signal.name)
         return rings
 
     def _reserve(self, scope: Scope, rows: int) -> None:

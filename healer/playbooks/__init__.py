@@ -14,6 +14,7 @@ from healer.playbooks.advance import (
     advance,
     from_here,
     stuck_at,
+    takes_restarts,
     touched,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "advance",
     "from_here",
     "stuck_at",
+    "takes_restarts",
     "touched",
 ]

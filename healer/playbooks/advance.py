@@ -13,6 +13,8 @@ from healer.playbooks.inputs import filled, places_of
 
 #: Keys of a run's log that no step has: what the run knows, and that it is being undone.
 BEGIN, UNDO = "begin", "undo"
+#: The list of jobs whose restart a person agreed to with the run.
+AGREED = "jobs_agreed"
 #: Steps may not be called so.
 RESERVED = frozenset({BEGIN, UNDO})
 
@@ -116,8 +118,15 @@ def _asks_for_facts(steps: tuple[tuple[str | None, tuple[object, ...]], ...]) ->
 
 
 def asks_for_facts(playbook: Playbook) -> bool:
-    """A condition or an input of a step rests on what the run knows."""
-    return _asks_for_facts(tuple((step.when, tuple(step.input.values())) for step in playbook.steps))
+    """A condition, an input of a step or its list of jobs rests on what the run knows."""
+    return takes_restarts(playbook) or _asks_for_facts(
+        tuple((step.when, tuple(step.input.values())) for step in playbook.steps)
+    )
+
+
+def takes_restarts(playbook: Playbook) -> bool:
+    """Whoever starts or approves a run of it may agree to the restart of jobs on the node."""
+    return any(step.for_each == AGREED for step in playbook.steps)
 
 
 def known(log: Sequence[LogEntry]) -> Mapping[str, Any]:
@@ -234,8 +243,21 @@ def jobs_all(log: Sequence[LogEntry]) -> dict[str, int]:
     return jobs_hit(log) | jobs_crashed(log)
 
 
+def jobs_agreed(log: Sequence[LogEntry]) -> dict[str, int]:
+    """Jobs whose restart a person agreed to as they started or approved the run, in the life that they agreed
+    about: one that was restarted since has another."""
+    told = {job: life for one in log for job, life in one.data.get("restart", {}).items()}
+    now = jobs_all(log)
+    return {str(job): int(life) for job, life in told.items() if now.get(job, life) == life}
+
+
 #: What `for_each` may name.
-JOB_LISTS = {"jobs_hit": jobs_hit, "jobs_crashed": jobs_crashed, "jobs_all": jobs_all}
+JOB_LISTS = {
+    "jobs_hit": jobs_hit,
+    "jobs_crashed": jobs_crashed,
+    "jobs_all": jobs_all,
+    AGREED: jobs_agreed,
+}
 
 
 def _listed(log: Sequence[LogEntry], name: str) -> dict[str, int]:

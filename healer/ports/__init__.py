@@ -6,7 +6,7 @@ Both pass the same contract suites in `tests/contract`.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from healer.model import (
@@ -174,6 +174,8 @@ class WalkTx(Protocol):
         """Runs that have not ended."""
         ...
 
+    def has_active_runs(self) -> bool: ...
+
     def run(self, name: str) -> Run | None: ...
 
     def is_returning(self, run: str) -> bool:
@@ -256,9 +258,12 @@ class WalkTx(Protocol):
 
 
 class RunClaim(Protocol):
-    """A run held by one worker: session lock, lease and epoch. Each method is one transaction.
+    """A run held by one worker: session lock, lease and epoch.
 
-    Everything here raises LeaseLost when another worker has claimed the run since, or the lease is over.
+    What needs nobody's attention before the run goes on (`keep`, `tell`, `queue_message`, `release_slot`) is
+    stored with what is written next, in that order and in that transaction; a worker that dies before has
+    done nothing of it. `write`, `set_state` and `gate` are one transaction each. They, and whatever reads,
+    raise LeaseLost when another worker has claimed the run since, or the lease is over.
     """
 
     run: Run
@@ -318,6 +323,10 @@ class RunClaim(Protocol):
         drained: RemedyUse | None = None,
     ) -> None:
         """`drained`: our drain was read back; the slot and the remedy that begins are noted with the line."""
+        ...
+
+    def keep(self, entry: LogEntry) -> None:
+        """A line of a step that only looked: who dies before it is stored looks again."""
         ...
 
     def set_state(
@@ -417,8 +426,9 @@ class Ledger(Protocol):
         Answers with all that still has runs left, counted anew."""
         ...
 
-    def due_runs(self, now: datetime) -> list[str]:
-        """Runs to advance now: new, woken, or abandoned by a dead worker."""
+    def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
+        """Runs to advance now: new, woken, or abandoned by a dead worker. Without new ones that began no
+        longer than `sent` ago: whoever began them has told the workers."""
         ...
 
 

@@ -8,6 +8,7 @@ import structlog
 
 from healer.model.rehearsal import Rehearsal
 from healer.ports import Clock
+from healer.progress import Pace
 
 log = structlog.get_logger()
 
@@ -20,7 +21,7 @@ class Book(Protocol):
     """Where rehearsals stand."""
 
     def claim(self, cluster: str, now: datetime) -> Rehearsal | None: ...
-    def advance(self, name: str, progress: float, now: datetime) -> bool: ...
+    def advance(self, name: str, progress: float, now: datetime, left_s: float | None) -> bool: ...
     def end(
         self, name: str, now: datetime, *, result: Mapping[str, Any] | None = None, problem: str = ""
     ) -> None: ...
@@ -41,6 +42,7 @@ class Rehearsing:
         """`begin` raises OSError or ValueError where there is nothing to replay."""
         self._book, self._cluster, self._begin, self._clock = book, cluster, begin, clock
         self._now: tuple[Rehearsal, Child, datetime] | None = None
+        self._pace = Pace()
 
     def __call__(self) -> None:
         if self._now is None:
@@ -64,7 +66,7 @@ class Rehearsing:
             self._book.end(asked.id, now, problem=str(error))
             return
         log.info("a change of rules is tried", rehearsal=asked.id, file=asked.file)
-        self._now = asked, child, now
+        self._now, self._pace = (asked, child, now), Pace()
 
     def _look(self, asked: Rehearsal, child: Child, begun: datetime) -> None:
         now = self._clock.now()
@@ -77,8 +79,11 @@ class Rehearsing:
             hours = LONGEST.total_seconds() / 3600
             why = f"it took longer than {hours:g} hours: try fewer days, or without what was measured"
             self._finish(asked, child, problem=why)
-        elif not self._book.advance(asked.id, child.progress(), now):
+        elif not self._advance(asked, child.progress(), now):
             self._finish(asked, child)
+
+    def _advance(self, asked: Rehearsal, progress: float, now: datetime) -> bool:
+        return self._book.advance(asked.id, progress, now, self._pace.left_s(progress, now.timestamp()))
 
     def _finish(
         self, asked: Rehearsal, child: Child, *, result: Mapping[str, Any] | None = None, problem: str = ""

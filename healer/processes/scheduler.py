@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
+from healer.lease import SENT
 from healer.model import Controller, Ruleset
 from healer.observations.controller import POLL_S, noted, rest_s
 from healer.observations.places import Placing
@@ -134,12 +135,12 @@ def sweep(ledger: Ledger, poke: Poke, clock: Clock) -> Callable[[], float | None
     """Wakes due runs: those whose wait is over and those that a dead worker left.
 
     A run that stays due is sent again after a second; the more are due, the later: they wait for workers, and
-    messages that nobody needs would only keep those busy.
+    messages that nobody needs would only keep those busy. A new one was sent by whoever began it.
     """
     poked: dict[str, float] = {}
 
     def work() -> None:
-        now, all_due = time.monotonic(), ledger.due_runs(clock.now())
+        now, all_due = time.monotonic(), ledger.due_runs(clock.now(), sent=SENT)
         again_s = max(AGAIN_S, len(all_due) * AGAIN_EACH_S)
         for run, at in list(poked.items()):
             if now - at > again_s:

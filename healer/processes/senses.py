@@ -166,6 +166,7 @@ class SensesLoop:
         slurm = self._picture.slurm
         now = self._read(senses, samples, slurm)
         if self._ticked is not None and (now - self._ticked).total_seconds() < TICK_S:
+            self._glance(senses, slurm, now)
             return
         self._ticked = now
         if now - self._parts_at >= KNOW_PARTS:
@@ -187,6 +188,14 @@ class SensesLoop:
             log.info("ticks", **told, slow_clocks=senses.telemetry.slow_clocks)
             if self._drops is not None:
                 self._drops.tell(senses.telemetry.counts, now)
+
+    def _glance(self, senses: Senses, slurm: SlurmSnapshot | None, now: datetime) -> None:
+        """Between two ticks: a link that was lost waits for none."""
+        links_down = dict(self._picture.links_down)
+        sensed = senses.look(slurm, now, links_down) if links_down else None
+        if sensed is not None:
+            with self._lock:
+                self._heard.append(sensed)
 
     def _read(self, senses: Senses, samples: Samples, slurm: SlurmSnapshot | None) -> datetime:
         """Takes in what is new, up to now; returns the moment of the last reading."""

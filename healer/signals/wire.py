@@ -314,8 +314,13 @@ def wrong_node(cluster: str, node: str, known: Known) -> str | None:
 
 
 def _check_id(name: str, word: str | int | None) -> None:
-    if word is not None and not _ID.fullmatch(str(word)):
+    if not is_id(word):
         raise BadEntry(f"{name}: 1 to 256 printable ASCII characters without spaces")
+
+
+def is_id(word: str | int | None) -> bool:
+    """Whether it can be one; what was not told can."""
+    return word is None or _ID.fullmatch(str(word)) is not None
 
 
 def normal_boot_id(text: str | None) -> str | None:

@@ -68,6 +68,7 @@ class CallServer:
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True
             block_on_close = False
+            request_queue_size = 128  # a worker's threads connect at the same moment
 
         # Under its name only when it listens: who waits for the file may connect at once.
         unnamed = self.path.with_name(f"{self.path.name}.{os.getpid()}")
@@ -88,57 +89,68 @@ class CallServer:
 
 
 class CallClient:
-    """Connects when it is first used and again after a failure; a failed call is never sent twice."""
+    """Calls at the same time have a connection each, made when it is first needed and kept for the next one.
+    A failed call is never sent twice; after it all connections are made anew."""
 
     def __init__(self, socket_path: Path | str, timeout_s: float) -> None:
         self._path = str(socket_path)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._file: Any = None
+        self._idle: list[_Connection] = []
 
     def close(self) -> None:
+        """Those that nobody is using."""
         with self._lock:
-            self._close()
+            idle, self._idle = self._idle, []
+        for one in idle:
+            one.close()
 
     def call(self, name: str, answer: Any, /, *args: Any, **kwargs: Any) -> Any:
         """The answer as a value of the type `answer`; None: nothing is answered. Raises Gone, CallFailed."""
         line = msgspec.json.encode(_Request(name, list(args), kwargs)) + b"\n"
         with self._lock:
-            sent = False
-            try:
-                self._connect()
-                sent = True
-                self._file.write(line)
-                self._file.flush()
-                told = self._file.readline()
-                if not told.endswith(b"\n"):
-                    raise ConnectionError("it hung up")
-            except OSError as error:
-                self._close()
-                raise Gone(f"{self._path} did not answer: {error}.", sent=sent) from error
+            connection = self._idle.pop() if self._idle else None
+        sent = connection is not None
+        try:
+            connection = connection or _Connection(self._path, self._timeout_s)
+            sent = True
+            told = connection.asked(line)
+        except OSError as error:
+            if connection is not None:
+                connection.close()
+            self.close()
+            raise Gone(f"{self._path} did not answer: {error}.", sent=sent) from error
+        with self._lock:
+            self._idle.append(connection)
         reply = msgspec.json.decode(told, type=_Reply)
         if reply.error:
             raise CallFailed(reply.error, reply.text, reply.code)
         return msgspec.json.decode(reply.ok, type=answer) if answer is not None else None
 
-    def _connect(self) -> None:
-        if self._socket is None:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(self._timeout_s)
-            try:
-                connection.connect(self._path)
-            except OSError:
-                connection.close()
-                raise
-            self._socket, self._file = connection, connection.makefile("rwb")
 
-    def _close(self) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
+class _Connection:
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.connect(path)
+        except OSError:
             self._socket.close()
-            self._socket = self._file = None
+            raise
+        self._file = self._socket.makefile("rwb")
+
+    def asked(self, line: bytes) -> bytes:
+        self._file.write(line)
+        self._file.flush()
+        told = self._file.readline()
+        if not told.endswith(b"\n"):
+            raise ConnectionError("it hung up")
+        return told
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._socket.close()
 
 
 def _answer(

@@ -1,12 +1,10 @@
 """The ledger in memory: for replay and simulation. Same Protocols, same meaning, one process, no crash.
 
-A transaction is a copy that takes the place of the original at its end, so a failed walk leaves nothing.
+A transaction notes how to take back what it writes, so a failed walk leaves nothing.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -35,11 +33,9 @@ from healer.model import (
     JobCheckpoint,
     LogEntry,
     Message,
-    Mode,
     NodeHistory,
     Observation,
     ObservationKind,
-    Pause,
     Permit,
     Reference,
     RemedyUse,
@@ -59,49 +55,14 @@ from healer.model import (
 )
 from healer.ports import AlreadyRequeued, Checkpoints, Clock, GateTx, LeaseLost
 from healer.sim.checkpoints import MemoryCheckpoints
+from healer.sim.ledger_tables import Tables, Undo
+
+__all__ = ["MemoryClaim", "MemoryLedger", "MemoryTx", "Tables"]
 
 _RECENT = timedelta(minutes=5)
+#: Steps that took nodes: so many of the last ones the breaker looks at.
+ENDED_KEPT = 10
 T = TypeVar("T")
-
-
-@dataclass
-class Tables:
-    """Everything the ledger holds. Nouns are frozen, so a copy of the containers is a copy of all."""
-
-    incidents: dict[str, Incident] = field(default_factory=dict)
-    findings: list[tuple[str, Finding]] = field(default_factory=list)
-    #: By incident, oldest first.
-    verdicts: dict[str, tuple[VerdictAt, ...]] = field(default_factory=dict)
-    bursts: dict[tuple[str, str, str, datetime], FaultBurst] = field(default_factory=dict)
-    #: By node; by kind.
-    inventories: dict[str, Inventory] = field(default_factory=dict)
-    forecasts: dict[str, Forecast] = field(default_factory=dict)
-    references: dict[str, Reference] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
-    runs: dict[str, Run] = field(default_factory=dict)
-    log: dict[str, list[LogEntry]] = field(default_factory=dict)
-    slots: dict[str, Slot] = field(default_factory=dict)
-    granted: list[Slot] = field(default_factory=list)
-    requeues: list[RequeueUse] = field(default_factory=list)
-    #: (job, restarts) -> the run that was granted its requeue.
-    requeued_by: dict[tuple[str, int], str] = field(default_factory=dict)
-    remedies: list[RemedyUse] = field(default_factory=list)
-    vetoes: list[Veto] = field(default_factory=list)
-    pauses: list[Pause] = field(default_factory=list)
-    permits: list[Permit] = field(default_factory=list)
-    modes: dict[str, Mode] = field(default_factory=dict)
-    messages: dict[str, Message | Ticket] = field(default_factory=dict)
-    sent: list[tuple[datetime, Message | Ticket]] = field(default_factory=list)
-    audit: list[AuditRecord] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
-    breaker: Breaker | None = None
-    #: By name and digest.
-    texts: dict[tuple[str, str], Trial] = field(default_factory=dict)
-
-    def copied(self) -> "Tables":
-        changed = {name: copy.copy(value) for name, value in vars(self).items()}
-        changed["log"] = {run: list(entries) for run, entries in self.log.items()}
-        return Tables(**changed)
 
 
 class MemoryLedger:
@@ -117,12 +78,11 @@ class MemoryLedger:
 
     @contextmanager
     def transaction(self) -> Iterator["MemoryTx"]:
-        kept = self.tables
-        self.tables = kept.copied()
+        tx = MemoryTx(self)
         try:
-            yield MemoryTx(self)
+            yield tx
         except BaseException:
-            self.tables = kept
+            tx.undo()
             raise
 
     @contextmanager
@@ -180,12 +140,13 @@ class MemoryLedger:
             for run in self.tables.runs.values()
         )
 
-    def due_runs(self, now: datetime) -> list[str]:
-        return [
-            run.id
-            for run in self.tables.runs.values()
+    def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
+        due = (
+            run
+            for run in self.tables.active_runs()
             if run.state is RunState.running and (run.wake_at is None or run.wake_at <= now)
-        ]
+        )
+        return [run.id for run in due if run.epoch > 0 or not now - sent < run.created_at <= now]
 
     def take_commands(self) -> list[Observation]:
         """What runs and people told the detector since the last call, as the inbox would give it."""
@@ -201,12 +162,6 @@ class MemoryLedger:
             )
             for index, one in enumerate(told)
         ]
-
-    def keep(self, message: Message | Ticket) -> None:
-        """Healer's own list; the same id again is the same message."""
-        if message.id not in self.tables.messages:
-            self.tables.messages[message.id] = message
-            self.tables.sent.append((self.clock.now(), message))
 
     def facts(self) -> GateFacts:
         now, tables = self.clock.now(), self.tables
@@ -225,10 +180,10 @@ class MemoryLedger:
             remedies=tuple(one for one in tables.remedies if now - one.at < timedelta(hours=24)),
             vetoes=tuple(one for one in tables.vetoes if one.until > now),
             modes=dict(tables.modes),
-            actions=self._actions(),
+            actions=tuple(tables.ended),
             running={
                 run.node: run.id
-                for run in tables.runs.values()
+                for run in tables.active_runs()
                 if run.state is RunState.running and not run.shadow and not run.beside and run.node
             },
             permits=tuple(one for one in tables.permits if now - one.at < timedelta(hours=24)),
@@ -239,7 +194,8 @@ class MemoryLedger:
     def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
         tables = self.tables
         own = [run for run in tables.runs.values() if run.playbook in playbooks and run.node]
-        ill = [one for one in tables.incidents.values() if one.is_open and one.fault_class in HARDWARE]
+        known = tables.recent_incidents(self.clock.now() - _RECENT)
+        ill = [one for one in known if one.is_open and one.fault_class in HARDWARE]
         ill.sort(key=lambda one: str(one.fault_class))
         tests = [
             (run.node or "", one.at)
@@ -260,7 +216,7 @@ class MemoryLedger:
 
     def _waiting(self) -> Iterator[Waiting]:
         """Runs that a cap holds back, before they began or at a step."""
-        for run in self.tables.runs.values():
+        for run in self.tables.active_runs():
             incident = self.tables.incidents.get(run.incident or "")
             at_step = run.state is RunState.running and run.question is not None
             if incident is None or run.shadow or not (at_step or run.state is RunState.held):
@@ -277,11 +233,6 @@ class MemoryLedger:
                     jobs=incident.jobs_hit,
                 )
 
-    def _actions(self) -> tuple[bool, ...]:
-        entries = [entry for log in self.tables.log.values() for entry in log if _settled(entry)]
-        entries.sort(key=lambda entry: entry.at)
-        return tuple(entry.event is StepEvent.done for entry in entries[-10:])
-
 
 def _settled(entry: LogEntry) -> bool:
     """A step that takes a node, at its end: done, or failed for good."""
@@ -295,9 +246,12 @@ def _settled(entry: LogEntry) -> bool:
 class MemoryTx:
     """`healer.ports.WalkTx` and `GateTx` at once."""
 
+    #: Of a transaction of the gate: most walks need none.
+    facts: GateFacts
+
     def __init__(self, ledger: MemoryLedger) -> None:
         self._ledger = ledger
-        self.facts = ledger.facts()
+        self.undo = Undo()
         #: The run that asks the gate; empty in the walk.
         self._run = ""
 
@@ -306,8 +260,7 @@ class MemoryTx:
         return self._ledger.tables
 
     def open_incidents(self) -> list[Incident]:
-        since = self._ledger.clock.now() - _RECENT
-        return [one for one in self._tables.incidents.values() if one.is_open or one.opened > since]
+        return self._tables.recent_incidents(self._ledger.clock.now() - _RECENT)
 
     def incident(self, name: str) -> Incident | None:
         return self._tables.incidents.get(name)
@@ -317,7 +270,10 @@ class MemoryTx:
         return sorted(found, key=lambda one: (one.opened, one.id))
 
     def active_runs(self) -> list[Run]:
-        return [run for run in self._tables.runs.values() if run.state not in ENDED_RUN_STATES]
+        return self._tables.active_runs()
+
+    def has_active_runs(self) -> bool:
+        return bool(self._tables.active_runs())
 
     def run(self, name: str) -> Run | None:
         return self._tables.runs.get(name)
@@ -336,21 +292,21 @@ class MemoryTx:
         return {one.incident for one in self._tables.commands if one.incident is not None}
 
     def save_incident(self, incident: Incident) -> None:
-        self._tables.incidents[incident.id] = incident
+        self.undo.put(self._tables.incidents, incident.id, incident)
 
     def add_findings(self, incident: str, findings: Sequence[Finding]) -> None:
-        self._tables.findings.extend((incident, one) for one in findings)
+        self.undo.add(self._tables.findings, *((incident, one) for one in findings))
 
     def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
         before = self._tables.verdicts.get(incident, ())
-        self._tables.verdicts[incident] = (*before, VerdictAt(at=at, verdict=verdict))
+        self.undo.put(self._tables.verdicts, incident, (*before, VerdictAt(at=at, verdict=verdict)))
 
     def newest_durable(self, job: str) -> JobCheckpoint | None:
         return self._ledger.checkpoints.newest_durable(job)
 
     def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:
         for one in bursts:
-            self._tables.bursts[one.node, one.part, one.fault, one.began_at] = one
+            self.undo.put(self._tables.bursts, (one.node, one.part, one.fault, one.began_at), one)
 
     def forecasts(self, since: datetime) -> list[Forecast]:
         found = self._tables.forecasts.values()
@@ -358,16 +314,17 @@ class MemoryTx:
         return sorted(kept, key=lambda one: (one.told_at, one.id))
 
     def save_forecast(self, forecast: Forecast) -> None:
-        self._tables.forecasts[forecast.id] = forecast
+        self.undo.put(self._tables.forecasts, forecast.id, forecast)
 
     def save_inventories(self, inventories: Sequence[Inventory]) -> None:
-        self._tables.inventories |= {one.node: one for one in inventories}
+        for one in inventories:
+            self.undo.put(self._tables.inventories, one.node, one)
 
     def references(self) -> list[Reference]:
         return list(self._tables.references.values())
 
     def add_decision(self, decision: Decision) -> None:
-        self._tables.decisions.append(decision)
+        self.undo.add(self._tables.decisions, decision)
 
     def create_run(self, run: Run) -> None:
         if run.id not in self._tables.runs:
@@ -375,12 +332,12 @@ class MemoryTx:
 
     def _put(self, run: Run) -> None:
         """One run per node at a time; shadow runs and those that only look never count."""
-        for other in self._tables.runs.values():
+        for other in self._tables.active_runs():
             both = other.state is run.state is RunState.running and not (other.shadow or run.shadow)
             both = both and not (other.beside or run.beside)
             if both and other.id != run.id and run.node is not None and other.node == run.node:
                 raise ValueError(f"another run is working on {run.node}: {other.id}")
-        self._tables.runs[run.id] = run
+        self.undo.put(self._tables.runs, run.id, run)
 
     def set_run_state(
         self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None
@@ -404,11 +361,12 @@ class MemoryTx:
     def grant_slot(self, slot: Slot) -> None:
         held = self._tables.slots.get(slot.node)
         if held is None:
-            self._tables.slots[slot.node] = slot
-            self._tables.granted.append(slot)
+            self.undo.put(self._tables.slots, slot.node, slot)
+            self.undo.add(self._tables.granted, slot)
         elif held.drained_at is None or self._has_ended(held.run):  # a later run takes over what is left
             incident = slot.incident or held.incident
-            self._tables.slots[slot.node] = msgspec.structs.replace(held, run=slot.run, incident=incident)
+            taken_over = msgspec.structs.replace(held, run=slot.run, incident=incident)
+            self.undo.put(self._tables.slots, slot.node, taken_over)
 
     def _has_ended(self, run: str) -> bool:
         known = self._tables.runs.get(run)
@@ -416,21 +374,24 @@ class MemoryTx:
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         """One that nothing was taken for is no slot of the hour."""
-        slot = self._tables.slots.pop(node, None)
+        slot = self._tables.slots.get(node)
+        self.undo.drop(self._tables.slots, node)
         if slot is not None and slot.drained_at is None:
-            kept = [
-                one for one in self._tables.granted if (one.node, one.granted_at) != (node, slot.granted_at)
-            ]
-            self._tables.granted[:] = kept
+            granted = self._tables.granted
+            gone = (node, slot.granted_at)
+            self.undo.keep(granted, [one for one in granted if (one.node, one.granted_at) != gone])
 
     def save_breaker(self, breaker: Breaker) -> None:
-        self._tables.breaker = breaker
+        self.undo.change(self._tables, "breaker", breaker)
 
     def add_veto(self, veto: Veto) -> None:
-        self._tables.vetoes.append(veto)
+        self.undo.add(self._tables.vetoes, veto)
 
     def queue_message(self, message: Message | Ticket) -> None:
-        self._ledger.keep(message)
+        """Healer's own list; the same id again is the same message."""
+        if message.id not in self._tables.messages:
+            self.undo.put(self._tables.messages, message.id, message)
+            self.undo.add(self._tables.sent, (self._ledger.clock.now(), message))
 
     def has_ticket(self, incident: str) -> bool:
         kept = self._tables.messages.values()
@@ -445,23 +406,29 @@ class MemoryTx:
         return sorted((one for run in meant for one in self._tables.log.get(run, ())), key=lambda one: one.at)
 
     def audit(self, record: AuditRecord) -> None:
-        self._tables.audit.append(record)
+        self.undo.add(self._tables.audit, record)
 
     def consume(self, observations: Sequence[Observation]) -> None:
         """There is no inbox: the caller gave the batch and forgets it."""
 
     def write(self, entry: LogEntry) -> None:
-        self._tables.log.setdefault(entry.run, []).append(entry)
+        tables = self._tables
+        if entry.run not in tables.log:
+            self.undo.put(tables.log, entry.run, [])
+        self.undo.add(tables.log[entry.run], entry)
+        self.undo.change(tables, "logged", tables.logged + 1)
+        if _settled(entry):
+            self.undo.keep(tables.ended, [*tables.ended, entry.event is StepEvent.done][-ENDED_KEPT:])
 
     def mark_drained(self, use: RemedyUse) -> None:
         slot = self._tables.slots.get(use.node)
         if slot is not None:
-            self._tables.slots[use.node] = msgspec.structs.replace(slot, drained_at=use.at)
+            self.undo.put(self._tables.slots, use.node, msgspec.structs.replace(slot, drained_at=use.at))
         if use.incident is not None:
-            self._tables.remedies.append(use)
+            self.add_remedy(use)
 
     def add_remedy(self, use: RemedyUse) -> None:
-        self._tables.remedies.append(use)
+        self.undo.add(self._tables.remedies, use)
 
     def add_requeue(self, use: RequeueUse) -> None:
         key = (use.job, use.restarts)
@@ -470,15 +437,18 @@ class MemoryTx:
             if holder != self._run and not self._has_ended(holder):
                 raise AlreadyRequeued(holder)
         else:
-            self._tables.requeues.append(use)
-        self._tables.requeued_by[key] = self._run
+            self.undo.add(self._tables.requeues, use)
+        self.undo.put(self._tables.requeued_by, key, self._run)
+
+    def tell(self, command: Command) -> None:
+        self.undo.add(self._tables.commands, command)
 
     def drop_requeue(self, job: str, restarts: int) -> None:
         key = (job, restarts)
         if self._tables.requeued_by.get(key) == self._run:
-            del self._tables.requeued_by[key]
-            kept = [one for one in self._tables.requeues if (one.job, one.restarts) != key]
-            self._tables.requeues[:] = kept
+            self.undo.drop(self._tables.requeued_by, key)
+            requeues = self._tables.requeues
+            self.undo.keep(requeues, [one for one in requeues if (one.job, one.restarts) != key])
 
 
 def _on_node_since(run: Run, incident: Incident) -> bool:
@@ -491,6 +461,7 @@ class MemoryClaim:
 
     def __init__(self, ledger: MemoryLedger, run: Run) -> None:
         self._ledger = ledger
+        self._kept: list[Callable[[MemoryTx], None]] = []
         self.run = msgspec.structs.replace(run, epoch=run.epoch + 1, wake_at=None)
         ledger.tables.runs[run.id] = self.run
 
@@ -501,7 +472,7 @@ class MemoryClaim:
         return self._ledger.tables.incidents.get(self.run.incident or "")
 
     def known_bad(self) -> set[str]:
-        known = self._ledger.tables.incidents.values()
+        known = self._ledger.tables.recent_incidents(self._ledger.clock.now() - _RECENT)
         return {name for one in known if one.is_open for name in one.bad_nodes}
 
     def references(self) -> list[Reference]:
@@ -519,7 +490,7 @@ class MemoryClaim:
 
     def gate(self, judge: Callable[[GateTx], T]) -> T:
         with self._written() as tx:
-            tx._run = self.run.id
+            tx._run, tx.facts = self.run.id, self._ledger.facts()
             return judge(tx)
 
     def write(
@@ -555,10 +526,10 @@ class MemoryClaim:
             approve_until=approve_until,
             ended_at=ended,
         )
-        with self._written():
-            self._ledger.tables.runs[self.run.id] = changed
+        with self._written() as tx:
+            tx.undo.put(self._ledger.tables.runs, self.run.id, changed)
             if tell is not None:
-                self._ledger.tables.commands.append(tell)
+                tx.tell(tell)
         self.run = changed
 
     def history(self, node: str, since: datetime) -> NodeHistory:
@@ -576,22 +547,26 @@ class MemoryClaim:
     def permits(self) -> tuple[Permit, ...]:
         return self._ledger.facts().permits
 
+    def keep(self, entry: LogEntry) -> None:
+        self._kept.append(lambda tx: tx.write(entry))
+
     def tell(self, command: Command) -> None:
-        with self._written():
-            self._ledger.tables.commands.append(command)
+        self._kept.append(lambda tx: tx.tell(command))
 
     def queue_message(self, message: Message | Ticket) -> None:
-        with self._written():
-            self._ledger.keep(message)
+        self._kept.append(lambda tx: tx.queue_message(message))
 
     def release_slot(self, node: str, *, why: str) -> None:
-        with self._written() as tx:
-            tx.release_slot(node, at=self._ledger.clock.now(), why=why)
+        at = self._ledger.clock.now()
+        self._kept.append(lambda tx: tx.release_slot(node, at=at, why=why))
 
     @contextmanager
     def _written(self) -> Iterator[MemoryTx]:
-        """One transaction that also proves the claim."""
+        """One transaction that also proves the claim, with all that was kept for it."""
         with self._ledger.transaction() as tx:
             if self._ledger.tables.runs[self.run.id].epoch != self.run.epoch:
                 raise LeaseLost(f"run {self.run.id} was ended by a person")
+            for one in self._kept:
+                one(tx)
             yield tx
+        self._kept.clear()

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -48,6 +49,14 @@ class _Line(msgspec.Struct, frozen=True):
     known_as: tuple[str, ...] = ()
 
 
+@lru_cache(maxsize=1024)
+def _routed(text: str) -> tuple[str, dict[str, str]]:
+    """The route without what stands before it at a server, and its query. A recording has few."""
+    parts = urlsplit(text)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    return parts.path.strip("/").removeprefix("api/v1/"), query
+
+
 class Source(msgspec.Struct, frozen=True):
     """One file of a recording. `kind`: those of one kind follow each other, kinds run side by side."""
 
@@ -90,9 +99,7 @@ def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> 
         if last is not None and at < last:
             raise BadRecording(f"{where} {number}: {at:%H:%M:%S} is before the line above; sort it by time")
         last = at
-        parts = urlsplit(line.route)
-        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        route = parts.path.strip("/").removeprefix("api/v1/")
+        route, query = _routed(line.route)
         yield Entry(
             at=at,
             route=route,

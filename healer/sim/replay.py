@@ -24,6 +24,7 @@ from healer.sim.event_routes import EventRoutes
 from healer.sim.ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
 from healer.sim.recording import BadRecording, Entry
+from healer.sim.replay_beats import HEARTBEAT, Beats
 from healer.sim.replay_slurm import ReplaySlurm
 from healer.sim.report import report
 from healer.sim.sample_routes import MEASURED, SAMPLES
@@ -38,14 +39,13 @@ log = structlog.get_logger()
 #: After news, time passes in steps of this, so that settling, waits and pages happen when they are due.
 FINE_S = 1.0
 #: Signals that come in thousands a second and that no walk has to see at once.
-_MANY = SAMPLES | {"signals/heartbeat"}
+_MANY = SAMPLES | {HEARTBEAT}
 #: When all has been quiet for a minute, in steps of this.
 COARSE_S = 60.0
 QUIET_S = 60.0
 #: A good node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
 REFERENCE = "reference"
 _LEAST = timedelta(microseconds=1)
-BEATS_KNOWN = timedelta(hours=1)
 
 
 class Replay:
@@ -68,13 +68,11 @@ class Replay:
         )
         #: None until the recording brings a sample: without any, no tick is due and numpy is not loaded.
         self.samples: RecordedSamples | None = None
-        #: Heartbeats that came since the last walk: thousands a second are walked once a second.
+        self.heartbeats = Beats(cluster, start)
+        #: Those that came since the last walk: thousands a second are walked once a second.
         self.beats: list[Observation] = []
         self.walked_at = start
         self.known: set[str] = set()
-        #: Heartbeats of this hour and of the one before, as in production: a month of them has no room.
-        self.known_beats: tuple[set[str], set[str]] = set(), set()
-        self.beats_since = start
         #: Entries that the recorder itself says are missing.
         self.lost = 0
         self.events = EventRoutes(cluster, rules, self._site, self._sampled, self.known)
@@ -155,6 +153,10 @@ class Replay:
             self.recorded_drains.setdefault(node.name, node.reason_at or at)
 
     def _signals(self, entry: Entry) -> list[Observation]:
+        if entry.route == HEARTBEAT and not entry.query:
+            plain = self.heartbeats.plain(entry, self._is_known)
+            if plain is not None:
+                return plain
         with _named(entry):
             if entry.route in MEASURED:
                 return self._fresh(self._sampled(entry), {})
@@ -179,7 +181,7 @@ class Replay:
         fresh = []
         for one in observations:
             if one.kind is ObservationKind.heartbeat:
-                if self._is_new_beat(one):
+                if self.heartbeats.is_new(one):
                     fresh.append(one)
                 continue
             names = {one.digest, *alternatives.get(one.digest, ())}
@@ -187,15 +189,6 @@ class Replay:
                 fresh.append(one)
             self.known.add(one.digest)
         return fresh
-
-    def _is_new_beat(self, beat: Observation) -> bool:
-        newer, older = self.known_beats
-        if beat.arrived_at - self.beats_since > BEATS_KNOWN:
-            self.known_beats, self.beats_since = (set(), newer), beat.arrived_at
-            newer, older = self.known_beats
-        is_new = beat.digest not in newer and beat.digest not in older
-        newer.add(beat.digest)
-        return is_new
 
     def _sampled(self, entry: Entry) -> list[Observation]:
         if self.samples is None:
@@ -232,10 +225,12 @@ class Replay:
             walk(self.ledger, self.rules, self.picture, told, now, sensed)
             sensed = None
             due = self.ledger.due_runs(now)
-            written = self._log_lines()
+            written = self.ledger.tables.logged
             for run in sorted(due):
                 self.driver.drive(run)
-            if self._log_lines() != written:  # a run that only looks again whether it may go on is no news
+            if (
+                self.ledger.tables.logged != written
+            ):  # a run that only looks again whether it may go on is no news
                 self.quiet_since = now
             batch = []
             if not due and not self.ledger.tables.commands:
@@ -244,9 +239,6 @@ class Replay:
     def _told(self) -> tuple[int, int]:
         """Grows with what a walk found: ends of channels that are only counted are no news."""
         return len(self.ledger.tables.findings), len(self.ledger.tables.audit)
-
-    def _log_lines(self) -> int:
-        return sum(len(entries) for entries in self.ledger.tables.log.values())
 
     def _sense(self, now: datetime) -> Sensed | None:
         if self.samples is None:

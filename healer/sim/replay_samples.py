@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from healer.detection.forest import Forest
 from healer.detection.tick import TICK_S, Senses
 from healer.model import Observation, Ruleset, Sensed
 from healer.model.samples import Report, StepBatch
@@ -37,7 +38,9 @@ class RecordedSamples:
     def __init__(self, cluster: str, rules: Ruleset, known: Known, start: datetime) -> None:
         book = MemoryColumns()
         self._cluster, self._known = cluster, known
-        self._senses = Senses(cluster, rules, book)
+        # No recording holds a model of the forest. Its features are sampled all the same, for nodes that
+        # changed are found by them; their levels are learnt from the recording itself.
+        self._senses = Senses(cluster, rules, book, Forest(lambda: (), lambda _row: None))
         self._translator = Translator(rules.catalogue, book, cluster)
         self._reports: list[Report] = []
         self._batches: list[StepBatch] = []
@@ -99,6 +102,8 @@ class RecordedSamples:
             reports, self._reports = self._reports, []
             batches, self._batches = self._batches, []
             self._senses.take(reports, batches, slurm, now)
+        if now < self._due and picture.links_down:
+            return self._senses.look(slurm, now, picture.links_down)
         if now < self._due or self.next_tick(now) is None:
             return None
         self._due = now + _TICK

@@ -233,7 +233,12 @@ class ReplaySlurm:
             raise SchedulerRefused(f"job {job.id} forbids requeue", 2037)
         if not job.batch:
             raise SchedulerRefused(f"job {job.id} is no batch job", 2039)
-        self._set_job(job.id, state="PENDING", flags=(), nodes=(), gpus={}, restarts=job.restarts + 1)
+        # As Slurm has it: a job that was put back waits from now on, not since it was first submitted.
+        now = self._clock.now()
+        self._set_job(
+            job.id, state="PENDING", flags=(), nodes=(), gpus={}, restarts=job.restarts + 1,
+            submit_at=now, eligible_at=now,
+        )  # fmt: skip
 
 
 def _node(row: Mapping[str, Any]) -> SlurmNode:

@@ -94,6 +94,18 @@ def face_of(node: Node, completing: int, held_for: Sequence[Reservation]) -> Fac
     )  # fmt: skip
 
 
+#: What a face is made of: cheaper to compare for each node of a fleet than to make.
+Traits = tuple[object, ...]
+
+
+def traits_of(node: Node, completing: int, held_for: Sequence[Reservation]) -> Traits:
+    return (
+        node.down, node.drain, node.silent_since, node.reboot, node.boots_at, node.boot_at,
+        node.reason, node.reason_user, node.reason_at, node.comment, node.extra,
+        len(node.jobs), completing, not node.free, not node.exclusive, tuple(held_for),
+    )  # fmt: skip
+
+
 def show_face(node: Node, face: Face) -> SlurmNode:
     return SlurmNode(
         name=node.spec.name,

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from healer.model import Reservation, SlurmJob, SlurmNode
 from healer.ports import SchedulerRefused, UnknownNode
 from healer.sim.slurm_jobs import Job, find_job, show_job, waits_for
-from healer.sim.slurm_nodes import Face, Node, face_of, show_face
+from healer.sim.slurm_nodes import Node, Traits, face_of, show_face, traits_of
 
 
 class World:
@@ -44,7 +44,8 @@ class World:
         self._next_due: datetime | None = None
         #: What was shown last, and of each node what it was shown from; None: something has passed since.
         self._shown: tuple[dict[str, SlurmNode], dict[str, SlurmJob]] | None = None
-        self._faces: dict[str, tuple[Face, SlurmNode]] = {}
+        self._faces: dict[str, Traits] = {}
+        self._shown_nodes: dict[str, SlurmNode] = {}
 
     # --- looking
 
@@ -109,14 +110,16 @@ class World:
         completing = Counter(
             name for job in self.jobs.values() if job.completing_until is not None for name in job.nodes
         )
-        shown: dict[str, SlurmNode] = {}
+        faces, changed = self._faces, dict[str, SlurmNode]()
         for name, node in self.nodes.items():
-            face = face_of(node, completing[name] if node.jobs else 0, held.get(name, ()))
-            known = self._faces.get(name)
-            if known is None or known[0] != face:
-                self._faces[name] = known = face, show_face(node, face)
-            shown[name] = known[1]
-        return shown
+            many = completing[name] if node.jobs else 0
+            traits = traits_of(node, many, kept := held.get(name, ()))
+            if faces.get(name) != traits:
+                faces[name] = traits
+                changed[name] = show_face(node, face_of(node, many, kept))
+        if changed or not self._shown_nodes:
+            self._shown_nodes = self._shown_nodes | changed
+        return self._shown_nodes
 
     def _completing_on(self, node: Node) -> int:
         return sum(self.jobs[job].completing_until is not None for job in node.jobs)
@@ -166,7 +169,7 @@ class World:
         running, completing = job.running, job.completing_until
         job.restarts += 1
         job.state, job.reason, job.why = "PENDING", "BeginTime", ""
-        job.begin_at = now + self._begin_delay
+        job.submit_at, job.begin_at = now, now + self._begin_delay
         job.ended_at = job.exit_code = None
         if running:
             job.completing_until = now + self._completing

@@ -221,7 +221,70 @@ def test_commands_reach_the_detectors_inbox(bench: Bench) -> None:
         claim = claimed(stack, bench)
         for one in told:
             claim.tell(one)
+        claim.write(entry())
     assert bench.commands() == told
+
+
+def _says(claim: RunClaim) -> None:
+    """All that waits for what is written next."""
+    claim.keep(entry("jobs", StepEvent.done))
+    claim.tell(command())
+    claim.queue_message(message("told"))
+    claim.release_slot(node(), why="it is back")
+
+
+NEXT: dict[str, Callable[[RunClaim], None]] = {
+    "write": lambda claim: claim.write(entry("ticket", StepEvent.started)),
+    "gate": lambda claim: claim.gate(lambda tx: tx.write(entry("ticket", StepEvent.started))),
+    "set_state": lambda claim: claim.set_state(RunState.waiting, why="for the repair"),
+}
+
+
+@pytest.mark.parametrize("following", NEXT)
+def test_what_was_said_is_stored_once_with_what_is_written_next(bench: Bench, following: str) -> None:
+    begin(bench, run())
+    with bench.ledger.transaction() as tx:
+        tx.grant_slot(slot())
+    with ExitStack() as stack:
+        claim = claimed(stack, bench)
+        _says(claim)
+        assert (bench.commands(), bench.messages(), len(facts(bench).slots)) == ([], [], 1)
+        NEXT[following](claim)
+        assert (bench.commands(), bench.messages()) == ([command()], ["told"])
+        assert facts(bench).slots == ()
+        claim.set_state(RunState.running, why="at once", wake_at=START)
+        assert bench.commands() == [command()]
+    with ExitStack() as stack:
+        steps = [one.step for one in claimed(stack, bench).log()]
+    assert steps == ["jobs", "ticket"][: 1 if following == "set_state" else 2]
+
+
+def test_of_a_worker_that_dies_before_it_writes_nothing_was_said(bench: Bench) -> None:
+    begin(bench, run())
+    with bench.ledger.transaction() as tx:
+        tx.grant_slot(slot())
+    with ExitStack() as stack:
+        _says(claimed(stack, bench))
+    assert (bench.commands(), bench.messages(), len(facts(bench).slots)) == ([], [], 1)
+    pass_lease(bench)
+    with ExitStack() as stack:
+        assert claimed(stack, bench).log() == []
+
+
+def test_what_a_gate_that_failed_should_have_taken_along_goes_with_the_next(bench: Bench) -> None:
+    begin(bench, run())
+
+    def breaks(tx: GateTx) -> None:
+        raise Broken
+
+    with ExitStack() as stack:
+        claim = claimed(stack, bench)
+        claim.tell(command())
+        with pytest.raises(Broken):
+            claim.gate(breaks)
+        assert bench.commands() == []
+        claim.write(entry())
+    assert bench.commands() == [command()]
 
 
 def test_the_gate_of_a_claim_is_one_transaction(bench: Bench) -> None:
@@ -252,10 +315,9 @@ WRITES: dict[str, Callable[[RunClaim], None]] = {
     "write": lambda claim: claim.write(entry(), audit=record("late")),
     "gate": lambda claim: claim.gate(lambda tx: tx.write(entry())),
     "set_state": lambda claim: claim.set_state(RunState.done, why="late"),
-    "tell": lambda claim: claim.tell(command()),
-    "queue_message": lambda claim: claim.queue_message(message("late")),
+    "said": lambda claim: (_says(claim), claim.write(entry()))[1],
     "drained": lambda claim: claim.write(entry(), drained=USE),
-    "release_slot": lambda claim: claim.release_slot(node(), why="late"),
+    "said, and asked the gate": lambda claim: (_says(claim), claim.gate(lambda _: None))[1],
 }
 
 
@@ -276,7 +338,7 @@ def test_nothing_is_written_for_a_run_that_a_person_has_taken_away(
     with bench.ledger.transaction() as tx:
         assert [one.state for one in tx.active_runs()] == ([state] if state is RunState.waiting else [])
     assert [one.drained_at for one in facts(bench).slots] == [None]
-    assert "late" not in [*bench.audited(), *bench.messages()]
+    assert not {"late", "told"} & {*bench.audited(), *bench.messages()}
     assert bench.commands() == []
 
 

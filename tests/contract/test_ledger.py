@@ -103,6 +103,7 @@ def test_all_of_a_transaction_becomes_true(bench: Bench) -> None:
         assert [one.id for one in tx.open_incidents()] == [incident().id]
         assert tx.incident(incident().id) == incident()
         assert [one.id for one in tx.active_runs()] == ["r1"]
+        assert tx.has_active_runs()
     assert [one.node for one in known.slots] == [node()]
     assert (known.breaker.state, known.breaker.why) == (BreakerState.open, "storm")
     assert [one.node for one in known.vetoes] == [node(2)]
@@ -118,6 +119,7 @@ def test_or_none_of_it(bench: Bench) -> None:
     known = facts(bench)
     with bench.ledger.transaction() as tx:
         assert tx.open_incidents() == tx.active_runs() == []
+        assert not tx.has_active_runs()
         assert tx.incident(incident().id) is None
     assert (known.slots, known.vetoes, known.running) == ((), (), {})
     assert known.breaker.state is BreakerState.closed

@@ -18,7 +18,8 @@ from healer.adapters.postgres.models import PostgresModels
 from healer.adapters.postgres.tables import audit_records, forest_models, incidents
 from healer.bootstrap.models import ModelKeeper, usable
 from healer.cli import build
-from healer.detection.features import NAMES
+from healer.detection.features import ALL_NAMES
+from healer.detection.refits import Judged
 from healer.detection.training import FeatureRow, Fitted, Params, train
 from healer.model import Review, Verdict
 from tests.support.ledgers import incident
@@ -55,7 +56,7 @@ def test_rows_come_back_as_they_were_put_and_in_their_order(
     assert features.classes(begin) == [("h100", "busy", len(history))]
     back = list(features.read("h100", "busy", begin))
     assert [row.at for row in back] == [row.at for row in history]
-    assert (back[3].nodes, back[3].features) == (history[3].nodes, NAMES)
+    assert (back[3].nodes, back[3].features) == (history[3].nodes, ALL_NAMES)
     assert np.array_equal(np.isnan(back[3].matrix), np.isnan(history[3].matrix))
     assert np.nanmax(np.abs(back[3].matrix - history[3].matrix)) < 0.005
     assert [row.at for row in features.newest("h100", "busy", begin, 2)] == [
@@ -116,18 +117,19 @@ def test_a_model_comes_back_with_its_data_and_scores_the_same(
     made = train(history, len(history), {}, now)
     assert store.save(made, by="anna", at=now)
     assert not store.save(made, by="anna", at=now)
-    (model,) = store.newest()
-    assert model == made.model
+    ((model, version),) = [(one.model, one) for one in store.in_force()]
+    assert (model, version.in_force_by, version.judged) == (made.model, "anna", None)
     back = store.trained(model)
     assert back.data.tobytes() == made.data.tobytes()
     assert Fitted(back).score(made.data[:9]).tobytes() == Fitted(made).score(made.data[:9]).tobytes()
-    assert store.find(model.id[:8]) == [model]
+    assert [one.model for one in store.find(model.id[:8])] == [model]
     assert store.find("%") == []
-    assert PostgresModels(fresh_database, "other").newest() == []
+    assert PostgresModels(fresh_database, "other").in_force() == []
     with fresh_database.connect() as conn:
-        (record,) = conn.execute(sa.select(audit_records)).all()
-    assert (record.actor, record.verb, record.subject) == ("anna", "model.trained", f"model/{model.id}")
-    assert record.data["data_hash"] == model.data_hash
+        told = conn.execute(sa.select(audit_records).order_by(audit_records.c.id)).all()
+    assert [(one.actor, one.verb) for one in told] == [("anna", "model.trained"), ("anna", "model.in_force")]
+    assert {one.subject for one in told} == {f"model/{model.id}"}
+    assert told[0].data["data_hash"] == model.data_hash
 
 
 def test_only_the_newest_models_of_a_class_are_kept(
@@ -141,7 +143,7 @@ def test_only_the_newest_models_of_a_class_are_kept(
     ]
     for one in made:
         store.save(one, by="anna", at=one.model.trained_at)
-    assert store.newest() == [made[2].model]
+    assert [one.model for one in store.in_force()] == [made[2].model]
     with fresh_database.connect() as conn:
         kept = set(conn.scalars(sa.select(forest_models.c.id)))
     assert kept == {one.model.id for one in made[1:]}
@@ -252,3 +254,22 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
     wrong = healer("train", "--since", "soon")
     assert wrong.exit_code == 2
     assert "--since" in wrong.output
+
+
+def test_what_a_person_put_in_force_meanwhile_stands(
+    fresh_database: sa.Engine, history: list[FeatureRow]
+) -> None:
+    now = history[-1].at
+    store = PostgresModels(fresh_database, CLUSTER)
+    first, second, third = (train(history[less:], len(history), {}, now) for less in (0, 1, 2))
+    well = Judged(samples=100, above=0.0, found=1.0)
+    assert store.save(first, by="healer", at=now, judged=well, against=None)
+    store.save(second, by="anna", at=now)
+    assert store.save(third, by="healer", at=now, judged=well, against=first.model.id)
+    assert [one.model.id for one in store.in_force()] == [second.model.id]
+    (kept,) = [one for one in store.versions() if one.model.id == third.model.id]
+    assert kept.judged is not None and "while this one was made" in kept.judged.refused
+    assert store.save(
+        train(history[3:], len(history), {}, now), by="healer", at=now, judged=well, against=second.model.id
+    )
+    assert store.in_force()[0].model.id not in {first.model.id, second.model.id, third.model.id}

@@ -36,20 +36,31 @@ class Workplace:
     """The shipped playbooks on a real Slurm, with the ledger in memory and real time."""
 
     def __init__(
-        self, bench: RealBench, scheduler: Any = None, *, look: str = LOOK, pair: str = "", **rules: Any
+        self,
+        bench: RealBench,
+        scheduler: Any = None,
+        *,
+        look: str = LOOK,
+        pair: str = "",
+        speed: str = "",
+        **rules: Any,
     ) -> None:
         self.bench = bench
         shipped = rules_in()
         depth = Depth(tests=("gpus", "versions"), limit_s=60)
         full = msgspec.structs.replace(depth, pair=("pair",))
+        together = Depth(tests=("pair", "speed"), limit_s=60)
         self.rules: Ruleset = rules_in(
             Mode.auto,
             scripts={
                 "gpus": look,
                 "versions": shipped.scripts["versions"],
                 "pair": pair or shipped.scripts["pair"],
+                "speed": speed or shipped.scripts["speed"],
             },
-            validation=Validation(depths={"soft": depth, "full": full}, otherwise="soft"),
+            validation=Validation(
+                depths={"soft": depth, "full": full, "together": together}, otherwise="soft"
+            ),
             **rules,
         )
         self.clock = SystemClock()
@@ -68,7 +79,7 @@ class Workplace:
         self.picture.show(snapshot)
         self.ledger.snapshot = snapshot
 
-    def ask(self, playbook: str, node: str, **inputs: str) -> str:
+    def ask(self, playbook: str, node: str | None = None, *, job: str | None = None, **inputs: str) -> str:
         run = Run(
             id="r0a1b2c3d4e5f",
             cluster=CLUSTER,
@@ -78,6 +89,7 @@ class Workplace:
             reason="because",
             created_at=self.clock.now(),
             node=node,
+            job=job,
             rule=playbook,
             input={"inputs": inputs} if inputs else {},
         )
@@ -172,6 +184,36 @@ def test_a_job_that_wants_the_partner_gets_it_and_another_is_borrowed(bench: Rea
     site.ends(run, RunState.done)
     partners = [one.data["partners"] for one in site.ledger.tables.log[run] if one.data.get("partners")]
     assert first not in partners[0]
+
+
+#: Each node tells its own figure; the slowest is that of the group, as the shipped `speed` has it.
+SPEED = """\
+#!/bin/sh
+told=$(srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+    sh -c '[ "$SLURMD_NODENAME" = {slow} ] && echo 560 || echo 700')
+[ "$(printf '%s\\n' "$told" | grep -c .)" -eq "$SLURM_JOB_NUM_NODES" ] || exit 77
+echo "healer-result gemm_tflop_per_s $(printf '%s\\n' "$told" | sort -n | head -n 1)"
+"""
+
+
+@EACH
+def test_the_slow_one_of_a_jobs_nodes_is_found_by_halves_after_its_end(bench: RealBench) -> None:
+    nodes = bench.free(4)
+    site = Workplace(bench, speed=SPEED.format(slow=nodes[2]))
+    job = running(bench, *nodes)
+    run = site.ask("bisect", job=job)
+    site.until(lambda: bool(site.ledger.tables.log.get(run)), "its end is waited for")
+    assert [one.id for one in bench.scheduler.jobs_on(nodes[0])] == [job]
+    bench.finish(job)
+    site.ends(run, RunState.done, timeout_s=120)
+    (told,) = (one for one in site.ledger.tables.log[run] if "slow" in one.data)
+    assert (told.data["slow"], told.data["passed"]) == ([nodes[2]], False), told.text
+    assert len([one for one in site.ledger.tables.log[run] if one.data.get("group")]) == 4
+    site.step()
+    (incident,) = site.ledger.tables.incidents.values()
+    assert (incident.fault, incident.root.node) == ("node-test:together", nodes[2])
+    assert all(bench.scheduler.node(one).in_service for one in nodes)
+    assert not site.ledger.tables.granted and bench.scheduler.snapshot().reservations == {}
 
 
 @EACH

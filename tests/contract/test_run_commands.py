@@ -1,5 +1,7 @@
 """What people do to runs, on PostgreSQL: the same gate as the walk, one transaction each, nothing twice."""
 
+from typing import Any
+
 import pytest
 import sqlalchemy as sa
 
@@ -34,7 +36,7 @@ class Desk(PostgresBench):
     def poll(self) -> None:
         self.show(self.slurm.snapshot())
 
-    def ask(self, playbook: str = "drain", number: int = 1, **fields: str) -> RunRequest:
+    def ask(self, playbook: str = "drain", number: int = 1, **fields: Any) -> RunRequest:
         given = {"id": f"r-{playbook}-{number}", "playbook": playbook, "by": "ann", "reason": "noisy fan"}
         where = {} if "job" in fields else {"node": name(number)}
         return RunRequest(**(given | {"cluster": CLUSTER} | where | fields))
@@ -277,6 +279,26 @@ def test_a_sweep_by_hand_is_judged_takes_nothing_and_gives_way(desk: Desk) -> No
     assert (ended.state, taken.state) == ("CANCELLED", "RUNNING")
 
 
+def test_a_search_by_halves_is_planned_and_begins_also_for_a_job_that_slurm_forgot(desk: Desk) -> None:
+    job = desk.slurm.add_job(nodes=4)
+    desk.poll()
+    seen = desk.people.preview(desk.ask("bisect", job=job))
+    assert (seen.outcome, seen.not_available) == (Outcome.act, {})
+    assert [step.id for step in seen.playbook.steps] == ["halves", "tell"]
+    assert {one.guard for one in seen.answers} >= {Guard.pause, Guard.stale, Guard.breaker}
+    run = desk.people.start(desk.ask("bisect", job=job))
+    assert (run.state, facts(desk).slots, facts(desk).running) == (RunState.running, (), {})
+    assert desk.work(run.id, 3) is RunState.running
+    desk.slurm.complete(job)
+    assert desk.work(run.id, 15) is RunState.running
+    assert any(one.name.startswith("healer-sweep-") for one in desk.slurm.snapshot().jobs.values())
+    inputs: Any = {"nodes": "gpu[0005-0008]"}
+    again = desk.people.start(desk.ask("bisect", 2, job="9999", inputs=inputs))
+    assert (again.state, again.job) == (RunState.running, "9999")
+    with pytest.raises(NotFound):
+        desk.people.start(desk.ask("requeue", job="9999"))
+
+
 def test_a_drain_goes_ahead_of_a_sweep_of_its_node(desk: Desk) -> None:
     sweep = desk.people.start(desk.ask("sweep"))
     desk.work(sweep.id, 3)
@@ -288,3 +310,79 @@ def test_a_drain_goes_ahead_of_a_sweep_of_its_node(desk: Desk) -> None:
     assert desk.slurm.node(name(1)).drain
     assert desk.state(sweep.id) is RunState.done
     assert [job.state for job in desk.slurm.snapshot().jobs.values()] == ["CANCELLED"]
+
+
+# --- jobs whose restart is agreed to with the run ---
+
+
+def test_a_preview_offers_the_restart_of_the_jobs_on_the_node(desk: Desk) -> None:
+    free = desk.slurm.add_job(gpus=4, user="bob")
+    bound = desk.slurm.add_job(gpus=4, requeue=False)
+    desk.poll()
+    offers = desk.people.preview(desk.ask("validate")).restarts
+    assert [(one.job, one.user, one.possible) for one in offers] == [
+        (free, "bob", True),
+        (bound, "user", False),
+    ]
+    assert "Requeue=0" in offers[1].why
+    assert desk.people.preview(desk.ask("drain")).restarts == []
+
+
+def test_a_job_that_is_named_at_the_start_is_restarted_with_the_run(desk: Desk) -> None:
+    job = desk.slurm.add_job()
+    desk.poll()
+    started = desk.people.start(desk.ask("validate", restart=(job,)))
+    assert (started.input["restart"], started.input["restart_by"]) == ({job: 0}, "ann")
+    desk.work(started.id)
+    assert desk.slurm.snapshot().jobs[job].restarts == 1
+    assert (f"requeue:{job}", "done") in desk.log(started.id)
+
+
+def test_what_cannot_be_restarted_with_it_is_refused_before_anything_begins(desk: Desk) -> None:
+    elsewhere = desk.slurm.add_job(required=[name(2)])
+    bound = desk.slurm.add_job(required=[name(1)], requeue=False)
+    desk.poll()
+    with pytest.raises(Invalid, match=f"job {elsewhere} does not run on {name(1)}"):
+        desk.people.start(desk.ask("validate", restart=(elsewhere,)))
+    with pytest.raises(Invalid, match="drain restarts no job"):
+        desk.people.start(desk.ask("drain", restart=(bound,)))
+    with pytest.raises(GuardRefused) as refused:
+        desk.people.start(desk.ask("validate", restart=(bound,)))
+    assert refused.value.answer.guard is Guard.consent
+    assert facts(desk).slots == ()
+    assert desk.poked == []
+
+
+def test_a_life_that_is_named_is_restarted_and_no_other(desk: Desk) -> None:
+    job = desk.slurm.add_job()
+    desk.poll()
+    with pytest.raises(Conflict, match=f"job {job} was restarted since you looked"):
+        desk.people.start(desk.ask("validate", restart=(f"{job}:1",)))
+    with pytest.raises(Invalid, match="how often it was restarted"):
+        desk.people.start(desk.ask("validate", restart=(f"{job}:one",)))
+    assert desk.people.preview(desk.ask("validate")).restarts[0].restarts == 0
+    assert desk.people.start(desk.ask("validate", restart=(f"{job}:0",))).input["restart"] == {job: 0}
+
+
+def test_consent_to_a_restart_is_never_dropped_in_silence(desk: Desk) -> None:
+    job = desk.slurm.add_job(comment="healer:requeue")
+    desk.poll()
+    begin(desk, run("r1", 1, playbook="validate", state=RunState.waiting_approval))
+    desk.people.approve("r1", by="ann", reason="it lies", request="q1")
+    assert desk.people.approve("r1", by="ann", reason="it lies", request="q2").id == "r1"
+    with pytest.raises(Conflict, match="a restart is agreed to before"):
+        desk.people.approve("r1", by="ann", reason="it lies", request="q3", restart=[job])
+
+
+def test_an_approval_may_name_them_too_and_the_audit_says_so(desk: Desk) -> None:
+    job = desk.slurm.add_job(comment="healer:requeue")
+    desk.poll()
+    begin(desk, run("r1", 1, playbook="validate", state=RunState.waiting_approval))
+    desk.people.approve("r1", by="ann", reason="it lies", request="q1", restart=[job])
+    desk.work("r1")
+    assert desk.slurm.snapshot().jobs[job].restarts == 1
+    with desk.engine.connect() as conn:
+        told = conn.execute(
+            sa.text("SELECT data FROM audit_records WHERE verb = 'run.approved'")
+        ).scalar_one()
+    assert told["restart"] == {job: 0}

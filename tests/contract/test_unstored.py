@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.engine import make_engine, translated
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.api.services import Arrival, Unavailable, Unstorable
@@ -109,3 +109,19 @@ def test_a_command_to_a_standby_is_refused_as_to_one_that_is_away(fresh_database
     ):
         conn.execute(sa.text("SET TRANSACTION READ ONLY"))
         conn.execute(sa.text("DELETE FROM permits"))
+
+
+def test_a_document_comes_back_as_the_database_has_it(postgres_engine: sa.Engine) -> None:
+    told = (
+        '{"big": 1e400, "small": 12345678901234567890, "text": "\\u20ac \\ud83d\\ude00", "list": [0.5, null]}'
+    )
+    engine = make_engine(postgres_engine.url.render_as_string(hide_password=False))
+    with engine.connect() as conn:
+        found = conn.execute(sa.text("SELECT CAST(:told AS jsonb)"), {"told": told}).scalar_one()
+    engine.dispose()
+    assert found == {
+        "big": 10**400,  # beyond all floats
+        "small": 12345678901234567890,
+        "text": "\u20ac \U0001f600",
+        "list": [0.5, None],
+    }

@@ -12,6 +12,7 @@ from healer.adapters.postgres.routing import plan
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import runs
 from healer.adapters.postgres.waiting import Waiting
+from healer.lease import SENT
 from healer.model import AuditRecord, Message, Notifications, Run, RunState, Severity
 from healer.sim.clock import SimClock
 from tests.support.api import save_run
@@ -37,16 +38,32 @@ def test_nothing_waits(fresh_database: sa.Engine) -> None:
 def test_a_run_waits_when_the_ledger_calls_it_due(
     fresh_database: sa.Engine, state: RunState, cluster: str, wake_in_s: int | None, lease_in_s: int | None
 ) -> None:
-    clock = SimClock(NOW)
     with fresh_database.begin() as conn:
         save_run(conn, run(state, cluster))
-        conn.execute(sa.update(runs).values(wake_at=_in(wake_in_s), lease_until=_in(lease_in_s)))
-    ledger = PostgresLedger(
-        fresh_database, CLUSTER, snapshots=PostgresSnapshots(fresh_database), clock=clock, has_sink=False
-    )
-    waiting = Waiting(fresh_database, CLUSTER, clock)
-    assert waiting() == ({"sweep"} if ledger.due_runs(NOW) else set())
+    _waits_as_due(fresh_database, epoch=1, wake_at=_in(wake_in_s), lease_until=_in(lease_in_s))
+
+
+def test_a_new_run_is_left_for_a_second_to_whoever_began_it(fresh_database: sa.Engine) -> None:
+    with fresh_database.begin() as conn:
+        save_run(conn, run())
+    for begun_in_s, waits in ((-2, True), (-1, True), (-0.5, False), (0, False), (5, True)):
+        begun = NOW + timedelta(seconds=begun_in_s)
+        assert _waits_as_due(fresh_database, epoch=0, created_at=begun) == waits, begun_in_s
+        assert _waits_as_due(fresh_database, epoch=1, created_at=begun)
+
+
+def _waits_as_due(engine: sa.Engine, **values: object) -> bool:
+    """Whether the sweep is told of the run, once it has these values; the sweep itself says the same."""
+    clock = SimClock(NOW)
+    with engine.begin() as conn:
+        conn.execute(sa.update(runs).values(**values))
+    snapshots = PostgresSnapshots(engine)
+    ledger = PostgresLedger(engine, CLUSTER, snapshots=snapshots, clock=clock, has_sink=False)
+    waiting = Waiting(engine, CLUSTER, clock)
+    waits = waiting()
+    assert waits == ({"sweep"} if ledger.due_runs(NOW, sent=SENT) else set())
     waiting.close()
+    return bool(waits)
 
 
 def _in(seconds: int | None) -> datetime | None:

@@ -179,6 +179,27 @@ def test_approval_shows_its_effect_first_and_a_refusal_in_words(
     assert done[2]["idempotency-key"] != refused[2]["idempotency-key"]
 
 
+def test_a_job_on_the_node_is_restarted_only_where_its_box_is_ticked(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    for ticks in (False, True):
+        page.goto(f"{url}/incidents/{incident_of(site, 'nvswitch-fatal')}")
+        page.keyboard.press("p")
+        expect(page.locator("#act-preview")).to_contain_text(
+            "job 4712 of bob cannot be restarted: Job 4712 is no batch job."
+        )
+        box = page.get_by_label("Restart job 4711 of alice (16 nodes)")
+        expect(box).not_to_be_checked()
+        if ticks:
+            box.check()
+        page.fill("#act-text", "it lies")
+        page.locator("#act-go").click()
+        expect(page.locator("#act")).to_be_hidden()
+    bodies = [body for call, body, _ in site.pressed if call.endswith("/approve")]
+    assert bodies == [{"reason": "it lies"}, {"reason": "it lies", "restart": ["4711"]}]
+
+
 def test_an_event_changes_the_page_in_place_and_keeps_the_focus(
     browser: Browser, site: Site, url: str
 ) -> None:

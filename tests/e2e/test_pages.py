@@ -174,6 +174,7 @@ def test_rules_are_searched_by_keys_and_lead_to_their_incidents(browser: Browser
     page.goto(url + "/")
     page.keyboard.press("g")
     page.keyboard.press("u")
+    page.wait_for_url("**/rules*")  # until its scripts hear keys
     expect(page.locator("h1")).to_have_text("Rules")
     page.keyboard.press("/")
     page.keyboard.type("gpu-lost")

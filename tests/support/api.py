@@ -1,7 +1,7 @@
 """The API on a real database, with a cluster of four nodes and no other process beside it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,7 +39,7 @@ from healer.adapters.postgres.tokens import PostgresTokens
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.api.app import create_app
 from healer.api.services import Conflict, GuardRefused, NotFound, RunRequest, Services
-from healer.api.views import AuditVerified, Preview
+from healer.api.views import AuditVerified, Preview, RestartOffer
 from healer.bootstrap.done import done
 from healer.model import (
     Alias,
@@ -147,6 +147,29 @@ RULES = Ruleset(
 )
 
 
+#: Jobs on a node: one whose restart may be agreed to, and one that Slurm would not requeue.
+OFFERS = [
+    RestartOffer(
+        job="4711",
+        restarts=2,
+        name="train",
+        user="alice",
+        nodes=16,
+        possible=True,
+        why="Every guard allows it.",
+    ),
+    RestartOffer(
+        job="4712",
+        restarts=0,
+        name="shell",
+        user="bob",
+        nodes=1,
+        possible=False,
+        why="Job 4712 is no batch job.",
+    ),
+]
+
+
 class TableRuns:
     """`RunCommands` that keeps runs in their table and asks no gate: gpu0004 is refused, gpu0003 held."""
 
@@ -162,6 +185,7 @@ class TableRuns:
             job=request.job,
             outcome="act",
             why="nothing is against it",
+            restarts=OFFERS,
         )
 
     def start(self, request: RunRequest) -> Run:
@@ -183,12 +207,13 @@ class TableRuns:
                 created_at=datetime.now(UTC),
                 node=request.node,
                 job=request.job,
+                input={"restart": list(request.restart)},
             )
             save_run(conn, run)
             return run
 
-    def approve(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        return self._move(run, RunState.running)
+    def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
+        return msgspec.structs.replace(self._move(run, RunState.running), input={"restart": list(restart)})
 
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
         return self._move(run, RunState.rejected)

@@ -40,6 +40,7 @@ from healer.model import (
     Checkpoint,
     Column,
     ContextKind,
+    FleetFigure,
     GuardSettings,
     Incident,
     LastHeard,
@@ -47,6 +48,7 @@ from healer.model import (
     LemonScore,
     Mode,
     NodeContext,
+    NodeStanding,
     Observation,
     Reference,
     Role,
@@ -57,6 +59,7 @@ from healer.model import (
     UnknownSeries,
 )
 from healer.model.samples import Report, StepBatch
+from healer.model.unusual import Unusual
 from healer.ports.pull import Points
 from tests.support import console_blocks, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
@@ -236,6 +239,16 @@ class SampleReads:
         known = LemonScore(cluster=cluster, node=node, score=2.4, parts=(part,))
         return known if node == "gpu0001" else None
 
+    def unusual(self, cluster: str, node: str) -> Unusual | None:
+        return console_telemetry.unusual(cluster, node)
+
+    def fleet_figures(self, cluster: str, node: str) -> NodeStanding | None:
+        told = {"at": NOW - timedelta(days=2), "nodes": 40}
+        slow = FleetFigure(name="gemm_tflop_per_s", value=612, median=698, spread=7, low=True, **told)
+        well = FleetFigure(name="memory_gb_per_s", value=3990, median=4000, spread=20, **told)
+        known = NodeStanding(cluster=cluster, node=node, kind="h100", figures=(slow, well))
+        return known if node == "gpu0001" else None
+
     def node_context(self, cluster: str, node: str) -> tuple[NodeContext, ...]:
         until = NOW + timedelta(minutes=3)
         text = f"first minutes after boot until {until:%H:%M} UTC"
@@ -398,6 +411,17 @@ DRY_RUN: dict[str, Any] = {
         },
     ],
     "jobs_hit": ["4711"],
+    "restarts": [
+        {"job": "4711", "name": "train", "user": "alice", "nodes": 16, "possible": True, "why": "allowed"},
+        {
+            "job": "4712",
+            "name": "shell",
+            "user": "bob",
+            "nodes": 1,
+            "possible": False,
+            "why": "Job 4712 is no batch job.",
+        },
+    ],
 }
 
 

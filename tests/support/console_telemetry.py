@@ -43,6 +43,7 @@ from healer.model import (
 from healer.model.detection import Chart, ChartLine, ChartMark, Contribution
 from healer.model.finding import Evidence, Finding
 from healer.model.samples import Report, StepBatch
+from healer.model.unusual import FeatureShare, Unusual, WayScore
 from healer.signals.alerts import Site, alertmanager_observations
 from tests.support.console_sample import CLUSTER, NOW, Story, digest, milliseconds, node_name
 
@@ -421,3 +422,35 @@ def references(cluster: str) -> list[Reference]:
             cluster=cluster, kind="h100", node="gpu0002", at=NOW, by="ann", facts={"driver": "580.65.06"}
         )
     ]
+
+
+def unusual(cluster: str, node: str) -> Unusual | None:
+    """One node that its class's model has scored."""
+    if node != "gpu0001":
+        return None
+    figures = {
+        "distance": (2.13, 1.7, 0.66),
+        "forest": (0.47, 0.55, 0.41),
+        "robust": (6.8, 5.2, 1.9),
+        "residual": (1.31, 1.6, 0.62),
+    }
+    parts = (
+        FeatureShare(feature="SM clock, slowest; own past", share=0.41, away=-6.8),
+        FeatureShare(feature="gpu temperature, hottest", share=0.22, away=2.3),
+    )
+    ways = tuple(
+        WayScore(
+            way=way, score=score, threshold=threshold, middle=middle, decides=way == "distance", parts=parts
+        )
+        for way, (score, threshold, middle) in figures.items()
+    )
+    return Unusual(
+        cluster=cluster,
+        node=node,
+        at=NOW - timedelta(minutes=2),
+        hardware="h100",
+        load="busy",
+        model="4f1c09d2a77be0",
+        scored=96,
+        ways=ways,
+    )

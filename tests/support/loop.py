@@ -252,8 +252,8 @@ class Site:
 
     # --- what people do ---
 
-    def ask(self, playbook: str, node: int, *, by: str = "ann") -> str:
-        """A person starts a playbook on a node; the next walk lets it go. The run's id."""
+    def ask(self, playbook: str, node: int, *, by: str = "ann", go: bool = True) -> str:
+        """A person starts a playbook on a node; the next walk lets it `go`. The run's id."""
         run = Run(
             id=f"r-{by}-{playbook}-{len(self.runs)}",
             cluster=CLUSTER,
@@ -269,7 +269,8 @@ class Site:
         )
         with self.ledger.transaction() as tx:
             tx.create_run(run)
-        self.walk()
+        if go:
+            self.walk()
         return run.id
 
     def pause(self, scope: str = "all", target: str = "") -> None:

@@ -1,11 +1,11 @@
 """A site on which nodes are tested in reservations: what was written to Slurm, and the test jobs of ours."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from healer.actions.under_test import TEST_JOBS
-from healer.model import LogEntry, Reservation, Run, SlurmJob, StepEvent
+from healer.model import LogEntry, Reservation, Run, SlurmJob, SlurmNode, StepEvent
 from healer.sim.slurm_core import SimScheduler
 from tests.support.loop import Crash, Site, name
 
@@ -43,7 +43,7 @@ class TestSite(Site):
 
     __test__ = False
 
-    def __init__(self, nodes: int = 32, **fields: Any) -> None:
+    def __init__(self, nodes: int | Sequence[SlurmNode] = 32, **fields: Any) -> None:
         given: dict[str, Any] = {"scheduler": Written}
         super().__init__(nodes, **(given | fields))
         self.theirs = ""

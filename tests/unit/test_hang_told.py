@@ -66,6 +66,7 @@ def test_a_person_lets_it_go_and_by_that_agrees_to_the_restart() -> None:
     site.approve(run.id, by="bob")
     goes_on(site, 120)
     assert state_of(site, run.id)[0] is RunState.done and job_of(site, job).restarts == 1
+    assert site.open_incidents == [], "the restart ended it; another hang of the job is another one"
 
 
 def test_alone_it_looks_tells_and_restarts_a_job_that_agreed() -> None:
@@ -136,6 +137,19 @@ def test_a_dead_gpu_explains_the_hang_of_its_job_whichever_is_told_first(first: 
         site.find("hang", node=None, job=job)
     assert [one.rule for one in site.open_incidents] == ["gpu-lost"]
     assert [run.state for run in site.runs if run.playbook == "hang"] in ([], [RunState.rejected])
+
+
+def test_a_job_that_left_the_dead_gpu_behind_may_hang_for_another_reason() -> None:
+    """The incident of the GPU stays open until its repair, and names the job."""
+    site = site_in()
+    job = site.slurm.add_job(nodes=2)
+    site.run_for(60)
+    site.run_for(300, *site.say(2, LOST))
+    known = job_of(site, job)
+    assert known.restarts == 1 and name(2) not in known.nodes
+    site.find("hang", node=None, job=job)
+    assert sorted(one.rule for one in site.open_incidents) == ["gpu-lost", "hang"]
+    assert [run.job for run in site.runs if run.playbook == "hang"] == [job]
 
 
 def test_what_is_only_degraded_leaves_the_hang_its_own_incident() -> None:

@@ -31,7 +31,7 @@ def test_the_job_runs_with_the_spare_and_its_node_is_tested_and_returned() -> No
     site, job = with_spare()
     run = site.ask(PLAYBOOK, 1)
     site.run_for(120)
-    assert over(site, run) == ["spare"] and job_of(site, job).restarts == 0
+    assert over(site, run) == ["begin", "spare"] and job_of(site, job).restarts == 0
     saves(site, job, step=7)
     site.run_for(90)
     found = job_of(site, job)
@@ -69,7 +69,7 @@ def test_without_a_spare_a_person_is_asked_and_nothing_is_taken() -> None:
     site.slurm.resume(SPARE)
     site.retry(run, "spare")
     site.run_for(5)
-    assert over(site, run) == ["spare"]
+    assert over(site, run) == ["begin", "spare"]
 
 
 def test_a_spare_that_went_to_another_meanwhile_is_missed_before_the_drain() -> None:

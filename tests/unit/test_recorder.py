@@ -130,6 +130,25 @@ def test_checkpoints_are_written_as_they_came() -> None:
     assert body == {"cluster": "pod1", "job": "7", "time": "2026-11-20T03:00:00Z"} | data
 
 
+def test_the_heartbeats_of_a_walk_share_an_entry() -> None:
+    lines = Lines()
+    tap, _ = recorder(lines)
+    told = [
+        Observation(
+            digest=node, kind=ObservationKind.heartbeat, component=Component(cluster="pod1", node=node),
+            event_at=NOW, arrived_at=NOW, boot_id=boot_id,
+        )
+        for node, boot_id in (("gpu0001", "b1"), ("gpu0002", None))
+    ]  # fmt: skip
+    tap.note(told, None, NOW)
+    assert lines.told() == [
+        (
+            "signals/heartbeat",
+            [{"cluster": "pod1", "node": "gpu0001", "boot_id": "b1"}, {"cluster": "pod1", "node": "gpu0002"}],
+        )
+    ]
+
+
 def test_a_recording_never_goes_back_in_time_when_two_threads_write() -> None:
     lines = Lines()
     tap, book = recorder(lines)

@@ -599,7 +599,7 @@ def test_the_same_batch_twice_changes_nothing() -> None:
     batch = site.say(1, LOST)
     site.walk(*batch)
     settled(site)
-    before = site.ledger.tables
+    before = site.ledger.tables.copied()
     site.walk(*batch)
     after = site.ledger.tables
     assert (after.incidents, after.runs, after.slots) == (before.incidents, before.runs, before.slots)
@@ -617,7 +617,7 @@ def test_a_walk_that_fails_leaves_nothing() -> None:
     assert site.incidents == []
     site.rules = rules_in()
     lost(site, 2)
-    kept = site.ledger.tables
+    kept = site.ledger.tables.copied()
     site.tell(CommandKind.review, incident=site.open_incidents[0].id, review="no such word")
     with pytest.raises(ValueError, match="no such word"):
         site.walk(*site.say(3, LOST))

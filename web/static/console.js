@@ -170,6 +170,11 @@ function plan(data) {
   }
   const jobs = (data.jobs_hit || []).map((job) => typeof job === "string" ? job : `${job.id}${job.user ? " of " + job.user : ""}`);
   add("Jobs hit", el("p", jobs.length ? jobs.join(", ") : "none"));
+  if ((data.restarts || []).length) {
+    const list = el("div");
+    list.append(...data.restarts.map(restartField));
+    add("Jobs that it would wait for", list);
+  }
   const answers = data.answers || [], against = answers.filter((answer) => answer.kind !== "allow");
   if (answers.length) {
     const list = el("ul");

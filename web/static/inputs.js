@@ -13,9 +13,22 @@ function inputField(one) {
   return label;
 }
 const inputFields = () => [...$("act-inputs").querySelectorAll("select, input")];
+// A job that the run would wait for: only a tick agrees to its restart.
+function restartField(one) {
+  const job = `job ${one.job}${one.user ? " of " + one.user : ""}`;
+  if (!one.possible) return el("p", `${job} cannot be restarted: ${one.why}`);
+  const label = el("label", "", "check"), box = document.createElement("input");
+  box.type = "checkbox";
+  box.name = "restart";
+  box.value = `${one.job}:${one.restarts}`; // this life of it, however old the page
+  label.append(box, ` Restart ${job} (${one.nodes} ${one.nodes === 1 ? "node" : "nodes"}): it ends here and starts elsewhere`);
+  return label;
+}
 function given() { // what was chosen; what is left empty has its default
   const fields = inputFields().filter((field) => field.value.trim());
-  return fields.length ? { inputs: Object.fromEntries(fields.map((field) => [field.name, field.value.trim()])) } : {};
+  const restart = [...$("act-preview").querySelectorAll("input[name=restart]:checked")].map((box) => box.value);
+  const found = restart.length ? { restart } : {};
+  return fields.length ? { ...found, inputs: Object.fromEntries(fields.map((field) => [field.name, field.value.trim()])) } : found;
 }
 function missing() { // the first that has to be given and is not, with its words
   const field = inputFields().find((one) => one.required && !one.value.trim());

@@ -156,8 +156,9 @@ class Sender:
             self.say("ended", f"step times are not sent any more: {error!r}")
 
     def _loop(self, post: _Post) -> None:
-        # Ranks begin together; they need not all send at the same moment.
-        wait = min(1.0, self.every_s) * (0.5 + random.random())  # noqa: S311
+        # Ranks begin together. Spread over the whole round some rank sends at any moment, and healer hears of
+        # each step as soon as it ends.
+        wait = self.every_s * random.random()  # noqa: S311
         while True:
             self._wake.wait(min(wait, max(0.0, self._end - time.monotonic())))
             self._wake.clear()

@@ -3,7 +3,7 @@
 What one cluster's Slurm does not answer stays with that cluster's requests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -30,8 +30,8 @@ class RunsByCluster:
     def start(self, request: RunRequest) -> Run:
         return self._at(request.cluster).start(request)
 
-    def approve(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        return self._of(run).approve(run, by=by, reason=reason, request=request)
+    def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
+        return self._of(run).approve(run, by=by, reason=reason, request=request, restart=restart)
 
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
         return self._of(run).reject(run, by=by, reason=reason, request=request)

@@ -175,13 +175,14 @@ class Claims:
 
 
 class PostgresClaim:
-    """`healer.ports.RunClaim`. Every write extends the lease."""
+    """`healer.ports.RunClaim`. Every write extends the lease, and takes with it what was kept for it."""
 
     def __init__(self, claims: Claims, taken: Taken) -> None:
         self.run = taken.run
         self._claims, self._clock, self._engine = claims, claims.clock, claims.engine
         self._session, self._log = taken.session, taken.log
         self._fresh = taken.incident
+        self._kept = Lines()
         #: By the stopwatch, just before it was last proven that the run is this one's.
         self._renewed_s = taken.since_s
         by_person = taken.run.by != "healer"
@@ -268,8 +269,12 @@ class PostgresClaim:
             raise LeaseLost(f"run {self.run.id} is not held")
         if self._session != self._claims.lane.session:
             raise LedgerAway(f"the session that held run {self.run.id} is gone")
+        if self._kept.released:
+            self._write(Lines())  # guards look at slots
         with ledger_errors():
-            return self._claims.gate.do(Case(self.run, judge, self._order))
+            answer = self._claims.gate.do(Case(self.run, judge, self._order, self._kept))
+        self._kept = Lines()
+        return answer
 
     def write(
         self,
@@ -320,24 +325,30 @@ class PostgresClaim:
                 )
             )
         with ledger_errors():
-            self._claims.lane.do(_Write(self.run, self._session, lines, ends=True))
+            self._claims.lane.do(_Write(self.run, self._session, self._kept.then(lines), ends=True))
+        self._kept = Lines()
+
+    def keep(self, entry: LogEntry) -> None:
+        self._kept.entries.append(entry)
 
     def tell(self, command: Command) -> None:
-        self._write(Lines(commands=[self._named(command)]))
+        self._kept.commands.append(self._named(command))
 
     def _named(self, command: Command) -> tuple[Command, str]:
         return command, f"{self.run.id}:{self.run.epoch}:{command.kind}:{command.at.isoformat()}"
 
     def queue_message(self, message: Message | Ticket) -> None:
-        self._write(Lines(messages=[message]))
+        self._kept.messages.append(message)
 
     def release_slot(self, node: str, *, why: str) -> None:
-        self._write(Lines(released=[(node, self._clock.now(), why)]))
+        self._kept.released.append((node, self._clock.now(), why))
 
     def _write(self, lines: Lines) -> None:
         """One transaction that also proves the claim and extends the lease."""
         with ledger_errors():
-            until, begun_s = self._claims.lane.do(_Write(self.run, self._session, lines))
+            wanted = _Write(self.run, self._session, self._kept.then(lines))
+            until, begun_s = self._claims.lane.do(wanted)
+        self._kept = Lines()
         self.run, self._renewed_s = msgspec.structs.replace(self.run, lease_until=until), begun_s
 
 

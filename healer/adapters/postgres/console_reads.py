@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import lemons, rows, rule_texts, verdicts
+from healer.adapters.postgres import lemons, rows, rule_texts, unusual, verdicts
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.evidence import collected_for
 from healer.adapters.postgres.figures import lock_held, part_lock
+from healer.adapters.postgres.fleet_figures import read_standing
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.message_book import channels_told
@@ -62,6 +63,7 @@ from healer.model import (
     Message,
     Mode,
     NodeContext,
+    NodeStanding,
     Observation,
     Reference,
     Ruleset,
@@ -69,6 +71,7 @@ from healer.model import (
     UnknownSeries,
 )
 from healer.model.samples import Report, StepBatch
+from healer.model.unusual import Unusual
 from healer.ports import Clock, SignalReads
 from healer.ports.pull import Charts, Points
 
@@ -317,6 +320,14 @@ class PostgresConsoleReads:
     def lemon(self, cluster: str, node: str) -> LemonScore | None:
         with self._reading() as conn:
             return lemons.read(conn, cluster, node).get(node)
+
+    def unusual(self, cluster: str, node: str) -> Unusual | None:
+        with self._reading() as conn:
+            return unusual.read(conn, cluster, node, self._clock.now())
+
+    def fleet_figures(self, cluster: str, node: str) -> NodeStanding | None:
+        with self._reading() as conn:
+            return read_standing(conn, cluster, node)
 
     def references(self, cluster: str) -> list[Reference]:
         with self._reading() as conn:

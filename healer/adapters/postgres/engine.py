@@ -1,8 +1,11 @@
 """How healer talks to PostgreSQL: one engine per process, and errors translated at its edge."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
@@ -27,6 +30,7 @@ def make_engine(
         max_overflow=3 * pool_size,
         pool_timeout=5,
         pool_pre_ping=True,
+        json_deserializer=_decoded,
         connect_args={
             "connect_timeout": 3,
             "application_name": name,
@@ -38,6 +42,17 @@ def make_engine(
             "tcp_user_timeout": 10_000,
         },
     )
+
+
+_decode = msgspec.json.Decoder().decode
+
+
+def _decoded(text: bytes | str) -> Any:
+    """A document as PostgreSQL gives it, in a third of the time that Python's own decoder takes."""
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)  # a figure beyond all floats, which PostgreSQL keeps and a sender may tell
 
 
 def own_connection(engine: sa.Engine) -> psycopg.Connection:

@@ -63,7 +63,7 @@ class PostgresHooks:
             facts = gate.lock_gate(conn, ask.cluster, self._snapshots, now)
             if known := self._known(conn, ask):
                 return known
-            slot = next((one for one in facts.slots if one.node == ask.node), None)
+            slot = facts.held.get(ask.node)
             if slot is None or slot.incident is None:
                 return None
             incident = conn.execute(

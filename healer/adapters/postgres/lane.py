@@ -29,7 +29,18 @@ class _Waiting(Generic[T]):
         self.item, self.awaited = item, awaited
         self.result: object = None
         self.done = False
-        self.turn = threading.Event()
+        # A bare lock: an Event is four of them and a queue, for each write of each run.
+        self._turn = threading.Lock()
+        self._turn.acquire()
+
+    def wait(self) -> None:
+        """Until it is done or has the turn."""
+        self._turn.acquire()
+
+    def wake(self) -> None:
+        """By whoever is at work, and so by one thread at a time; it may come again for the same item."""
+        if self._turn.locked():
+            self._turn.release()
 
 
 class Lane(Generic[T]):
@@ -54,7 +65,7 @@ class Lane(Generic[T]):
         """Returns the item's result, once it is committed, or raises its error."""
         mine = _Waiting(item, awaited=True)
         if not self._leads(mine):
-            mine.turn.wait()
+            mine.wait()
         if not mine.done:
             self._serve()
         if isinstance(mine.result, BaseException):
@@ -81,11 +92,11 @@ class Lane(Generic[T]):
                 served, self._row = self._row[:MOST], self._row[MOST:]
             for one, result in zip(served, self._results([one.item for one in served]), strict=True):
                 one.result, one.done = result, True
-                one.turn.set()
+                one.wake()
             with self._lock:
                 following = next((one for one in self._row if one.awaited), None)
                 if following is not None:
-                    following.turn.set()
+                    following.wake()
                     return
                 if not self._row:
                     self._busy = False

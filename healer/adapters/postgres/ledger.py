@@ -121,8 +121,10 @@ class PostgresLedger:
         with ledger_errors(), self._engine.begin() as conn:
             return rule_texts.note(conn, self.cluster, texts, first_runs, now)
 
-    def due_runs(self, now: datetime) -> list[str]:
+    def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
         """New, woken, or maybe left by a dead worker: its lease is not renewed (`lease.is_unheard`)."""
+        # One that began in the future did so by another clock.
+        late = sa.or_(runs.c.epoch > 0, runs.c.created_at <= now - sent, runs.c.created_at > now)
         with self._engine.connect() as conn:
             rows = conn.execute(
                 sa.select(runs.c.id)
@@ -135,6 +137,7 @@ class PostgresLedger:
                         runs.c.lease_until <= now + LEASE - UNHEARD,
                         runs.c.lease_until > now + 2 * LEASE,
                     ),
+                    late,
                 )
                 .order_by(runs.c.created_at)
                 .limit(200)
@@ -192,6 +195,10 @@ class PostgresWalkTx:
             sa.select(runs.c.doc).where(runs.c.cluster == self._cluster, runs.c.state.not_in(_ENDED))
         )
         return [msgspec.convert(doc, Run) for doc in rows.scalars()]
+
+    def has_active_runs(self) -> bool:
+        query = sa.select(runs.c.id).where(runs.c.cluster == self._cluster, runs.c.state.not_in(_ENDED))
+        return self.conn.execute(query.limit(1)).first() is not None
 
     def run(self, name: str) -> Run | None:
         doc = self.conn.execute(sa.select(runs.c.doc).where(runs.c.id == name)).scalar()

@@ -4,7 +4,7 @@ So a step's line costs the same whether one run writes it or fifty, and PostgreS
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 
 import msgspec
@@ -80,6 +80,11 @@ class Lines:
     #: For the detector, each with the name under which it comes once.
     commands: list[tuple[Command, str]] = field(default_factory=list)
     messages: list[Message | Ticket] = field(default_factory=list)
+
+    def then(self, later: "Lines") -> "Lines":
+        """Both, these first."""
+        both = {one.name: getattr(self, one.name) + getattr(later, one.name) for one in fields(self)}
+        return Lines(**both)
 
 
 def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datetime, has_sink: bool) -> None:

@@ -1,19 +1,56 @@
 """The isolation forest's models: stored with their data, audited."""
 
 import zlib
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.audit import append
-from healer.adapters.postgres.tables import forest_models
+from healer.adapters.postgres.tables import forest_classes, forest_models
+from healer.detection.refits import Drifted, Judged
 from healer.detection.training import Model, Trained
 from healer.model import AuditRecord
 
 #: Of each class; older ones are forgotten. The audit keeps what they were.
-KEPT = 10
+KEPT, KEPT_IN_FORCE = 10, 2
+#: Who puts models in force by the schedule.
+HEALER = "healer"
+#: What the audit tells of a model.
+_TOLD = (
+    *("hardware", "load", "params", "features", "definition"),
+    *("data_hash", "rows", "attested", "seen", "threshold"),
+)
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored model. `in_force_at`, `in_force_by`: when it was last put in force, and by whom (`healer`: by
+    its schedule); `judged`: how it did against the one before."""
+
+    model: Model
+    in_force_at: datetime | None = None
+    in_force_by: str | None = None
+    judged: Judged | None = None
+
+    @property
+    def by_person(self) -> bool:
+        return self.in_force_by not in (None, HEALER)
+
+
+class ClassLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the last look at a class. `tried_at`: when a model was last made anew, or could not be;
+    `told` is one sentence; `drifted` are features that do not lie as in training."""
+
+    cluster: str
+    hardware: str
+    load: str
+    at: datetime
+    told: str
+    tried_at: datetime | None = None
+    drifted: tuple[Drifted, ...] = ()
 
 
 class PostgresModels:
@@ -22,8 +59,21 @@ class PostgresModels:
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
         self._engine, self.cluster = engine, cluster
 
-    def save(self, trained: Trained, *, by: str, at: datetime) -> bool:
-        """False when this very model is there already. With its audit record in one commit."""
+    def save(
+        self,
+        trained: Trained,
+        *,
+        by: str,
+        at: datetime,
+        why: str = "",
+        judged: Judged | None = None,
+        against: str | None = None,
+    ) -> bool:
+        """Keeps it, and puts it in force unless it was refused; False when this very model is there already.
+        With its audit records in one commit.
+
+        `against`: the model in force that it was judged against. If a person has put another one in force
+        meanwhile, that stands."""
         model, table = trained.model, forest_models.c
         values = {
             "id": model.id,
@@ -33,53 +83,87 @@ class PostgresModels:
             "trained_at": model.trained_at,
             "doc": msgspec.to_builtins(model),
             "data": zlib.compress(trained.data.astype("<f4").tobytes(), 6),
+            "judged": msgspec.to_builtins(judged) if judged is not None else None,
         }
         with self._engine.begin() as conn:
             if conn.scalar(sa.select(table.id).where(table.id == model.id)) is not None:
                 return False
+            newest = _newest(conn, model)
+            refused = judged is not None and bool(judged.refused)
+            if judged is not None and not refused and newest is not None and newest.id != against:
+                why_not = "another model was put in force while this one was made"
+                values["judged"] = msgspec.to_builtins(msgspec.structs.replace(judged, refused=why_not))
+                refused = True
             conn.execute(sa.insert(forest_models).values(values))
-            of_class = (
-                table.cluster == model.cluster,
-                table.hardware == model.hardware,
-                table.load == model.load,
-            )
-            kept = sa.select(table.id).where(*of_class).order_by(table.trained_at.desc()).limit(KEPT)
-            conn.execute(sa.delete(forest_models).where(*of_class, table.id.not_in(kept)))
-            shown = msgspec.to_builtins(model)
-            data = {name: shown[name] for name in ("hardware", "load", "params", "features", "definition")}
-            figures = {name: shown[name] for name in ("data_hash", "rows", "attested", "seen", "threshold")}
-            append(
-                conn,
-                AuditRecord(
-                    cluster=model.cluster,
-                    at=at,
-                    actor=by,
-                    verb="model.trained",
-                    subject=f"model/{model.id}",
-                    data=data | figures,
-                ),
-            )
+            told = msgspec.to_builtins(model)
+            data = {name: told[name] for name in _TOLD}
+            _audit(conn, model, "model.trained", by, at, data | {"why": why})
+            if refused:
+                _audit(conn, model, "model.refused", by, at, {"judged": values["judged"]})
+            else:
+                _put_in_force(conn, model, by=by, at=at, why=why, judged=values["judged"])
+            _forget(conn, model)
         return True
 
-    def newest(self) -> list[Model]:
+    def use(self, model: Model, *, by: str, at: datetime, why: str) -> None:
+        """Puts a kept version in force: back to an older one, or one that was refused. KeyError when it has
+        been forgotten since."""
+        with self._engine.begin() as conn:
+            _put_in_force(conn, model, by=by, at=at, why=why)
+
+    def in_force(self) -> list[Version]:
         """The model in force of each class, without its data."""
         table = forest_models.c
-        query = sa.select(table.doc).where(table.cluster == self.cluster).order_by(table.trained_at.desc())
-        found: dict[tuple[str, str], Model] = {}
-        with self._engine.connect() as conn:
-            for doc in conn.scalars(query):
-                model = msgspec.convert(doc, Model)
-                found.setdefault((model.hardware, model.load), model)
+        found: dict[tuple[str, str], Version] = {}
+        for one in self._versions(
+            table.cluster == self.cluster, table.in_force_at.is_not(None), by=table.in_force_at
+        ):
+            found.setdefault((one.model.hardware, one.model.load), one)
         return [found[name] for name in sorted(found)]
 
-    def find(self, start: str) -> list[Model]:
+    def versions(self) -> list[Version]:
+        """All that are kept, by class, the newest first."""
+        table = forest_models.c
+        found = self._versions(table.cluster == self.cluster, by=table.trained_at)
+        return sorted(found, key=lambda one: (one.model.hardware, one.model.load))
+
+    def find(self, start: str) -> list[Version]:
         """Models whose id begins so; at most ten."""
         table = forest_models.c
-        query = sa.select(table.doc).where(
-            table.cluster == self.cluster, table.id.startswith(start, autoescape=True)
-        )
+        of = table.id.startswith(start, autoescape=True)
+        return self._versions(table.cluster == self.cluster, of, by=table.trained_at)[:10]
+
+    def _versions(self, *where: sa.ColumnElement[bool], by: sa.ColumnElement) -> list[Version]:
+        table = forest_models.c
+        query = sa.select(table.doc, table.in_force_at, table.in_force_by, table.judged)
         with self._engine.connect() as conn:
-            return [msgspec.convert(doc, Model) for doc in conn.scalars(query.limit(10))]
+            rows = conn.execute(query.where(*where).order_by(by.desc(), table.id)).all()
+        return [
+            Version(
+                model=msgspec.convert(row.doc, Model),
+                in_force_at=row.in_force_at,
+                in_force_by=row.in_force_by,
+                judged=msgspec.convert(row.judged, Judged) if row.judged is not None else None,
+            )
+            for row in rows
+        ]
+
+    def looks(self) -> list[ClassLook]:
+        """The last look at each class."""
+        table = forest_classes.c
+        query = sa.select(table.doc).where(table.cluster == self.cluster)
+        with self._engine.connect() as conn:
+            docs = conn.scalars(query.order_by(table.hardware, table.load)).all()
+        return [msgspec.convert(doc, ClassLook) for doc in docs]
+
+    def note(self, look: ClassLook) -> None:
+        row = {name: getattr(look, name) for name in ("cluster", "hardware", "load", "at")}
+        row["doc"] = msgspec.to_builtins(look)
+        statement = insert(forest_classes).values(row)
+        with self._engine.begin() as conn:
+            conn.execute(
+                statement.on_conflict_do_update(index_elements=["cluster", "hardware", "load"], set_=row)
+            )
 
     def trained(self, model: Model) -> Trained:
         """With its data. KeyError when it has been forgotten since."""
@@ -89,3 +173,56 @@ class PostgresModels:
             raise KeyError(model.id)
         data = np.frombuffer(zlib.decompress(packed), "<f4").astype(np.float32)
         return Trained(model, data.reshape(model.rows, len(model.features)))
+
+
+def _of_class(model: Model) -> tuple[sa.ColumnElement[bool], ...]:
+    table = forest_models.c
+    return table.cluster == model.cluster, table.hardware == model.hardware, table.load == model.load
+
+
+def _newest(conn: sa.Connection, model: Model) -> sa.Row[Any, Any] | None:
+    """`id` and `in_force_at` of what is in force of its class; nobody changes it until this transaction has ended."""
+    lock = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+    conn.execute(lock, {"name": f"model {model.cluster}/{model.hardware}/{model.load}"})
+    table = forest_models.c
+    newest = sa.select(table.id, table.in_force_at).where(*_of_class(model), table.in_force_at.is_not(None))
+    return conn.execute(newest.order_by(table.in_force_at.desc(), table.id).limit(1)).first()
+
+
+def _put_in_force(
+    conn: sa.Connection,
+    model: Model,
+    *,
+    by: str,
+    at: datetime,
+    why: str,
+    judged: dict[str, Any] | None = None,
+) -> None:
+    table = forest_models.c
+    before = _newest(conn, model)
+    # Later than the one before, whatever the clocks of two hosts say.
+    at_least = before.in_force_at + timedelta(milliseconds=1) if before is not None else at
+    done = conn.execute(
+        sa.update(forest_models)
+        .where(table.id == model.id)
+        .values(in_force_at=max(at, at_least), in_force_by=by)
+    )
+    if not done.rowcount:
+        raise KeyError(model.id)
+    data = {"hardware": model.hardware, "load": model.load, "why": why, "judged": judged}
+    data["before"] = before.id if before is not None else None
+    _audit(conn, model, "model.in_force", by, at, data)
+
+
+def _forget(conn: sa.Connection, model: Model) -> None:
+    """All of the class but the newest, and what was in force last: that is the way back."""
+    table, of_class = forest_models.c, _of_class(model)
+    newest = sa.select(table.id).where(*of_class).order_by(table.trained_at.desc()).limit(KEPT)
+    used = sa.select(table.id).where(*of_class, table.in_force_at.is_not(None))
+    used = used.order_by(table.in_force_at.desc()).limit(KEPT_IN_FORCE)
+    conn.execute(sa.delete(forest_models).where(*of_class, table.id.not_in(newest), table.id.not_in(used)))
+
+
+def _audit(conn: sa.Connection, model: Model, verb: str, by: str, at: datetime, data: dict[str, Any]) -> None:
+    subject = f"model/{model.id}"
+    append(conn, AuditRecord(cluster=model.cluster, at=at, actor=by, verb=verb, subject=subject, data=data))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import figures, forecasts, lemons, paging, rows, rule_texts, verdicts
+from healer.adapters.postgres import figures, forecasts, lemons, paging, rows, rule_texts, unusual, verdicts
 from healer.adapters.postgres.commands import pause_of
 from healer.adapters.postgres.details import incident_detail, run_detail
 from healer.adapters.postgres.engine import translated
@@ -226,12 +226,14 @@ class PostgresReads:
             told = _told_gpus(conn, cluster, node, now)
             known = changed_since(conn, cluster, now - CONTEXT_LONGEST, node).get(node)
             lemon = lemons.read(conn, cluster, node).get(node)
+            strange = unusual.read(conn, cluster, node, now)
         return msgspec.structs.replace(
             node_view(picture, shown, watched),
             gpus=gpu_views(picture, shown, watched, rules, told),
             jobs=picture.jobs_on(node),
             history=history,
             **_lemon(lemon),
+            unusual=strange,
             context=context_of(rules, picture, shown, known, now),
         )
 

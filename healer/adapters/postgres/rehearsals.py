@@ -80,7 +80,7 @@ class PostgresRehearsals:
             if known.state not in UNDER_WAY:
                 raise Conflict(f"it is {known.state.value} already")
             _record(conn, known, at, by, "rehearsal.cancelled", {"reason": reason})
-            return _write(conn, known, at, state=RehearsalState.cancelled, ended_at=at)
+            return _write(conn, known, at, state=RehearsalState.cancelled, ended_at=at, left_s=None)
 
     # --- what is known of its incidents
 
@@ -144,13 +144,13 @@ class PostgresRehearsals:
                 _write(conn, known, now, state=RehearsalState.failed, ended_at=now, problem=why)
             return None
 
-    def advance(self, name: str, progress: float, now: datetime) -> bool:
+    def advance(self, name: str, progress: float, now: datetime, left_s: float | None = None) -> bool:
         """False when it is to stop."""
         with translated(), self._engine.begin() as conn:
             known = _read(conn, name, lock=True)
             if known is None or known.state is not RehearsalState.running:
                 return False
-            _write(conn, known, now, progress=progress)
+            _write(conn, known, now, progress=progress, left_s=left_s)
             return True
 
     def end(
@@ -162,7 +162,7 @@ class PostgresRehearsals:
             if known is None or known.state is not RehearsalState.running:
                 return
             state = RehearsalState.failed if result is None else RehearsalState.done
-            ended = {"state": state, "ended_at": now, "problem": problem, "result": result}
+            ended = {"state": state, "ended_at": now, "problem": problem, "result": result, "left_s": None}
             _write(conn, known, now, **ended, progress=known.progress if result is None else 1.0)
             data = {"state": state.value, "file": known.file} | ({"why": problem} if problem else {})
             _record(conn, known, now, "healer", "rehearsal.ended", data)

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres import evidence, features, samples
+from healer.adapters.postgres import evidence, features, samples, unusual
 from healer.adapters.postgres.tables import (
     delivery_log,
     fault_bursts,
@@ -82,6 +82,7 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
     evidence.forget(engine, now, low=low)
     with engine.begin() as conn:
         features.forget(conn, now)
+        unusual.forget(conn, now)
     samples.forget(engine, now)
 
 

@@ -1,6 +1,6 @@
 """What people do to runs: each one transaction that passes the gate and writes its audit record."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.ledger import set_run_state
 from healer.adapters.postgres.lines import write_decisions
+from healer.adapters.postgres.restarts import Restarts
 from healer.adapters.postgres.rows import logs_of
 from healer.adapters.postgres.run_rows import (
     cluster_of,
@@ -32,7 +33,10 @@ from healer.decisions import (
     judge,
     limits,
     reset,
+    restart_refused,
     takes_canary,
+    takes_nothing,
+    with_restarts,
 )
 from healer.incidents.jobs import hit_among
 from healer.model import (
@@ -43,6 +47,7 @@ from healer.model import (
     Command,
     CommandKind,
     Component,
+    GateFacts,
     LogEntry,
     Outcome,
     Playbook,
@@ -75,6 +80,7 @@ class PostgresRunCommands:
     ) -> None:
         self._engine, self._snapshots, self._scheduler = engine, snapshots, scheduler
         self._rules, self._clock, self._poke = rules, clock, poke
+        self._restarts = Restarts(scheduler)
         self._starts = Starts(engine, snapshots=snapshots, rules=rules, clock=clock, poke=poke)
 
     # --- asking ---
@@ -101,7 +107,7 @@ class PostgresRunCommands:
                 jobs = [job] if job else []
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
-        run = run_asked(Asked(request, playbook, job), incident, now)
+        run = run_asked(Asked(request, playbook, job, {}), incident, now)
         verdict = judge(beginning(run, playbook, incident), facts, rules, now)
         return Preview(
             playbook=playbook,
@@ -112,6 +118,7 @@ class PostgresRunCommands:
             why=verdict.why,
             answers=list(verdict.answers),
             jobs_hit=jobs,
+            restarts=self._restarts.offered(run, playbook, incident, facts, rules, now),
             limits=limits(facts, rules, now),
             slurm=node,
             not_available=self._not_available(playbook),
@@ -132,16 +139,18 @@ class PostgresRunCommands:
 
     def start(self, request: RunRequest) -> Run:
         playbook = playbook_of(self._rules(), request)
-        return self._starts.start(Asked(request, playbook, self._job_of(request)))
+        agreed = self._restarts.agreed(playbook, request.node, request.restart)
+        return self._starts.start(Asked(request, playbook, self._job_of(request, playbook), agreed))
 
-    def _job_of(self, request: RunRequest) -> SlurmJob | None:
+    def _job_of(self, request: RunRequest, playbook: Playbook) -> SlurmJob | None:
+        """None: the run is about none, or takes nothing from it: then Slurm may have forgotten it."""
         if request.job is None:
             return None
         try:
             job = self._job(request.job)
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
-        if job is None:
+        if job is None and not takes_nothing(playbook):
             raise NotFound(f"Slurm knows no job {request.job}")
         return job
 
@@ -152,8 +161,9 @@ class PostgresRunCommands:
 
     # --- answering ---
 
-    def approve(self, run: str, *, by: str, reason: str, request: str) -> Run:
+    def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
         rules, now = self._rules(), self._clock.now()
+        agreed = self._agreed(run, restart)
         refused: JudgeResult | None = None
         with translated(), self._engine.begin() as conn:
             # The gate first, as everywhere: the walk takes gate and run in this order too.
@@ -161,21 +171,27 @@ class PostgresRunCommands:
             known = run_of(conn, run)
             if known.state is RunState.waiting and (step := self._approval_of(conn, known)) is not None:
                 self._check_second(known, rules.playbooks[known.playbook], by)
-                self._mark(conn, known, [step], StepEvent.done, f"{by} approved: {reason}", {"by": by})
-                known = self._go_on(conn, known, by, "run.approved", reason, request)
+                agreed_to = self._may_restart(conn, known, agreed, by, facts)
+                told = {"by": by} | ({"restart": agreed} if agreed else {})
+                self._mark(conn, known, [step], StepEvent.done, f"{by} approved: {reason}", told)
+                known = self._go_on(conn, agreed_to, by, "run.approved", reason, request)
                 self._poke([run])
                 return known
             if known.approved_by == by and known.state not in _STATES_TO_APPROVE:
+                if not agreed.items() <= known.input.get("restart", {}).items():
+                    raise Conflict(f"run {run} is {known.state}: a restart is agreed to before that")
                 return known
             if known.state not in _STATES_TO_APPROVE:
                 raise Conflict(f"run {run} is {known.state}: there is nothing to approve")
             playbook = rules.playbooks[known.playbook]
             self._check_second(known, playbook, by)
             incident = incident_named(conn, known.incident)
-            approved = msgspec.structs.replace(known, approved_by=by)
+            approved = with_restarts(msgspec.structs.replace(known, approved_by=by), agreed, by)
             proposal = beginning(approved, playbook, incident)
             facts = with_sweeps(conn, facts, playbook, rules, now)
-            verdict = judge(proposal, facts, rules, now)
+            verdict = restart_refused(approved, incident, facts, rules, now) or judge(
+                proposal, facts, rules, now
+            )
             write_decisions(conn, [decision_of(proposal, verdict, now)])
             if verdict.outcome is Outcome.refused:
                 refused = verdict
@@ -192,7 +208,9 @@ class PostgresRunCommands:
                     if takes_canary(facts, proposal):
                         gate.save_breaker(conn, msgspec.structs.replace(facts.breaker, canary=run))
                 state = RunState.running if acts else RunState.held
-                known = set_run_state(conn, run, state, why=verdict.why, at=now, approved_by=by)
+                known = set_run_state(
+                    conn, run, state, why=verdict.why, at=now, approved_by=by, input=approved.input
+                )
             self._audit_run(conn, known, by, "run.approved", reason, request)
         if refused is not None:
             assert refused.answer is not None
@@ -200,6 +218,26 @@ class PostgresRunCommands:
         if known.state is RunState.running:
             self._poke([run])
         return known
+
+    def _agreed(self, run: str, named: Sequence[str]) -> dict[str, int]:
+        """The jobs that are to be restarted with the run. Slurm is asked before the gate is locked."""
+        if not named:
+            return {}
+        with translated(), self._engine.connect() as conn:
+            known = run_of(conn, run)
+        return self._restarts.agreed(self._rules().playbooks[known.playbook], known.node, named)
+
+    def _may_restart(
+        self, conn: sa.Connection, run: Run, jobs: Mapping[str, int], by: str, facts: GateFacts
+    ) -> Run:
+        """The run with what `by` agrees to. Raises GuardRefused where the gate refuses a restart now."""
+        agreed = with_restarts(run, jobs, by)
+        incident = incident_named(conn, run.incident)
+        refused = restart_refused(agreed, incident, facts, self._rules(), self._clock.now()) if jobs else None
+        if refused is not None:
+            assert refused.answer is not None
+            raise GuardRefused(refused.answer)
+        return agreed
 
     def _check_second(self, run: Run, playbook: Playbook, by: str) -> None:
         # DOWN that only frees a node needs nobody; any other the gate holds when it is due.
@@ -321,9 +359,10 @@ class PostgresRunCommands:
             write_entry(conn, entry)
 
     def _go_on(self, conn: sa.Connection, run: Run, by: str, verb: str, reason: str, request: str) -> Run:
+        now = self._clock.now()
         try:
             with conn.begin_nested():
-                known = set_run_state(conn, run.id, RunState.running, why=reason, at=self._clock.now())
+                known = set_run_state(conn, run.id, RunState.running, why=reason, at=now, input=run.input)
         except IntegrityError as error:
             raise Conflict(f"another run is working on {run.node}") from error
         self._audit_run(conn, known, by, verb, reason, request)
@@ -361,12 +400,14 @@ class PostgresRunCommands:
     def _audit_run(
         self, conn: sa.Connection, run: Run, by: str, verb: str, reason: str, request: str
     ) -> None:
+        told = {"reason": reason, "incident": run.incident, "state": str(run.state), "request": request}
+        agreed = run.input.get("restart") if verb == "run.approved" else None
         record = AuditRecord(
             cluster=run.cluster,
             at=self._clock.now(),
             actor=by,
             verb=verb,
             subject=f"run/{run.id}",
-            data={"reason": reason, "incident": run.incident, "state": str(run.state), "request": request},
+            data=told | ({"restart": agreed} if agreed else {}),
         )
         audit.append(conn, record)

@@ -51,5 +51,5 @@ def incident_of(conn: sa.Connection, request: RunRequest, facts: GateFacts) -> I
         if found is None:
             raise NotFound(f"there is no incident {request.incident}")
         return found
-    slot = next((one for one in facts.slots if one.node == request.node), None)
+    slot = facts.held.get(request.node or "")
     return incident_named(conn, slot.incident) if slot else None

@@ -3,7 +3,7 @@
 Each is judged after the other, and sees what was granted before it (`healer.decisions.gate.after`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -29,8 +29,10 @@ from healer.decisions import (
     first_verb,
     is_untouched,
     judge,
+    restart_refused,
     slot_later,
     stands_beside,
+    with_restarts,
 )
 from healer.decisions.sweeps import since_of, sweeping, with_one_more
 from healer.model import (
@@ -60,11 +62,12 @@ _TAKEN_OVER = ["waiting", "held", "stuck", "proposed", "waiting_approval"]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request with its playbook, and its job as Slurm knows it."""
+    """A request with its playbook, its job as Slurm knows it, and the jobs to be restarted with it."""
 
     request: RunRequest
     playbook: Playbook
     job: SlurmJob | None
+    restart: Mapping[str, int]
 
 
 class Starts:
@@ -148,7 +151,9 @@ class _Batch:
             return error, facts
         facts = with_sweeps(self._conn, facts, asked.playbook, self._rules, run.created_at)
         proposal = beginning(run, asked.playbook, incident)
-        verdict = judge(proposal, facts, self._rules, run.created_at)
+        verdict = restart_refused(run, incident, facts, self._rules, run.created_at) or judge(
+            proposal, facts, self._rules, run.created_at
+        )
         acts = verdict.outcome is Outcome.act
         if acts and (conflict := self._conflict(run, facts)) is not None:
             return conflict, facts
@@ -218,6 +223,7 @@ class _Batch:
             "node": request.node,
             "job": request.job,
             "reason": request.reason,
+            **({"restart": list(request.restart)} if request.restart else {}),
             **data,
         }
         record = AuditRecord(
@@ -246,7 +252,7 @@ def run_asked(asked: Asked, incident: Incident | None, now: datetime) -> Run:
     """The run as it would begin now. A job has many names (`4700_3`, `4711+1`): the run has the one by
     which Slurm lists and restarts it, which caps, fences and guards know it by. Raises Invalid."""
     request, playbook, job = asked.request, asked.playbook, asked.job
-    return Run(
+    run = Run(
         id=request.id,
         cluster=request.cluster,
         playbook=playbook.name,
@@ -265,6 +271,7 @@ def run_asked(asked: Asked, incident: Incident | None, now: datetime) -> Run:
             **_inputs(playbook, request),
         },
     )
+    return with_restarts(run, asked.restart, request.by)
 
 
 def slot_for(run: Run, playbook: Playbook, incident: Incident | None) -> Slot | None:

@@ -267,6 +267,16 @@ lemon_scores = sa.Table(
     sa.Column("doc", JSONB, nullable=False),
 )
 
+# How each node stands among those of its model by what its tests measured; all of a cluster together.
+node_standings = sa.Table(
+    "node_standings",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("node", sa.Text, primary_key=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
 # What nodes of a kind should have (driver, firmware, settings), as `healer learn` took it from good ones.
 references = sa.Table(
     "node_references",
@@ -733,6 +743,7 @@ feature_rows = sa.Table(
 )
 
 # A model is its data and parameters, never a pickle: float32, (rows, features), zlib. The forest grows anew.
+# Of each class that is in force which was put in force last; `judged` is how it did against the one before.
 forest_models = sa.Table(
     "forest_models",
     metadata,
@@ -743,7 +754,31 @@ forest_models = sa.Table(
     _moment("trained_at"),
     sa.Column("doc", JSONB, nullable=False),
     sa.Column("data", BYTEA, nullable=False),
+    _moment("in_force_at", nullable=True),
+    sa.Column("in_force_by", sa.Text, nullable=True),
+    sa.Column("judged", JSONB, nullable=True),
     sa.Index("forest_models_class", "cluster", "hardware", "load", "trained_at"),
+)
+
+# What came of the last look whether a class's model is to be made anew.
+forest_classes = sa.Table(
+    "forest_classes",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("hardware", sa.Text, primary_key=True),
+    sa.Column("load", sa.Text, primary_key=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
+)
+
+# How unusual each node was when its class was last kept: pages read it.
+unusual_nodes = sa.Table(
+    "unusual_nodes",
+    metadata,
+    sa.Column("cluster", sa.Text, primary_key=True),
+    sa.Column("node", sa.Text, primary_key=True),
+    _moment("at"),
+    sa.Column("doc", JSONB, nullable=False),
 )
 
 # What was collected on nodes, for people: gzip in pieces. Shown once all of it is here.

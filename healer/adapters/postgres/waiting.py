@@ -6,14 +6,15 @@ import psycopg
 import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import own_connection
-from healer.lease import LEASE, UNHEARD
+from healer.lease import LEASE, SENT, UNHEARD
 from healer.ports import Clock
 
 # As `PostgresLedger.due_runs`, `messages.deliver_due`, `routing.plan` and `Sealer` look for it themselves.
 _ASKED = {
     "sweep": """SELECT FROM runs WHERE cluster = %(cluster)s AND state = 'running'
         AND (wake_at IS NULL OR wake_at <= %(now)s)
-        AND (lease_until IS NULL OR lease_until <= %(unheard)s OR lease_until > %(wrong)s)""",
+        AND (lease_until IS NULL OR lease_until <= %(unheard)s OR lease_until > %(wrong)s)
+        AND (epoch > 0 OR created_at <= %(sent)s OR created_at > %(now)s)""",
     "deliver": "SELECT FROM messages WHERE state = 'due' AND next_try_at <= %(now)s",
     "tell": """SELECT 1 FROM messages WHERE cluster = %(cluster)s AND NOT routed
         UNION ALL SELECT 1 FROM deliveries
@@ -39,7 +40,7 @@ class Waiting:
             connection = self._connect()
             now = self._clock.now()
             asked = {"cluster": self._cluster, "now": now}
-            asked |= {"unheard": now + LEASE - UNHEARD, "wrong": now + 2 * LEASE}
+            asked |= {"unheard": now + LEASE - UNHEARD, "wrong": now + 2 * LEASE, "sent": now - SENT}
             row = connection.execute(_STATEMENT, asked).fetchone()
         except BaseException:
             self.close()

@@ -6,6 +6,7 @@ Numbers are float64 columns with NaN for unknown (constants stay plain floats), 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from healer.detection.language import over_parts
 from healer.detection.language.expr import Expr
+from healer.detection.language.kept import NOTHING_KEPT, UNTOLD, Kept, is_same
 from healer.detection.language.meaning import KNOWN_SHARE, LEAST_PEERS, LEAST_SPREAD
 from healer.detection.language.truth import FALSE, TRUE, UNKNOWN, Past, Truth, of
 from healer.model import Scope
@@ -27,13 +29,16 @@ _BLOCK = 1 << 18
 
 
 class _Node:
-    """An expression with a place in the memory of a tick."""
+    """An expression with a place in the memory of a tick, and what the last tick made of it."""
 
-    __slots__ = ("args", "expr", "index", "past")
+    __slots__ = ("args", "expr", "index", "kept", "nan", "past")
 
     def __init__(self, expr: Expr, args: "Sequence[_Node]", index: int) -> None:
         self.expr, self.args, self.index = expr, args, index
         self.past: Past | None = None
+        self.kept = NOTHING_KEPT
+        #: A value, and where it is unknown.
+        self.nan: tuple[Any, Any] = (None, None)
 
 
 class Program:
@@ -89,7 +94,7 @@ class Moment:
     def __init__(self, program: Program, telemetry: "Telemetry", now: datetime) -> None:
         self.program, self.telemetry, self.now = program, telemetry, now
         self._values: list[Any] = [None] * len(program)
-        self._unknown: list[Any] = [None] * len(program)
+        self.layout = telemetry, telemetry.layout
         self._parents: dict[tuple[Scope, Scope], NDArray[np.int32]] = {}
         self._silent: dict[str, NDArray[np.bool_]] = {}
         self._gone: dict[Scope, NDArray[np.bool_] | None] = {}
@@ -118,7 +123,34 @@ class Moment:
     def _get(self, node: _Node) -> Any:
         value = self._values[node.index]
         if value is None:
-            value = self._values[node.index] = _OPS[node.expr.op](self, node)
+            value = self._values[node.index] = self._made(node)
+        return value
+
+    def _made(self, node: _Node) -> Any:
+        """What is made of the very things of the last tick is what it was, and the same object: most of a
+        fleet's counters and states do not change from one tick to the next."""
+        kept, args = node.kept, node.args
+        if not args or node.past is not None:
+            return self._read(node, kept)
+        if kept.layout == self.layout and all(
+            self._get(arg) is one for arg, one in zip(args, kept.inputs, strict=False)
+        ):
+            return kept.value
+        value = _OPS[node.expr.op](self, node)
+        # `and` and `or` stop where the rest changes nothing.
+        inputs = tuple(takewhile(_is_there, (self._values[arg.index] for arg in args)))
+        node.kept = Kept(self.layout, inputs, value) if inputs else NOTHING_KEPT
+        return value
+
+    def _read(self, node: _Node, kept: Kept) -> Any:
+        """What is measured, or was: looked at anew, but for what nobody has ever told."""
+        untold = node.past is None and node.expr.name not in self.telemetry.told
+        if untold and kept.inputs is UNTOLD and kept.layout == self.layout:
+            return kept.value
+        value = _OPS[node.expr.op](self, node)
+        if is_same(kept.value, value):
+            value = kept.value
+        node.kept = Kept(self.layout, UNTOLD if untold else (), value)
         return value
 
     def _rows(self, scope: Scope | None) -> int:
@@ -129,10 +161,10 @@ class Moment:
         """Where a number is unknown; None for a constant."""
         if node.expr.scope is None:
             return None
-        found = self._unknown[node.index]
-        if found is None:
-            found = self._unknown[node.index] = np.isnan(self._get(node))
-        return found
+        value = self._get(node)
+        if node.nan[0] is not value:
+            node.nan = value, np.isnan(value)
+        return node.nan[1]
 
     def _either_nan(self, node: _Node) -> NDArray[np.bool_] | None:
         one, other = (self._nan(arg) for arg in node.args)
@@ -162,7 +194,6 @@ class Moment:
         value = self.telemetry.value(node.expr.name, self.now)
         if node.expr.name not in self._silent:
             self._silent[node.expr.name] = np.isnan(value)
-        self._unknown[node.index] = self._silent[node.expr.name]
         return value
 
     def _spec(self, node: _Node) -> Numbers:
@@ -338,6 +369,10 @@ class Moment:
         assert arg.expr.scope is not None
         parent = self.parent(arg.expr.scope, node.expr.scope)
         return over_parts.OVER_PARTS[node.expr.op](self._get(arg), parent, self._rows(node.expr.scope))
+
+
+def _is_there(value: Any) -> bool:
+    return value is not None
 
 
 def _compare(function: Callable[[Any, Any], NDArray[np.bool_]]) -> Callable[[Moment, _Node], Truth]:

@@ -32,21 +32,18 @@ class Past:
 
     def push(self, at_s: float, now: Truth) -> None:
         """The tick at `at_s` (seconds since 1970); a second one in the same slot replaces the first."""
-        slot = int(at_s // TICK_S)
+        slot, known = int(at_s // TICK_S), len(self.true)
         self._grow(len(now))
-        if self._last is None or slot - self._last >= self.slots:
-            self._ring[:] = UNKNOWN
-            self.true[:] = 0
-            self.known[:] = 0
-            self._put(slot, now)
-        elif slot >= self._last:
-            # A slower tick speaks for the time since the one before it.
-            between = now if (slot - self._last) * TICK_S <= SPEAKS_FOR_S else np.full_like(now, UNKNOWN)
-            for one in range(self._last + 1, slot):
-                self._put(one, between)
-            self._put(slot, now)
-        else:
+        if self._last is not None and slot < self._last:
             return
+        if self._last is not None:
+            # A slower tick speaks for the time since the one before it, but of no row that is new.
+            between = np.full_like(now, UNKNOWN)
+            if (slot - self._last) * TICK_S <= SPEAKS_FOR_S:
+                between[:known] = now[:known]
+            for one in range(max(self._last, slot - self.slots) + 1, slot):
+                self._put(one, between)
+        self._put(slot, now)
         self._last = slot
 
     def forget(self, rows: NDArray[np.int64]) -> None:

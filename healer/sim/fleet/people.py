@@ -8,8 +8,9 @@ from datetime import datetime
 
 import msgspec
 
-from healer.decisions import stands_beside
-from healer.model import Command, CommandKind, Run, RunState
+from healer.decisions import stands_beside, with_restarts
+from healer.model import Command, CommandKind, Run, RunState, StepEvent
+from healer.playbooks import takes_restarts
 from healer.sim.fleet.healing import Healer
 from healer.sim.fleet.schedule import Fault
 from healer.sim.fleet.site import CLUSTER, Record, Site
@@ -60,7 +61,9 @@ class People:
     # --- runs that wait for somebody ---
 
     def _changed(self, run: Run) -> None:
-        if run.state in _REPAIRS and run.node:
+        if run.state is RunState.waiting and run.node is None and run.question:
+            self._later(self._answers, lambda: self._approve_step(run.id))
+        elif run.state in _REPAIRS and run.node:
             self._later(self._repair_s(run), lambda: self._repair(run))
         elif run.state in _ASKS:
             self._later(self._answers, lambda: self._approve(run.id))
@@ -89,19 +92,55 @@ class People:
         self._ask(RETURN, run.node)
 
     def _approve(self, name: str) -> None:
-        """Yes where something is wrong with the node, or Slurm itself took it out; else no."""
+        """Yes where there is something to it; else no."""
         run = self.healer.runs.get(name)
         if run is None or run.state not in _ASKS:
             return
-        shown = self.site.snapshot().nodes.get(run.node or "")
-        if not self.site.active.get(run.node or "") and not (shown is not None and shown.held):
+        if not self._is_right(run):
             self._count("rejections")
             self._end(run, RunState.rejected)
             return
         self._count("approvals")
-        self.healer.runs[name] = msgspec.structs.replace(
-            run, approved_by=WHO, state=RunState.held, epoch=run.epoch + 1
+        approved = msgspec.structs.replace(run, approved_by=WHO, state=RunState.held, epoch=run.epoch + 1)
+        self.healer.runs[name] = with_restarts(approved, self._stood(run), WHO)
+        self.healer.wake()
+
+    def _is_right(self, run: Run) -> bool:
+        """Something is wrong with the node, or Slurm itself took it out; or the job does stand still."""
+        if run.node is None:
+            return run.job == self.site.job and self.site.work.doing is Spent.stands
+        shown = self.site.snapshot().nodes.get(run.node)
+        return bool(self.site.active.get(run.node)) or (shown is not None and shown.held)
+
+    def _stood(self, run: Run) -> dict[str, int]:
+        """The large job, where the run would wait for it although its node's fault has stopped it: whoever
+        lets the run go ticks its restart."""
+        job = self.site.snapshot().jobs[self.site.job]
+        faults = self.site.active.get(run.node or "", ())
+        offered = takes_restarts(self.healer.rules.playbooks[run.playbook])
+        if not offered or run.node not in job.nodes or not any(one.way.stops for one in faults):
+            return {}
+        self._count("restarts agreed to")
+        return {job.id: job.restarts}
+
+    def _approve_step(self, name: str) -> None:
+        """A run on a job that asks before it goes on."""
+        run = self.healer.runs.get(name)
+        if run is None or run.state is not RunState.waiting:
+            return
+        if not self._is_right(run):
+            self._count("rejections")
+            self._end(run, RunState.cancelled)
+            return
+        self._count("approvals")
+        log = self.healer.ledger.tables.log[name]
+        log.append(
+            msgspec.structs.replace(
+                log[-1], at=self.site.now, event=StepEvent.done, text=f"{WHO} approved", data={"by": WHO}
+            )
         )
+        with self.healer.ledger.transaction() as tx:
+            tx.set_run_state(name, RunState.running, why=f"{WHO} approved", at=self.site.now)
         self.healer.wake()
 
     def _cancel(self, name: str) -> None:

@@ -46,6 +46,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     returned: int
     relapsed_day: int
     relapsed_week: int
+    #: Those of a week, by why: the repair did not take, something new, or nothing to do with it (`base`).
+    relapsed_by: dict[str, int]
     people: dict[str, int]
     node_hours_out: float
     incidents: dict[str, int] = {}
@@ -95,8 +97,9 @@ def card_of(
         undiagnosed=undiagnosed,
         stuck=stuck,
         returned=len(returned),
-        relapsed_day=_relapsed(returned, records, timedelta(days=1)),
-        relapsed_week=_relapsed(returned, records, timedelta(days=7)),
+        relapsed_day=sum(_relapsed(returned, records, timedelta(days=1)).values()),
+        relapsed_week=sum((week := _relapsed(returned, records, timedelta(days=7))).values()),
+        relapsed_by=week,
         people=dict(sorted(people.items())),
         node_hours_out=round(site.node_hours_out, 1),
         incidents=dict(sorted((incidents or {}).items())),
@@ -129,18 +132,21 @@ def _restarted(record: Record) -> float | None:
     return _after(record, record.running_at) if record.stopped_job else None
 
 
-def _relapsed(returned: list[Record], records: list[Record], within: timedelta) -> int:
+def _relapsed(returned: list[Record], records: list[Record], within: timedelta) -> dict[str, int]:
+    """Of the nodes that returned, those that failed again in that time, by why the first such fault came."""
     by_node: dict[str, list[Record]] = {}
     for one in records:
-        by_node.setdefault(one.fault.node, []).append(one)
-    return sum(
-        any(
-            one.returned_at is not None and one.returned_at < other.fault.at <= one.returned_at + within
-            for other in by_node[one.fault.node]
-            if _is_of_node(other)
-        )
+        if _is_of_node(one):
+            by_node.setdefault(one.fault.node, []).append(one)
+    firsts = (
+        next((other for other in by_node.get(one.fault.node, ()) if _follows(other, one, within)), None)
         for one in returned
     )
+    return _counted(one.fault.because for one in firsts if one is not None)
+
+
+def _follows(other: Record, one: Record, within: timedelta) -> bool:
+    return one.returned_at is not None and one.returned_at < other.fault.at <= one.returned_at + within
 
 
 def _times(seconds: Iterable[float]) -> Times:

@@ -66,7 +66,11 @@ class _Healed:
     def play(self, progress: Progress) -> Card:
         Happenings(self.site)
         self.site.begin()
-        play(self.site, (self._note, self.people.look, self.reviews.look, self._tidy), progress)
+        play(
+            self.site,
+            (self._note, self.windows.stands.look, self.people.look, self.reviews.look, self._tidy),
+            progress,
+        )
         self._note()
         healer = self.healer
         node_days = self.site.scenario.nodes * self.site.scenario.days

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from healer.model import SlurmNode, SlurmSnapshot
+from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
 from healer.sim.clock import SimClock
 from healer.sim.fleet.agenda import Agenda
 from healer.sim.fleet.scenario import Scenario
@@ -111,6 +111,7 @@ class Site:
         self.shared_slow: tuple[float, str] = 1.0, NOBODY
         self.planned_until: datetime | None = None
         self._shown: object = None
+        self._held: tuple[tuple[str, ...], frozenset[str]] = (), frozenset()
         self.out_before: frozenset[str] = frozenset()
         #: Nodes that the mender took out although nothing was wrong with them, and when.
         self.wrong: list[tuple[datetime, str, str]] = []
@@ -160,7 +161,7 @@ class Site:
             self.nodes.plant(fault.node, "unreachable")
             self.slurm.silence(fault.node)
         if way.stops_after_s:
-            self.agenda.at(self._stops_at(fault), lambda: None)
+            self.agenda.at(self.stops_at(fault), lambda: None)
         if fault.way_name == "unplanned-work":
             self._work_unplanned(fault)
         elif not way.hardware:
@@ -232,12 +233,18 @@ class Site:
         job = self.snapshot().jobs[self.job]
         if job.state != "RUNNING" or not self.active:
             return None
-        mine = set(job.nodes)
+        mine = self._holds(job)
         found = (one for node, faults in self.active.items() if node in mine for one in faults)
-        return next((one for one in found if one.way.stops and self.now >= self._stops_at(one)), None)
+        return next((one for one in found if one.way.stops and self.now >= self.stops_at(one)), None)
+
+    def _holds(self, job: SlurmJob) -> frozenset[str]:
+        """The nodes of the large job: asked for each moment, and seldom others."""
+        if self._held[0] is not job.nodes:
+            self._held = job.nodes, frozenset(job.nodes)
+        return self._held[1]
 
     @staticmethod
-    def _stops_at(fault: Fault) -> datetime:
+    def stops_at(fault: Fault) -> datetime:
         return fault.at + timedelta(seconds=fault.way.stops_after_s)
 
     def settle(self) -> None:
@@ -290,7 +297,7 @@ class Site:
             self._stop = (slow if slow != NOBODY else "taken off", None)
 
     def _slow(self) -> tuple[float, str]:
-        mine = set(self.snapshot().jobs[self.job].nodes)
+        mine = self._holds(self.snapshot().jobs[self.job])
         found = [
             (one.way.slower, one.cause)
             for node, faults in self.active.items()
@@ -312,7 +319,7 @@ class Site:
         if snapshot.nodes is self._shown:
             return
         self._shown = snapshot.nodes
-        out = {name: node for name, node in snapshot.nodes.items() if node.held or _KEPT & set(node.state)}
+        out = {node.name: node for node in snapshot.odd_nodes if node.held or _KEPT & set(node.state)}
         for name in sorted(out.keys() - self.out_before):
             self._left(out[name])
         for name in sorted(self.out_before - out.keys()):

@@ -26,7 +26,7 @@ def card_text(card: Card) -> str:
         f"missed                    {card.missed}",
         f"undiagnosed; stuck runs   {card.undiagnosed}; {card.stuck}",
         f"returned, failed again    {card.returned}, {card.relapsed_day} within a day, "
-        f"{card.relapsed_week} within a week",
+        f"{card.relapsed_week} within a week{_why(card.relapsed_by)}",
         f"nodes out of service      {card.node_hours_out:,.0f} node-hours",
     ]
     lines += ["", "people", *(f"  {name:24}{count}" for name, count in card.people.items())]
@@ -39,6 +39,11 @@ def card_text(card: Card) -> str:
         told = ", ".join(f"{value:,g} {name}" for name, value in card.fed.items())
         lines += ["", f"simulated: {told}"]
     return "\n".join(lines)
+
+
+def _why(counted: dict[str, int]) -> str:
+    told = ", ".join(f"{count} {because}" for because, count in counted.items())
+    return f" ({told})" if told else ""
 
 
 def _spent(card: Card) -> list[str]:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from healer.detection.tick import Senses
-from healer.model import SlurmSnapshot
+from healer.model import SlurmJob, SlurmSnapshot
 from healer.recorder import Recorder
 from healer.signals.checkpoints import checkpoint_observations
 from healer.signals.step_times import step_batches
@@ -23,9 +23,10 @@ from healer.sim.fleet.healing import Healer
 from healer.sim.fleet.scenario import JobSpec
 from healer.sim.fleet.schedule import DAY_S, Fault
 from healer.sim.fleet.site import CLUSTER, Site
+from healer.sim.fleet.stands import FINE_S, Ranks, Stands, ranks_at
 from healer.sim.fleet.work import Spent
 from healer.sim.fleet_steps import Pace
-from healer.sim.telemetry import SimTelemetry
+from healer.sim.telemetry import Sent, SimTelemetry
 
 #: As `node_infiniband_state_id` numbers them.
 DOWN, ACTIVE = 1, 4
@@ -33,18 +34,26 @@ DOWN, ACTIVE = 1, 4
 SAMPLE_S = 1200.0
 #: It goes on for so long after its node has left.
 AFTERWARDS_S = 300.0
+#: And so long after a job that stood works again.
+WELL_S = 420.0
 
 
 class Window:
     """Senses over these nodes until `until`, or until the node of its fault has been out for a while."""
 
-    def __init__(self, site: Site, healer: Healer, names: list[str], until: datetime, seed: int) -> None:
+    def __init__(
+        self, site: Site, healer: Healer, names: list[str], until: datetime, seed: int, since: datetime
+    ) -> None:
         self.names, self.until = names, until
-        #: What it was opened for; none: healthy nodes.
+        #: What it was opened for; none: healthy nodes, or a job that stands.
         self.faults: list[Fault] = []
+        #: It measures finely until then; None: as long as one of its nodes has a fault.
+        self.fine_until: datetime | None = None
+        #: The job that stood works again since then.
+        self.works_since: datetime | None = None
         self._site, self._healer = site, healer
         self._sensors = SimTelemetry(
-            CLUSTER, names, start=site.now, seed=seed, gpus=site.scenario.gpus, pace=_pace(site.scenario.job)
+            CLUSTER, names, start=since, seed=seed, gpus=site.scenario.gpus, pace=_pace(site.scenario.job)
         )
         book = MemoryColumns()
         self._senses = Senses(CLUSTER, healer.rules, book)
@@ -57,23 +66,35 @@ class Window:
 
     def step(self, recorder: Recorder | None) -> None:
         """One scrape of each node, and a look at them."""
-        site, now = self._site, self._site.now
-        snapshot = self._within(site.snapshot())
+        now = self._site.now
+        snapshot = self._scrape(now, recorder)
+        self._healer.hear(self._checkpoint(now))
+        self._healer.sensed.append(self._senses.tick(snapshot, now, self._healer.picture.watched))
+        self._healer.wake()
+
+    def recall(self, since: datetime, every_s: float, recorder: Recorder | None) -> None:
+        """What the nodes had told from `since` until now; nobody has looked at it meanwhile."""
+        at = since
+        while (at := at + timedelta(seconds=every_s)) < self._site.now:
+            self._scrape(at, recorder)
+
+    def _scrape(self, at: datetime, recorder: Recorder | None) -> SlurmSnapshot:
+        snapshot = msgspec.structs.replace(self._within(self._site.snapshot()), taken_at=at)
         self._plant()
-        self._sensors.show(self._at_work(snapshot))
-        sent = self._sensors.advance(now)
+        self._show(snapshot, at)
+        sent = self._sensors.advance(at)
+        self._hush(sent, at)
         self._add_ports(sent.metrics)
         self._add_results(sent.step_times)
         known = lambda _cluster, node: node in self.names  # noqa: E731
-        measured = self._translator.columnar(msgspec.json.encode(sent.metrics), known, now)
-        steps = step_batches(msgspec.json.encode(sent.step_times), known, now, cluster=CLUSTER)
+        measured = self._translator.columnar(msgspec.json.encode(sent.metrics), known, at)
+        steps = step_batches(msgspec.json.encode(sent.step_times), known, at, cluster=CLUSTER)
         if recorder is not None:
-            recorder.note_samples(measured.reports, steps.batches, now)
-        self._senses.renew([self._healer.picture.node(name) for name in self.names], now)
-        self._senses.take(measured.reports, steps.batches, snapshot, now)
-        self._healer.hear([*measured.inventory, *self._checkpoint(now)])
-        self._healer.sensed.append(self._senses.tick(snapshot, now, self._healer.picture.watched))
-        self._healer.wake()
+            recorder.note_samples(measured.reports, steps.batches, at)
+        self._senses.renew([self._healer.picture.node(name) for name in self.names], at)
+        self._senses.take(measured.reports, steps.batches, snapshot, at)
+        self._healer.hear(measured.inventory)
+        return snapshot
 
     def _within(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
         """Slurm's picture of these nodes alone: so small the senses look at, and keep room for."""
@@ -98,12 +119,36 @@ class Window:
         self._part = msgspec.structs.replace(snapshot, nodes=nodes, jobs=jobs)
         return self._part
 
-    def _at_work(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
-        """A large job that stands or starts makes no step, and its GPUs rest."""
-        if self._site.work.doing is Spent.kept:
-            return snapshot
-        others = {name: job for name, job in snapshot.jobs.items() if name != self._site.job}
-        return msgspec.structs.replace(snapshot, jobs=others)
+    def _hush(self, sent: Sent, at: datetime) -> None:
+        """Nothing comes from a node that answers nobody."""
+        silent = {
+            node
+            for node in self.names
+            if any(one.way.silent and one.at <= at for one in self._site.active.get(node, ()))
+        }
+        sent.metrics = [body for body in sent.metrics if body["node"] not in silent]
+        for body in sent.step_times:
+            body["samples"] = [one for one in body["samples"] if one["node"] not in silent]
+        sent.step_times = [body for body in sent.step_times if body["samples"]]
+
+    def _show(self, snapshot: SlurmSnapshot, at: datetime) -> None:
+        """A large job whose program is gone makes no step, and its GPUs rest."""
+        name, ranks = self._site.job, ranks_at(self._site, at)
+        if ranks is Ranks.rests:
+            snapshot = msgspec.structs.replace(
+                snapshot, jobs={key: job for key, job in snapshot.jobs.items() if key != name}
+            )
+        self._sensors.show(snapshot)
+        if ranks is Ranks.waits and (job := snapshot.jobs.get(name)) is not None:
+            self._sensors.hang(name, self._broken(job), stopped=True)
+
+    def _broken(self, job: SlurmJob) -> list[int]:
+        """Ranks of the large job on the node that stops it."""
+        fault, gpus = self._site.blocking(), self._site.scenario.gpus
+        if fault is None or fault.node not in job.nodes:
+            return []
+        first = job.nodes.index(fault.node) * gpus
+        return list(range(first, first + gpus))
 
     def _plant(self) -> None:
         """The sensors show what is wrong now."""
@@ -164,6 +209,7 @@ class Windows:
         self._now_open: list[Window] = []
         self.node_hours = 0.0
         healer.on_near = self._near
+        self.stands = Stands(site, self._stood)
         self._sample_at_random()
 
     def _near(self, fault: Fault) -> None:
@@ -177,6 +223,27 @@ class Windows:
             known.faults.append(fault)
             return
         self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
+
+    def _stood(self, fault: Fault, since: datetime) -> None:
+        """The large job stands: what its nodes told until now, and tell until it works again."""
+        if any(fault.node in one.names for one in self._now_open):
+            return
+        window = self._made(self._around(fault.node, self._spec.peers + 1), self._site.end, since)
+        window.fine_until = self._site.later(FINE_S)
+        window.recall(since, self._spec.fine_s, self._recorder)
+        self._begin(window)
+
+    def _is_over(self, window: Window) -> bool:
+        if window.fine_until is not None:
+            return self._goes_on(window)
+        return bool(window.faults) and all(self._has_left(one) for one in window.faults)
+
+    def _goes_on(self, window: Window) -> bool:
+        """So long that healer has seen it too: its incident is over by that."""
+        now = self._site.now
+        works = self._site.work.doing is Spent.kept
+        window.works_since = (window.works_since or now) if works else None
+        return window.works_since is not None and (now - window.works_since).total_seconds() > WELL_S
 
     def _has_left(self, fault: Fault) -> bool:
         record = self._site.records.get(fault.id)
@@ -208,23 +275,33 @@ class Windows:
         return begin
 
     def _open(self, names: list[str], until: datetime, faults: list[Fault]) -> None:
-        self._opened += 1
-        window = Window(self._site, self._healer, names, until, self._site.seed * 100_003 + self._opened)
+        window = self._made(names, until, self._site.now)
         window.faults = faults
+        self._begin(window)
+
+    def _made(self, names: list[str], until: datetime, since: datetime) -> Window:
+        self._opened += 1
+        seed = self._site.seed * 100_003 + self._opened
+        return Window(self._site, self._healer, names, until, seed, since)
+
+    def _begin(self, window: Window) -> None:
         self._now_open.append(window)
 
         def step() -> None:
             window.step(self._recorder)
-            fine = any(name in self._site.active for name in names)
-            every_s = self._spec.fine_s if fine else self._spec.every_s
-            self.node_hours += len(names) * every_s / 3600
-            left = bool(window.faults) and all(self._has_left(one) for one in window.faults)
-            if self._site.now < window.until and not left:
+            every_s = self._spec.fine_s if self._is_fine(window) else self._spec.every_s
+            self.node_hours += len(window.names) * every_s / 3600
+            if self._site.now < window.until and not self._is_over(window):
                 self._site.agenda.at(self._site.later(every_s), step)
             else:
                 self._now_open.remove(window)
 
         step()
+
+    def _is_fine(self, window: Window) -> bool:
+        if window.fine_until is not None:
+            return self._site.now < window.fine_until
+        return any(name in self._site.active for name in window.names)
 
 
 def _pace(job: JobSpec) -> Pace:

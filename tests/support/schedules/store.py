@@ -7,7 +7,7 @@ everything committed) is as in `healer.adapters.postgres`.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -179,8 +179,9 @@ class ProcessLedger(MemoryLedger):
             if store.locks.get(run) is session:
                 del store.locks[run]
 
-    def due_runs(self, now: datetime) -> list[str]:
-        return [one for one in super().due_runs(now) if is_unheard(self.store.leases.get(one), now)]
+    def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
+        due = super().due_runs(now, sent=sent)
+        return [one for one in due if is_unheard(self.store.leases.get(one), now)]
 
     # --- the detector's inbox
 

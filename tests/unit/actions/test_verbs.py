@@ -285,6 +285,15 @@ def test_the_jobs_hit_are_listed_with_their_restarts() -> None:
     assert desk.told[0].data["jobs"] == [job]
 
 
+def test_without_an_incident_nobody_is_told_whose_jobs_they_are() -> None:
+    desk = Desk(run=msgspec.structs.replace(RUN, incident=None), incident=None)
+    job = desk.slurm.add_job(required=[NODE])
+    listed = desk.act(CHECKS["jobs_hit"])
+    assert isinstance(listed, Done)
+    assert listed.data["jobs"] == {job: 0}
+    assert desk.told == []
+
+
 def test_two_gpus_of_a_shared_node_hit_two_jobs() -> None:
     first, second = (Component(cluster=CLUSTER, node=NODE, gpu=gpu) for gpu in (0, 6))
     evidence = tuple(

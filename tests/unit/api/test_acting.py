@@ -50,6 +50,19 @@ def test_a_refusal_names_the_guard_and_its_figures(served: Served) -> None:
     assert (problem["limit"], problem["used"], problem["frees_at"]) == (1.0, 1.0, None)
 
 
+def test_a_token_bound_to_a_node_restarts_no_jobs_that_span_more(served: Served) -> None:
+    api, client = served
+    own = api.headers("operator", node="gpu0001", cluster=CLUSTER)
+    body = {"node": "gpu0001", "reason": "noisy fan"}
+    assert client.post(DRAIN, json=body | {"restart": ["4711"]}, headers=own).status_code == 403
+    assert client.post(DRAIN, json=body | {"inputs": {"nodes": "gpu[1-9]"}}, headers=own).status_code == 403
+    run = client.post(DRAIN, json=body, headers=own)
+    assert run.status_code == 202
+    approve = f"/api/v1/runs/{run.json()['id']}/approve"
+    refused = client.post(approve, json={"reason": "ok", "restart": ["4711"]}, headers=own)
+    assert refused.status_code == 403 and "restarts no jobs" in refused.json()["detail"]
+
+
 def test_a_dry_run_does_nothing(served: Served) -> None:
     api, client = served
     headers = api.headers("operator")

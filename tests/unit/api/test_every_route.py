@@ -54,7 +54,7 @@ _JSON = {
     "hooks/health-check": seeds.HOOKS,
 }
 #: By role, requests made for each route: the last four may do less of the same.
-EXAMPLES = {"signals": 10, "admin": 10, "viewer": 3, "responder": 3, "operator": 3, "auditor": 3}
+EXAMPLES = {"signals": 6, "admin": 6, "viewer": 2, "responder": 2, "operator": 2, "auditor": 2}
 FEW = settings(
     max_examples=40,
     deadline=None,

@@ -260,9 +260,10 @@ def test_a_changed_rule_keeps_auto_by_what_it_would_open_now(served: Served) -> 
 class Child:
     def __init__(self) -> None:
         self.stopped, self.told = False, None
+        self.share = 0.25
 
     def progress(self) -> float:
-        return 0.25
+        return self.share
 
     def result(self) -> Any:
         return self.told
@@ -288,6 +289,18 @@ def test_the_runner_tells_how_far_it_is_and_what_came_of_it(running: Any) -> Non
     duty()
     assert (book.one(name).state, book.one(name).progress, book.one(name).result) == ("done", 1.0, child.told)
     assert child.stopped
+
+
+def test_how_long_it_takes_yet_is_told_once_its_pace_is_known(running: Any) -> None:
+    duty, child, clock, book, name = running
+    assert book.one(name).left_s is None
+    clock.advance(10)
+    child.share = 0.5
+    duty()
+    assert book.one(name).left_s == pytest.approx(20.0)
+    child.told = NOTHING | {"opened": []}
+    duty()
+    assert book.one(name).left_s is None
 
 
 def test_a_replay_that_fails_says_why(running: Any) -> None:

@@ -109,6 +109,17 @@ def test_a_run_from_plan_to_approval(healer: Healer) -> None:
     assert "asked by ann: fan" in healer("runs", run["id"]).stdout
 
 
+def test_restarts_are_offered_by_the_plan_and_named_with_the_run(healer: Healer) -> None:
+    plan = healer("run", "drain", "--node", "gpu0001", "--dry-run").stdout
+    assert "waits for job 4711 alice; --restart 4711:2 restarts it with the run" in plan
+    assert "waits for job 4712 bob, which cannot be restarted: Job 4712 is no batch job." in plan
+    named = ("--restart", "4711", "--restart", "4713", "--json")
+    made = json.loads(healer("run", "drain", "--node", "gpu0001", "--reason", "lies", *named).stdout)
+    assert made["input"]["restart"] == ["4711", "4713"]
+    approved = json.loads(healer("approve", made["id"], "--reason", "lies", *named).stdout)
+    assert approved["input"]["restart"] == ["4711", "4713"]
+
+
 def test_a_refusal_is_one_sentence(healer: Healer) -> None:
     refused = healer("run", "drain", "--node", "gpu0004", "--reason", "x")
     assert isinstance(refused.exception, Failed)

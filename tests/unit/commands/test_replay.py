@@ -112,6 +112,20 @@ def test_two_rule_sets_side_by_side_and_the_status_for_ci(recorded: Path, milder
     assert "No longer: actions" in words and "there held by mode" in words
 
 
+def test_what_cannot_be_compared_ends_with_another_status_than_a_difference(
+    recorded: Path, milder: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "rules"
+    shutil.copytree(milder, broken)
+    (broken / "policies.yaml").write_text("- name: 7\n")
+    wrong = healer("replay", recorded, "--against", broken, "--fail-on", "any")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert "policies.yaml:1" in wrong.stderr
+    twice = healer("replay", "-", "--against", "shipped", "--fail-on", "any")
+    assert twice.returncode == 2
+    assert "once only" in " ".join(twice.stderr.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -193,6 +193,20 @@ def test_a_node_shows_what_goes_on_there(client: TestClient) -> None:
     assert "Going on" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
 
 
+def test_the_node_page_shows_each_way_of_calling_it_unusual(client: TestClient) -> None:
+    text = client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
+    panel = text[text.index('id="h-unusual"') :]
+    panel = panel[: panel.index("</section>")]
+    assert "among 96 h100 that are busy" in panel
+    names = ("Distance <", "Isolation forest <", "Largest deviation <", "PCA residual <")
+    assert sorted(names, key=panel.index) == list(names)
+    assert '<td class="num warn">6.80</td><td class="num">5.20</td><td class="num">1.90</td>' in panel
+    assert panel.count("num warn") == 2
+    assert "SM clock, slowest; own past -6.8 (41%); gpu temperature, hottest +2.3 (22%)" in panel
+    assert "Distance decides" in panel
+    assert "h-unusual" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
+
+
 def test_a_node_shows_the_alerts_that_fire_and_what_they_are_to_healer(client: TestClient) -> None:
     text = client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
     assert "Alerts that fire" in text
@@ -201,6 +215,15 @@ def test_a_node_shows_the_alerts_that_fire_and_what_they_are_to_healer(client: T
     assert "and 29 more of this name" in text and text.count("one of many") < ALERTS_SHOWN
     assert "alerts of other names" in text
     assert "Alerts that fire" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
+
+
+def test_a_nodes_figures_stand_beside_those_of_its_model(client: TestClient) -> None:
+    text = client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
+    assert "What its tests measured" in text and "against the other nodes with h100" in text
+    row = text[text.index("gemm_tflop_per_s") :].partition("</tr>")[0]
+    assert [one in row for one in (">612<", ">698<", "-12.3 %, too slow", ">40<")] == [True] * 4, row
+    assert "too slow" not in text[text.index("memory_gb_per_s") :].partition("</tr>")[0]
+    assert "What its tests measured" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
 
 
 def test_the_page_of_signals_tells_what_to_do_about_each_loss(client: TestClient) -> None:

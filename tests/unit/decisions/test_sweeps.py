@@ -83,6 +83,18 @@ def test_healthy_nodes_alone(fault_class: FaultClass) -> None:
     assert told(idle(ailing={name(2): fault_class})).kind is AnswerKind.allow
 
 
+def test_a_suspect_is_looked_at_with_its_fault_and_whatever_else_is_in_sweep_but_not_with_a_fatal_one() -> (
+    None
+):
+    suspect = {"borrows": True, "suspect": True}
+    running = {name(number): f"r{number}" for number in range(2, 6)}
+    milder = idle(ailing={name(1): FaultClass.degraded}, running=running)
+    assert told(milder, **suspect).kind is AnswerKind.allow
+    assert told(milder, borrows=True).kind is AnswerKind.hold
+    assert told(idle(ailing={name(1): FaultClass.fatal}), **suspect).kind is AnswerKind.hold
+    assert told(idle(jobs=[waiting()]), **suspect).kind is AnswerKind.hold
+
+
 def test_not_beside_a_run_that_works_on_the_node() -> None:
     known = msgspec.structs.replace(idle(), running={name(1): "r9"})
     assert told(known).why == f"Run r9 works on {name(1)}."

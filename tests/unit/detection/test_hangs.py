@@ -286,3 +286,15 @@ def test_a_rank_of_another_node_has_no_say() -> None:
     foreign = replace(forged, node=np.zeros(1, np.int32))
     job.take(foreign)
     assert job.steps.dropped == 1
+
+
+def test_a_look_between_ticks_tells_of_links_alone() -> None:
+    job = Job(rest=False)
+    job.run(40)
+    job.stand(290, {"compute": others()})
+    assert job.found == []
+    elsewhere = {"gpu9999": LinkDown(at=job.now, text="Link down")}
+    look = job.detector.look(
+        job.steps, job.shown, job.now, lambda nodes: elsewhere if "gpu9999" in nodes else {}
+    )
+    assert look == (), "what its GPUs do is asked by ticks"

@@ -321,3 +321,12 @@ def test_a_node_that_came_back_leaves_the_holds_of_others() -> None:
         site.fleet.send_gpus("n2", heat=WARM)
         told += [finding.component.node for finding in site.tick(WARM).findings]
     assert told == ["n2"]
+
+
+def test_a_value_that_stands_unchanged_over_a_return_is_told_anew() -> None:
+    """Nothing that the rule sees changes between the ticks before and after the return."""
+    site = Site(rule(for_s=30))
+    assert {finding.rule for _, finding in site.found(WARM, 10)} == {"hot"}
+    site.fleet.telemetry.forget("n1", site.fleet.now)
+    site.engine.forget(site.fleet.telemetry, "n1")
+    assert {finding.rule for _, finding in site.found(WARM, 20)} == {"hot"}

@@ -105,7 +105,7 @@ def test_a_slow_job_of_whole_steps_is_told_with_its_suspects() -> None:
     assert {one.node for one in last.affected} == {node_name(3), node_name(5)}
     text = last.evidence[1].text
     assert "slow in job 1 too" in text and "open there: GPU clock low" in text
-    assert "none of them blamed" in text and "`healer run validate --node NODE` on" in text
+    assert "none of them blamed" in text and "`healer run bisect --job 2` tests halves" in text
 
 
 def test_a_repaired_node_is_no_suspect_for_what_was_before() -> None:

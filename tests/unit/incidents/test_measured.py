@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import msgspec
 
-from healer.incidents.senses import senses_of, spoken
+from healer.incidents.senses import heard_with, senses_of, spoken
 from healer.model import EVIDENCE_KEPT, Component, FaultClass, IncidentState, Mode, Sense, Sensed
 from tests.support.loop import CLUSTER, DEGRADED, LOST, name
 from tests.support.slow import SlowSite, found, slow_rules
@@ -49,6 +49,17 @@ def test_a_kernel_fault_that_may_wait_is_taken_in_as_another_sense() -> None:
     site.find("straggler", gpu=3)
     assert open_rules(site) == ["straggler"]
     assert Sense.kernel in senses_of(site.incident, site.now)
+
+
+def test_what_a_check_measured_last_week_is_no_second_sense_today() -> None:
+    site = SlowSite()
+    site.find("straggler", gpu=3)
+    told = found("slower-than-fleet", site.now)
+    for days, senses in ((7, (Sense.step_times,)), (0, (Sense.step_times, Sense.hook))):
+        measured = site.now - timedelta(days=days)
+        checks = tuple(msgspec.structs.replace(one, sense=Sense.hook, at=measured) for one in told.evidence)
+        heard = heard_with(site.incident, msgspec.structs.replace(told, evidence=checks))
+        assert senses_of(msgspec.structs.replace(site.incident, heard=heard), site.now) == senses
 
 
 def test_where_nothing_acts_the_one_with_a_playbook_still_takes_the_other_in() -> None:

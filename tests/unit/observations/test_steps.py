@@ -347,3 +347,13 @@ def test_other_clusters_are_not_ours() -> None:
     times = StepTimes("pod2")
     times.update([batch(1, np.ones(4))], None, START)
     assert len(times) == 0
+
+
+def test_what_is_news_of_a_job_and_how_often_it_comes() -> None:
+    """The first word of a newer step, by whichever rank; a rank that tells the same step later is none."""
+    _, job = fed(batch(1, np.ones(4)))
+    for step, later_s in ((2, 3), (2, 5), (3, 8)):
+        told = batch(step, np.ones(4))
+        job.take(replace(told, arrived_at=START + timedelta(seconds=5 + later_s)))
+    assert job.news_at == START + timedelta(seconds=13)
+    assert list(job.news_s) == [3.0, 5.0]

@@ -1,0 +1,87 @@
+"""Jobs that a run on their node may restart because a person agrees to it, as Slurm shows them now."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from healer.api.services import Conflict, Invalid
+from healer.api.views import RestartOffer
+from healer.decisions import judge, restart_asked, with_restarts
+from healer.model import GateFacts, Incident, Outcome, Playbook, Ruleset, Run, SlurmJob
+from healer.playbooks import takes_restarts
+from healer.ports import Scheduler, SchedulerError
+
+
+class Restarts:
+    """Reads Slurm itself: call it outside of a transaction."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def agreed(self, playbook: Playbook, node: str | None, named: Sequence[str]) -> dict[str, int]:
+        """The named jobs, each with the life that it has now. `4711:0` is job 4711 before its first restart:
+        refused once it has another life. Raises Invalid, Conflict."""
+        if not named:
+            return {}
+        if node is None or not takes_restarts(playbook):
+            raise Invalid("restart", f"{playbook.name} restarts no job that is named with it")
+        here = {job.id: job for job in self._on(node)}
+        found: dict[str, int] = {}
+        for one in named:
+            name, _, life = one.partition(":")
+            if life and not (life.isascii() and life.isdecimal()):
+                raise Invalid(
+                    "restart", f"{one}: after the job comes how often it was restarted, as in 4711:0"
+                )
+            job = self._whole(name)
+            if job is None or job.id not in here:
+                raise Invalid("restart", f"job {name} does not run on {node}")
+            if life and int(life) != job.restarts:
+                raise Conflict(
+                    f"job {name} was restarted since you looked: it is another life of it, look again"
+                )
+            found[job.id] = job.restarts
+        return found
+
+    def offered(
+        self,
+        run: Run,
+        playbook: Playbook,
+        incident: Incident | None,
+        facts: GateFacts,
+        rules: Ruleset,
+        now: datetime,
+    ) -> list[RestartOffer]:
+        """Each job on the run's node, and what the guards say to its restart if `run.by` agrees to it."""
+        if run.node is None or not takes_restarts(playbook):
+            return []
+        offers: list[RestartOffer] = []
+        for job in self._on(run.node):
+            agreed = with_restarts(run, {job.id: job.restarts}, run.by)
+            verdict = judge(restart_asked(agreed, job.id, incident), facts, rules, now)
+            offer = RestartOffer(
+                job=job.id,
+                restarts=job.restarts,
+                name=job.name,
+                user=job.user,
+                nodes=len(job.nodes),
+                possible=verdict.outcome is not Outcome.refused,
+                why=verdict.why,
+            )
+            offers.append(offer)
+        return offers
+
+    def _on(self, node: str) -> list[SlurmJob]:
+        """Jobs at work there, a heterogeneous one as its leader."""
+        try:
+            running = [job for job in self._scheduler.jobs_on(node) if "COMPLETING" not in job.flags]
+        except SchedulerError as error:
+            raise Conflict(f"Slurm: {error}") from error
+        whole = {one.id: one for job in running if (one := self._whole(job.id) or job)}
+        return sorted(whole.values(), key=lambda one: one.id)
+
+    def _whole(self, name: str) -> SlurmJob | None:
+        try:
+            job = self._scheduler.job(name)
+            return self._scheduler.job(job.leader) if job is not None and job.leader != job.id else job
+        except SchedulerError as error:
+            raise Conflict(f"Slurm: {error}") from error

@@ -1,0 +1,56 @@
+"""Silence is looked for again only once somebody may have fallen silent: the same is found as by looking at
+each moment."""
+
+import random
+from datetime import timedelta
+
+import pytest
+
+from healer.detection import silence
+from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
+from healer.observations import Picture
+from tests.support.loop import CLUSTER, START, name
+
+NODES = 12
+
+
+def beat(node: str, second: int) -> Observation:
+    at = START + timedelta(seconds=second)
+    return Observation(
+        digest=f"{node}|{second}",
+        kind=ObservationKind.heartbeat,
+        component=Component(cluster=CLUSTER, node=node),
+        event_at=at,
+        arrived_at=at,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_found_is_what_a_look_at_each_moment_finds(seed: int) -> None:
+    drawn = random.Random(seed)
+    picture, looks = Picture(CLUSTER, watching_since=START), 0
+    shown = {name(number): SlurmNode(name=name(number), state=("IDLE",)) for number in range(NODES)}
+    from_until = {one: sorted(drawn.sample(range(600), 2)) for one in shown}
+    told: list[int] = []
+    for second in range(600):
+        if drawn.random() < 0.01:  # some node goes out by plan, or comes back
+            one = drawn.choice(sorted(shown))
+            state = ("IDLE", "MAINTENANCE") if drawn.random() < 0.5 else ("IDLE",)
+            shown = shown | {one: SlurmNode(name=one, state=state)}
+        beats = [
+            beat(one, second)
+            for index, (one, (first, last)) in enumerate(from_until.items())
+            if first <= second <= last and second % 10 == index % 10
+        ]
+        now = START + timedelta(seconds=second)
+        picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=now, nodes=shown))
+        picture.update(beats, Topology())
+        looks += picture.all_heard is None or not picture.all_heard.holds(shown, now)
+        found = silence.findings(picture, now)
+        kept, picture.all_heard = picture.all_heard, None
+        assert silence.findings(picture, now) == found
+        picture.all_heard = kept
+        told.append(len(found))
+    assert max(told) > 0
+    assert told.count(0) > 50
+    assert looks < 590

@@ -181,7 +181,7 @@ def _of_class(model: Model) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _newest(conn: sa.Connection, model: Model) -> sa.Row[Any, Any] | None:
-    """`id` and `in_force_at` of what is in force of its class; nobody changes it until this transaction has ended."""
+    """`id` and `in_force_at` of what is in force of its class; it stands until this transaction has ended."""
     lock = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
     conn.execute(lock, {"name": f"model {model.cluster}/{model.hardware}/{model.load}"})
     table = forest_models.c

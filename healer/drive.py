@@ -16,6 +16,7 @@ from healer.actions import CHECKS, VERBS, WAITS, Action, Again, Context, Done, F
 from healer.actions.beside import beside
 from healer.actions.checks import told_since
 from healer.decisions import settings_of
+from healer.lease import PROOFS
 from healer.leave import TELLING, Leave, paused, remedy_use
 from healer.model import (
     APPROVAL_LASTS,
@@ -205,7 +206,7 @@ class Driver:
             return
         if paused(claim, self.clock):
             return
-        claim.fence()
+        self._fence(claim)()
         if why := note.write(self.scheduler, claim.run, state):
             log.info("no note beside the drain", node=claim.run.node, why=why)
 
@@ -216,7 +217,7 @@ class Driver:
         incident = claim.incident()
         ctx = self._context(claim, intent, entries, incident)
         started = is_started(entries, intent.key)
-        asks = intent.step.do not in TELLING or intent.item is not None
+        asks, keeps = intent.step.do not in TELLING or intent.item is not None, False
         left = self._leaves(claim, intent, entries, ctx)
         if left is not None:
             return left
@@ -247,7 +248,10 @@ class Driver:
         if claim.run.shadow and action.effect:
             would = f"shadow: would {intent.step.do} {intent.item or claim.run.node or ''}".strip()
             return self._write(claim, intent, StepEvent.done, would, {"would": str(intent.step.do)})
-        result = self._guarded(lambda: self._perform(action, ctx, intent.key))
+        # A pause forbids neither to tell people nor to keep what is begun.
+        free = keeps or not asks
+        doing = ctx if free else msgspec.structs.replace(ctx, fence=self._fence(claim, intent.item))
+        result = self._guarded(lambda: self._perform(action, ctx, doing, intent.key))
         self.checkpoint(f"performed:{intent.key}")
         result = self._in_time(ctx, intent, result)
         if claim.run.shadow and isinstance(result, Again) and result.after_s and would_have_removed(entries):
@@ -342,7 +346,7 @@ class Driver:
         own = intent.key.partition(":")[2]
         begun = is_started(entries, intent.key)
         ctx = self._context(claim, msgspec.structs.replace(part, key=own), entries)
-        ctx = msgspec.structs.replace(ctx, asked=begun)
+        ctx = msgspec.structs.replace(ctx, asked=begun, fence=self._fence(claim, intent.item))
         if not begun:
             # Whoever sees the node come back knows by this that it is no person's doing.
             lifts = {"verb": str(Verb.undrain)} if step.do in REMOVING_VERBS else {}
@@ -358,12 +362,30 @@ class Driver:
             data["final"] = True
         return self._write(claim, part, event, result.text, data)
 
-    def _perform(self, action: Action, ctx: Context, key: str) -> Result:
+    def _perform(self, action: Action, ctx: Context, doing: Context, key: str) -> Result:
+        """`doing`: as `ctx`, for what a pause forbids. A probe may give way, which none does."""
         result = action.probe(ctx)
         if result is None:
-            result = action.do(ctx)
+            result = action.do(doing)
             self.checkpoint(f"done:{key}")
         return result if result is not None else action.verify(ctx)
+
+    def _fence(self, claim: RunClaim, item: str | None = None) -> Callable[[], None]:
+        """A fence that also sees a pause which came since the gate let this step go.
+
+        A worker that was stopped between the two, or a probe that took long, may find one. It is looked for
+        only where the claim had to be proven anew: within `FRESH_S` of the gate's answer none is asked.
+        """
+
+        def fence() -> None:
+            for _ in range(PROOFS):
+                if not claim.fence():
+                    return
+                if paused(claim, self.clock, item):
+                    raise LeaseLost(f"run {claim.run.id} was paused before its effect")
+            raise LeaseLost(f"run {claim.run.id} could not be proven in time")
+
+        return fence
 
     def _guarded(self, act: Callable[[], object]) -> Any:
         """Slurm's refusals are failed attempts; an error of our own asks a person instead of looping."""

@@ -313,12 +313,12 @@ class Leave:
         return entry_of(self.run, self.intent, self.clock.now(), event, text, data)
 
 
-def paused(claim: RunClaim, clock: Clock) -> bool:
-    """Nothing is written for this run now, not even what takes nothing. Mostly there is no pause at all: then
-    the gate, for which everybody waits, is left alone."""
+def paused(claim: RunClaim, clock: Clock, job: str | None = None) -> bool:
+    """Nothing is written for this run, or of it for this job, now, not even what takes nothing. Mostly there
+    is no pause at all: then the gate, for which everybody waits, is left alone."""
     if not claim.paused():
         return False
-    asked = proposal_of(claim.run, Verb.notify, None)
+    asked = proposal_of(claim.run, Verb.notify, None, job=job)
     return claim.gate(lambda tx: is_paused(asked, tx.facts, clock.now()))
 
 

@@ -89,7 +89,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     began_at: datetime
     now: Callable[[], datetime]
     scheduler: Scheduler
-    fence: Callable[[], None]
+    fence: Callable[[], object]
     queue: Callable[[Message | Ticket], None]
     tell_detector: Callable[[Command], None]
     release_slot: Callable[[str], None]

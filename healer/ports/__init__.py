@@ -299,10 +299,11 @@ class RunClaim(Protocol):
         """Whether any pause stands for this cluster, now; whom it concerns the gate tells."""
         ...
 
-    def fence(self) -> None:
-        """Raises LeaseLost if the run is another's.
+    def fence(self) -> bool:
+        """Raises LeaseLost if the run is another's. True: it had to be proven anew.
 
-        Proves a claim that has aged: what was read before the effect may have taken long.
+        Proves a claim that has aged: what was read before the effect may have taken long, and what was looked
+        at before that (a pause) may have changed.
         """
         ...
 

@@ -485,8 +485,8 @@ class MemoryClaim:
     def paused(self) -> bool:
         return bool(self._ledger.facts().pauses)
 
-    def fence(self) -> None:
-        return None
+    def fence(self) -> bool:
+        return False
 
     def gate(self, judge: Callable[[GateTx], T]) -> T:
         with self._written() as tx:

@@ -21,7 +21,7 @@ from healer.model import (
 )
 from healer.playbooks import Do, Finish, Skip, Sleep, advance
 from healer.ports import SchedulerRefused, SchedulerUnavailable
-from healer.sim.ledger import Tables
+from healer.sim.ledger import MemoryClaim, Tables
 from healer.sim.slurm_core import SimScheduler
 from tests.support.loop import FATAL, LOST, START, Crash, Site, later, name
 
@@ -174,6 +174,52 @@ def test_a_pause_between_drain_and_requeue_of_any_length_does_no_harm() -> None:
     ended_well(site, job, paged=True)
     # The hour of the pause is no attempt that failed.
     assert [one for one in site.log(only_run(site).id) if one.event is StepEvent.failed] == []
+
+
+def stopped_at(site: Site, where: str, monkeypatch: pytest.MonkeyPatch, *pause: str) -> None:
+    """The worker is stopped there for 12 s, while a pause may come: its claim is proven anew when it goes on."""
+    aged = []
+
+    def stop(at: str) -> None:
+        if at == where and not site.checkpoints:
+            site.checkpoints.append(at)
+            aged.append(at)
+            if pause:
+                site.pause(*pause)
+            site.clock.advance(12)
+
+    monkeypatch.setattr(MemoryClaim, "fence", lambda _: bool(aged and aged.pop()))
+    site.on_checkpoint = stop
+
+
+@pytest.mark.parametrize("pause", [("all",), ("node", NODE), ("rule", "gpu-lost")])
+def test_a_worker_that_was_stopped_before_its_effect_sees_the_pause_that_came(
+    pause: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, job = faulty()
+    stopped_at(site, "started:drain", monkeypatch, *pause)
+    site.run_for(60)
+    assert site.checkpoints == ["started:drain"]
+    assert site.scheduler.writes == []
+    assert site.log(only_run(site).id)[-1].event is StepEvent.held
+    site.end_pause()
+    site.run_for(2)
+    assert site.scheduler.writes[0] == "drain"
+    assert only_run(site).node == NODE
+    assert site.node(1).drain
+    site.run_for(20)
+    assert job_of(site, job).restarts == 1
+
+
+@pytest.mark.parametrize("pause", [(), ("node", name(2)), ("playbook", "gpu-reset")])
+def test_a_worker_that_was_stopped_goes_on_where_no_pause_of_its_own_came(
+    pause: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, _ = faulty()
+    stopped_at(site, "started:drain", monkeypatch, *pause)
+    site.drive()
+    assert site.checkpoints == ["started:drain"]
+    assert site.scheduler.writes[0] == "drain"
 
 
 def test_the_decision_that_holds_is_stored_once() -> None:

@@ -253,12 +253,12 @@ class PostgresClaim:
         with ledger_errors():
             return self._claims.lane.do(_Paused())
 
-    def fence(self) -> None:
+    def fence(self) -> bool:
         if self.run.lease_until is None:
             raise LeaseLost(f"run {self.run.id} is not held")
-        for _ in range(PROOFS):
+        for proofs in range(PROOFS):
             if self._claims.stopwatch() - self._renewed_s <= FRESH_S:
-                return
+                return proofs > 0
             self._write(Lines())  # whoever is stopped behind it proves it once more
         raise LeaseLost(f"the database answers too slowly to prove that run {self.run.id} is held")
 

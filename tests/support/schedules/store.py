@@ -256,10 +256,10 @@ class ProcessClaim(MemoryClaim):
         self._leaves = False
         ledger.store.commits += 1
 
-    def fence(self) -> None:
-        for _ in range(PROOFS):
+    def fence(self) -> bool:
+        for proofs in range(PROOFS):
             if self._of.process.clock.monotonic() - self._renewed_s <= FRESH_S:
-                return
+                return proofs > 0
             with self._written():
                 pass
         raise LeaseLost("not proven in time")

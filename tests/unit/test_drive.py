@@ -177,7 +177,7 @@ def test_a_pause_between_drain_and_requeue_of_any_length_does_no_harm() -> None:
 
 
 def stopped_at(site: Site, where: str, monkeypatch: pytest.MonkeyPatch, *pause: str) -> None:
-    """The worker is stopped there for 12 s, while a pause may come: its claim is proven anew when it goes on."""
+    """The worker is stopped there for 12 s, a pause may come; its claim is proven anew when it goes on."""
     aged = []
 
     def stop(at: str) -> None:

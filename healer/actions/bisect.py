@@ -52,10 +52,10 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def told_by(ctx: Context) -> Told:
-    told, rounds = Told(), list[Round]()
+    # Which nodes it is about stays known when a person lets it go on: Slurm has forgotten the job by then.
+    named = (line.data["of"] for line in ctx.log if line.step == ctx.part and "of" in line.data)
+    told, rounds = Told(of=tuple(next(named, ()))), list[Round]()
     for line in ctx.lines:
-        if found := line.data.get("of"):
-            told = msgspec.structs.replace(told, of=tuple(found))
         if found := line.data.get("free_at"):
             told = msgspec.structs.replace(told, free_at=datetime.fromisoformat(found))
         if found := line.data.get("doubt"):

@@ -5,6 +5,7 @@ gate is asked whether it may stay. It is known by the number that Slurm gave, or
 """
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -22,6 +23,8 @@ LOOK_AGAIN_S = 1.0
 WAITS_AGAIN_S = 10.0
 #: A job that has not started by then has lost a node to somebody else's.
 STARTS_WITHIN_S = 60
+#: A controller that did not answer in time may still take what it was sent.
+APPEARS_WITHIN = timedelta(minutes=1)
 _NAMED = 8
 
 
@@ -30,6 +33,8 @@ class Round(msgspec.Struct, frozen=True, omit_defaults=True):
 
     nodes: tuple[str, ...]
     job: str | None = None
+    #: When it was submitted, and Slurm did not say whether it took it.
+    asked_at: datetime | None = None
     outcome: str | None = None
     answer: Answer = Answer()
     says: str = ""
@@ -41,6 +46,8 @@ def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late:
     job = find(ctx, number, now, picture)
     if job is None and now.job is not None:
         return _over(now, "void", "Slurm no longer knows its job")
+    if job is None and now.asked_at is not None:
+        return _unanswered(ctx, now, now.asked_at)
     if job is None:
         left = list(ctx.may_borrow(now.nodes, False))
         if left and late:
@@ -49,6 +56,13 @@ def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late:
     if job.active or job.state == "PENDING":
         return _under_way(ctx, now, job, late=late)
     return _ended(now, job)
+
+
+def _unanswered(ctx: Context, now: Round, asked_at: datetime) -> Again:
+    """Its name is looked for, so that it gives way like any other; it is not submitted a second time."""
+    if ctx.now() - asked_at > APPEARS_WITHIN:
+        return _over(now, "void", "Slurm did not say whether it took its job, and shows none")
+    return Again(text=f"The test job of {few(now.nodes)} is looked for", after_s=LOOK_AGAIN_S)
 
 
 def find(ctx: Context, number: int, now: Round, picture: SlurmSnapshot) -> SlurmJob | None:
@@ -142,7 +156,8 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
     except SchedulerUnavailable as error:
         if not error.sent:
             return None
-        return Failed(text=f"Slurm did not say whether it took the test job of {few(now.nodes)}: {error}")
+        text = f"Slurm did not say whether it took the test job of {few(now.nodes)}: {error}"
+        return Again(text=text, after_s=LOOK_AGAIN_S, data={"told": {"asked_at": ctx.now().isoformat()}})
     text = f"The test job {taken} of {len(now.nodes)} nodes was submitted"
     return Again(text=text, after_s=LOOK_AGAIN_S, data={"told": {"job": taken}})
 

@@ -16,22 +16,17 @@ _WORD = "requeued"
 
 def probe(ctx: Context) -> Result | None:
     agreed = ctx.item in ctx.run.input.get("restart", {})
-    return (_another_life(ctx) if agreed and not _begun(ctx) else None) or _seen(ctx)
+    return _seen(ctx, may_be_ours=_begun(ctx) or not agreed)
 
 
-def _another_life(ctx: Context) -> Result | None:
-    job = restart.read(ctx)
-    if not isinstance(job, SlurmJob) or not restart.is_restarted(ctx, job):
-        return None
-    return Skipped(text=f"Job {job.title} was restarted since: nobody agreed to a restart of this life")
-
-
-def _seen(ctx: Context) -> Result | None:
+def _seen(ctx: Context, *, may_be_ours: bool = True) -> Result | None:
     job = restart.read(ctx)
     if not isinstance(job, SlurmJob):
         return job
     if restart.is_restarted(ctx, job):
-        return restart.outcome(ctx, job, _WORD)
+        if may_be_ours:
+            return restart.outcome(ctx, job, _WORD)
+        return Skipped(text=f"Job {job.title} was restarted since: nobody agreed to a restart of this life")
     if restart.is_stuck(ctx, job, time_is_over(ctx)):
         return Skipped(text=f"Job {job.title} is ending and does not end", data={"crashed": True})
     if job.active:

@@ -49,7 +49,7 @@ def start_run(
     _check_target(playbook, body)
     confine(request, caller, cluster=cluster, node=body.node, job=body.job)
     _check_level(request, caller, playbook)
-    _check_reach(caller, restart=body.restart, nodes=body.inputs.get("nodes"))
+    _check_reach(request, caller, restart=body.restart, nodes=body.inputs.get("nodes"))
     wanted = RunRequest(
         id="preview",
         playbook=name,
@@ -86,15 +86,19 @@ def _check_level(request: Request, caller: Caller, playbook: Playbook) -> None:
     least = Role.responder if playbook.level <= 1 else Role.operator
     if caller.role not in ALLOWED[least]:
         why = f"the playbook {playbook.name} needs the role {least.value}, yours is {caller.role.value}"
-        request.app.state.access.note_refusal(caller, f"POST {request.url.path[:200]}", why)
-        raise Problem(403, why)
+        raise _refused(request, caller, why)
 
 
-def _check_reach(caller: Caller, *, restart: Sequence[str], nodes: object = None) -> None:
+def _check_reach(request: Request, caller: Caller, *, restart: Sequence[str], nodes: object = None) -> None:
     """403: a token for one node or job reaches no jobs that span more, and no nodes beside."""
     if (caller.node or caller.job) and (restart or nodes):
         what = "restarts no jobs with a run" if restart else "names no nodes to search"
-        raise Problem(403, f"this token is bound to a node or a job: it {what}")
+        raise _refused(request, caller, f"this token is bound to a node or a job: it {what}")
+
+
+def _refused(request: Request, caller: Caller, why: str) -> Problem:
+    request.app.state.access.note_refusal(caller, f"POST {request.url.path[:200]}", why)
+    return Problem(403, why)
 
 
 def _guarded(
@@ -136,7 +140,7 @@ def _on_run(
 def approve(request: Request, caller: Operator, id: Id, body: ApproveBody) -> Response:
     """Approves a run that waits for it. For what cannot be undone, not by the person who asked for it.
     `restart` names jobs on its node whose restart you agree to."""
-    _check_reach(caller, restart=body.restart)
+    _check_reach(request, caller, restart=body.restart)
     return _on_run(request, caller, id, body, "approve", restart=body.restart)
 
 

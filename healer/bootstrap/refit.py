@@ -86,13 +86,14 @@ class Refits:
     def _refit(
         self, history: "_History", old: Trained | None, in_force: Version | None, why: str
     ) -> tuple[str, bool]:
-        """One sentence of what came of it; whether a model was made."""
+        """One sentence of what came of it; whether that was a try, after which it rests for a day."""
         if old is None and history.is_young():
             return "no model: its history is younger than a day", False
         try:
             trained = history.train()
         except TooLittle as error:
-            return f"no new model: {error}" if old is not None else f"no model: {error}", False
+            # A small class is not read whole each hour; one that has a model soon has enough again.
+            return f"no new model: {error}" if old is not None else f"no model: {error}", old is None
         told = judged(Fitted(trained), Fitted(old) if old is not None else None, history.kept_aside())
         against = in_force.model.id if in_force is not None else None
         new = self._models.save(trained, by=HEALER, at=history.now, why=why, judged=told, against=against)

@@ -66,7 +66,7 @@ def proposal_of(
         fatal=incident is not None and ended_work(incident),
         by=None if run.by == "healer" else run.by,
         approved_by=run.approved_by,
-        agreed_by=run.input["restart_by"] if agreed else None,
+        agreed_by=run.input["restart_by"][job] if agreed else None,
         restarts=restarts if restarts is not None else run.input.get("restarts"),
     )
 
@@ -75,7 +75,9 @@ def with_restarts(run: Run, jobs: Mapping[str, int], by: str) -> Run:
     """The run with what `by` agreed to: the restart of these jobs in these lives."""
     if not jobs:
         return run
-    told = {**run.input, "restart": {**run.input.get("restart", {}), **jobs}, "restart_by": by}
+    told = dict(run.input)
+    told["restart"] = {**run.input.get("restart", {}), **jobs}
+    told["restart_by"] = {**run.input.get("restart_by", {}), **dict.fromkeys(jobs, by)}
     return msgspec.structs.replace(run, input=told)
 
 

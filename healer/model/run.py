@@ -18,7 +18,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     nothing from its node, and keeps no other run off it.
 
     `input.restart` names the jobs whose restart a person agreed to with the run, each with the life (restart
-    count) that it had then; `input.restart_by` is that person.
+    count) that it had then; `input.restart_by` names each job's person.
     """
 
     id: str

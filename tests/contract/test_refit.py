@@ -89,7 +89,9 @@ def test_a_class_with_too_little_keeps_none_and_says_so(
     (look,) = refits.look(now)
     assert look.told.startswith("no model: h100, busy: ")
     assert "200 are needed" in look.told
-    assert (models.in_force(), look.tried_at) == ([], None)
+    assert (models.in_force(), look.tried_at) == ([], now)
+    (later,) = refits.look(now + timedelta(hours=1))
+    assert later.tried_at == now, "it is not read whole each hour"
 
 
 def test_a_drift_makes_a_new_model_once_a_day(

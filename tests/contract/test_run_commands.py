@@ -332,7 +332,7 @@ def test_a_job_that_is_named_at_the_start_is_restarted_with_the_run(desk: Desk) 
     job = desk.slurm.add_job()
     desk.poll()
     started = desk.people.start(desk.ask("validate", restart=(job,)))
-    assert (started.input["restart"], started.input["restart_by"]) == ({job: 0}, "ann")
+    assert (started.input["restart"], started.input["restart_by"]) == ({job: 0}, {job: "ann"})
     desk.work(started.id)
     assert desk.slurm.snapshot().jobs[job].restarts == 1
     assert (f"requeue:{job}", "done") in desk.log(started.id)

@@ -1,7 +1,8 @@
 """Bisect: the nodes of a job are tested by halves once it has ended; each group gives way to everybody."""
 
 from healer.actions.bisect import LASTS, VOIDS_MAX
-from healer.model import Message, RunState, SlurmJob
+from healer.model import Message, RunState, SlurmJob, Submission
+from healer.ports import SchedulerUnavailable
 from healer.processes.left_jobs import left_jobs
 from tests.support.asked import over
 from tests.support.bisecting import Bisecting
@@ -159,6 +160,49 @@ def test_the_nodes_may_be_named_where_slurm_forgot_the_job() -> None:
     site.run_for(5)
     assert site.run_named(again).state is RunState.stuck
     assert "name them" in (site.run_named(again).question or "")
+
+
+def unanswered(site: Bisecting, *, taken: bool) -> None:
+    """The next submission is not answered in time; what Slurm made of it nobody is told."""
+    submit = site.slurm.submit
+
+    def once(job: Submission) -> str:
+        del site.scheduler.submit
+        if taken:
+            submit(job)
+        raise SchedulerUnavailable("no answer within 7 s")
+
+    site.scheduler.submit = once
+
+
+def test_a_group_of_which_slurm_did_not_say_whether_it_took_it_gives_way_too() -> None:
+    site, run = ended(8, (3,))
+    unanswered(site, taken=True)
+    first = group(site)
+    theirs = site.slurm.add_job(required=[first.nodes[0]])
+    site.run_for(4)
+    assert [one.state for one in site.groups()] == ["CANCELLED"], "it was not submitted twice"
+    site.slurm.complete(theirs)
+    assert f"{name(3)} is slow" in done(site, run)
+
+
+def test_a_group_that_slurm_never_took_is_made_anew_after_a_minute() -> None:
+    site, run = ended(8, (3,))
+    unanswered(site, taken=False)
+    site.run_for(50)
+    assert site.groups() == [] and "is looked for" in site.last(run).text
+    assert f"{name(3)} is slow" in done(site, run)
+
+
+def test_who_lets_it_go_on_need_not_name_the_nodes_that_slurm_has_forgotten() -> None:
+    site, run = ended(8, (3,))
+    site.answers = lambda _: ""
+    group(site)
+    site.run_for(600, step_s=60)
+    assert site.slurm.job(site.job) is None
+    site.retry(run, "halves")
+    site.answers = site.speed
+    assert f"{name(3)} is slow" in done(site, run)
 
 
 def test_a_job_that_went_on_elsewhere_is_not_waited_for() -> None:

@@ -110,7 +110,7 @@ def test_a_session_that_ended_while_nothing_was_asked_is_replaced(fresh_database
     assert lane.do("1") == 1
     with fresh_database.connect() as conn:
         ended = sa.text(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid() "
             "AND backend_type = 'client backend'"
         )

@@ -197,7 +197,7 @@ def test_a_job_on_the_node_is_restarted_only_where_its_box_is_ticked(
         page.locator("#act-go").click()
         expect(page.locator("#act")).to_be_hidden()
     bodies = [body for call, body, _ in site.pressed if call.endswith("/approve")]
-    assert bodies == [{"reason": "it lies"}, {"reason": "it lies", "restart": ["4711"]}]
+    assert bodies == [{"reason": "it lies"}, {"reason": "it lies", "restart": ["4711:2"]}]
 
 
 def test_an_event_changes_the_page_in_place_and_keeps_the_focus(

@@ -13,6 +13,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from healer.api.views import RestartOffer
 from healer.console.reads import (
     Arriving,
     AuditQuery,
@@ -411,17 +412,22 @@ DRY_RUN: dict[str, Any] = {
         },
     ],
     "jobs_hit": ["4711"],
-    "restarts": [
-        {"job": "4711", "name": "train", "user": "alice", "nodes": 16, "possible": True, "why": "allowed"},
-        {
-            "job": "4712",
-            "name": "shell",
-            "user": "bob",
-            "nodes": 1,
-            "possible": False,
-            "why": "Job 4712 is no batch job.",
-        },
-    ],
+    "restarts": msgspec.to_builtins(
+        [
+            RestartOffer(
+                job="4711", restarts=2, name="train", user="alice", nodes=16, possible=True, why="allowed"
+            ),
+            RestartOffer(
+                job="4712",
+                restarts=0,
+                name="shell",
+                user="bob",
+                nodes=1,
+                possible=False,
+                why="Job 4712 is no batch job.",
+            ),
+        ]
+    ),
 }
 
 

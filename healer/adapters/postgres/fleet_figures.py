@@ -2,9 +2,9 @@
 
 from datetime import datetime
 
-import msgspec
 import sqlalchemy as sa
 
+from healer.adapters.postgres import by_node
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.tables import node_standings
 from healer.model import Figure, NodeFigures, NodeStanding, Verb, rates_in
@@ -39,18 +39,9 @@ class PostgresFleetFigures:
 
     def keep(self, standings: list[NodeStanding], now: datetime) -> None:
         """In place of all that were kept."""
-        rows = [
-            {"cluster": self._cluster, "node": one.node, "at": now, "doc": msgspec.to_builtins(one)}
-            for one in standings
-        ]
         with ledger_errors(), self._engine.begin() as conn:
-            conn.execute(sa.delete(node_standings).where(node_standings.c.cluster == self._cluster))
-            if rows:
-                conn.execute(sa.insert(node_standings), rows)
+            by_node.replace(conn, node_standings, self._cluster, standings, at=now)
 
 
 def read_standing(conn: sa.Connection, cluster: str, node: str) -> NodeStanding | None:
-    table = node_standings
-    wanted = sa.select(table.c.doc).where(table.c.cluster == cluster, table.c.node == node)
-    doc = conn.execute(wanted).scalar()
-    return msgspec.convert(doc, NodeStanding) if doc is not None else None
+    return by_node.read(conn, node_standings, NodeStanding, cluster, node).get(node)

@@ -5,6 +5,7 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 
+from healer.adapters.postgres import by_node
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.tables import incidents, lemon_scores
 from healer.adapters.postgres.tables import messages as queued
@@ -29,32 +30,22 @@ class PostgresLemons:
         filed = sa.select(queued.c.incident).where(
             queued.c.kind == "ticket", queued.c.incident.in_(mine.with_only_columns(incidents.c.id))
         )
-        by_node: dict[str, list[Incident]] = {}
+        found: dict[str, list[Incident]] = {}
         with ledger_errors(), self._engine.connect() as conn:
             for row in conn.execute(mine.order_by(incidents.c.opened, incidents.c.id)):
-                by_node.setdefault(row.node, []).append(msgspec.convert(row.doc, Incident))
+                found.setdefault(row.node, []).append(msgspec.convert(row.doc, Incident))
             ticketed = frozenset(conn.execute(filed).scalars())
         return [
-            past_of(NodeHistory(incidents=tuple(found), ticketed=ticketed), node, now)
-            for node, found in sorted(by_node.items())
+            past_of(NodeHistory(incidents=tuple(own), ticketed=ticketed), node, now)
+            for node, own in sorted(found.items())
         ]
 
     def keep(self, scores: list[LemonScore], now: datetime) -> None:
         """In place of all that were kept."""
-        rows = [
-            {"cluster": self._cluster, "node": one.node, "at": now, "doc": msgspec.to_builtins(one)}
-            for one in scores
-        ]
         with ledger_errors(), self._engine.begin() as conn:
-            conn.execute(sa.delete(lemon_scores).where(lemon_scores.c.cluster == self._cluster))
-            if rows:
-                conn.execute(sa.insert(lemon_scores), rows)
+            by_node.replace(conn, lemon_scores, self._cluster, scores, at=now)
 
 
 def read(conn: sa.Connection, cluster: str, node: str | None = None) -> dict[str, LemonScore]:
     """By node, of one or of all that have any."""
-    wanted = sa.select(lemon_scores.c.doc).where(lemon_scores.c.cluster == cluster)
-    if node is not None:
-        wanted = wanted.where(lemon_scores.c.node == node)
-    found = (msgspec.convert(doc, LemonScore) for doc in conn.execute(wanted).scalars())
-    return {one.node: one for one in found}
+    return by_node.read(conn, lemon_scores, LemonScore, cluster, node)

@@ -15,7 +15,7 @@ import msgspec
 
 from healer.actions import group_job, test_job
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.group_job import LOOK_AGAIN_S, WAITS_AGAIN_S, Round, few, partition_of
+from healer.actions.group_job import LOOK_AGAIN_S, WAITS_AGAIN_S, Round, few
 from healer.actions.halving import LEAST, Found, search
 from healer.hostlist import expand
 from healer.model import Command, CommandKind, SlurmJob, SlurmNode, SlurmSnapshot, kind_of
@@ -153,11 +153,12 @@ def _others(ctx: Context, idle: Sequence[str], picture: SlurmSnapshot) -> list[s
     """Idle nodes of the same kind and partition that were not in the job: few nodes need more beside them."""
     first = picture.nodes[idle[0]]
     alike = [
-        one.name
+        one
         for one in picture.gpu_nodes
         if one.name not in idle and one.state == ("IDLE",) and _kind(one) == _kind(first)
     ]
-    near = [one for one in alike if partition_of([*idle, one], picture)]
+    ours = [picture.nodes[one] for one in idle]
+    near = [one.name for one in alike if test_job.shared_partition([*ours, one])]
     return _may(ctx, near[: 4 * LEAST])
 
 

@@ -12,7 +12,7 @@ from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.senses import MEASURED, not_looked, senses_of, spoken, too_few
 from healer.model import CommandKind, Component, Evidence, Incident, SlurmJob, SlurmNode
 from healer.model.reasons import slurm_kind
-from healer.ports import SchedulerUnavailable, UnknownNode
+from healer.ports import SchedulerUnavailable, UnknownNode, whole_jobs
 
 
 def _nothing(_: Context) -> None:
@@ -24,7 +24,7 @@ def list_jobs(ctx: Context) -> Result:
     try:
         on_node = ctx.scheduler.jobs_on(ctx.node)
         hit, certain = _hit(ctx, on_node)
-        hit = _whole(ctx, hit)
+        hit = whole_jobs(ctx.scheduler, hit)
         crashed = _crashed(ctx, {job.id for job in (*on_node, *hit)})
     except UnknownNode as error:
         return Failed(text=str(error), final=True)
@@ -60,23 +60,13 @@ def _listed(
     return f"{text}. {before}" if crashed else text
 
 
-def _whole(ctx: Context, hit: list[SlurmJob]) -> list[SlurmJob]:
-    """Each heterogeneous job once, as its leader: Slurm requeues all components with it, and only so."""
-    found: dict[str, SlurmJob] = {}
-    for job in hit:
-        leader = ctx.scheduler.job(job.leader) if job.leader != job.id else job
-        whole = leader or job
-        found[whole.id] = whole
-    return sorted(found.values(), key=lambda one: one.id)
-
-
 def _crashed(ctx: Context, at_work: set[str]) -> list[SlurmJob]:
     """Of the jobs that the incident names: those whose work had ended when the list was taken."""
     incident = ctx.incident
     if incident is None:
         return []
     known = (ctx.scheduler.job(name) for name in incident.jobs_hit if name not in at_work)
-    gone = _whole(ctx, [job for job in known if job is not None and job.crashed])
+    gone = whole_jobs(ctx.scheduler, (job for job in known if job is not None and job.crashed))
     where = msgspec.structs.replace(incident.root, node=ctx.node)
     return crashed_among(gone, where, moments_of(incident))
 

@@ -21,8 +21,6 @@ from healer.ports import SchedulerRefused, SchedulerUnavailable
 LOOK_AGAIN_S = 1.0
 #: Nodes of a group are not idle.
 WAITS_AGAIN_S = 10.0
-#: A job that has not started by then has lost a node to somebody else's.
-STARTS_WITHIN_S = 60
 #: A controller that did not answer in time may still take what it was sent.
 APPEARS_WITHIN = timedelta(minutes=1)
 _NAMED = 8
@@ -90,15 +88,10 @@ def _comment(ctx: Context, number: int) -> str:
 def _under_way(ctx: Context, now: Round, job: SlurmJob, *, late: bool) -> Result:
     """It gives way: to whoever wants one of its nodes, and to its own patience."""
     why = next(iter(ctx.may_borrow(now.nodes, True).values()), None)
-    waited = job.submit_at is not None and (ctx.now() - job.submit_at).total_seconds() > STARTS_WITHIN_S
-    if job.state == "PENDING" and waited:
-        why = why or f"it did not start ({job.reason or 'no reason given'})"
-    if late:
-        why = why or "its time is over"
+    why = why or test_job.not_started(ctx, job, job.submit_at) or ("its time is over" if late else None)
     noted = {"told": {"job": job.id}}
     if why is None:
-        does = f"waits: {job.reason}" if job.state == "PENDING" else "runs"
-        text = f"The test job {job.id} of {len(now.nodes)} nodes ({few(now.nodes)}) {does}"
+        text = f"The test job {job.id} of {len(now.nodes)} nodes ({few(now.nodes)}) {test_job.does(job)}"
         return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
@@ -142,7 +135,7 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
         script=batch({one: ctx.scripts[one] for one in depth.tests}, "together"),
         nodes=now.nodes,
         time_limit_s=depth.limit_s,
-        partition=settings.partition or partition_of(now.nodes, picture),
+        partition=settings.partition or test_job.shared_partition([picture.nodes[one] for one in now.nodes]),
         qos=settings.qos,
         comment=_comment(ctx, number),
         gpus_per_node=0 if node.gpus_shared else node.gpus,
@@ -160,12 +153,6 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
         return Again(text=text, after_s=LOOK_AGAIN_S, data={"told": {"asked_at": ctx.now().isoformat()}})
     text = f"The test job {taken} of {len(now.nodes)} nodes was submitted"
     return Again(text=text, after_s=LOOK_AGAIN_S, data={"told": {"job": taken}})
-
-
-def partition_of(nodes: Sequence[str], picture: SlurmSnapshot) -> str:
-    """One that has all of them; empty: none."""
-    first, *rest = (picture.nodes[one].partitions for one in nodes)
-    return next((name for name in first if all(name in one for one in rest)), "")
 
 
 def few(nodes: Sequence[str]) -> str:

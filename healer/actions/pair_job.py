@@ -18,7 +18,7 @@ from healer.actions import test_job
 from healer.actions.base import Again, Context, Done, Failed, Result
 from healer.actions.test_results import Ended
 from healer.actions.test_script import batch
-from healer.model import Command, CommandKind, SlurmJob, SlurmNode, SlurmSnapshot, Submission, kind_of
+from healer.model import Command, CommandKind, SlurmJob, SlurmSnapshot, Submission, kind_of
 from healer.model.reserved import our_reservation
 from healer.ports import SchedulerRefused, SchedulerUnavailable
 
@@ -27,8 +27,6 @@ LOOK_AGAIN_S = 1.0
 NONE_FREE_AGAIN_S = 15.0
 #: After so long without a partner the node is taken as it is: how well it is alone was tested.
 PARTNER_WITHIN_S = 600
-#: A job that has not started by then has lost its partner to somebody's job.
-STARTS_WITHIN_S = 60
 #: Of the job, which borrows a node that is in service.
 LIMIT_S = 1200
 #: Partners that were lost to somebody's job, or could not be tested with.
@@ -127,17 +125,12 @@ def _candidates(ctx: Context, picture: SlurmSnapshot, tried: set[str]) -> Iterat
         and one.state == ("IDLE",)
         and kind_of(one.gpu_model) == kind_of(node.gpu_model)
         and one.gpus == node.gpus
-        and _shared(one, node)
+        and test_job.shared_partition((node, one))
     ]
     alike.sort(key=lambda one: (one.switch == node.switch, one.name))
     for one in alike[:_ASKED_AT_ONCE]:
         if not ctx.may_borrow([one.name], False):
             yield one.name
-
-
-def _shared(one: SlurmNode, other: SlurmNode) -> str:
-    """A partition that has both; empty: none."""
-    return next((name for name in other.partitions if name in one.partitions), "")
 
 
 # --- its job ---
@@ -183,7 +176,7 @@ def submit(ctx: Context) -> Result | None:
         nodes=(ctx.node, partner),
         time_limit_s=LIMIT_S,
         reservation=kept.name,
-        partition=_shared(other, node),
+        partition=test_job.shared_partition((node, other)),
         comment=_comment(ctx, partner),
         gpus_per_node=0 if node.gpus_shared else node.gpus,
         nice=test_job.NICE,
@@ -209,16 +202,16 @@ def _over(now: Round, outcome: str, says: str) -> Again:
 
 def _under_way(ctx: Context, now: Round, job: SlurmJob) -> Result:
     """It gives way: to whoever wants the partner, and to its own patience."""
-    why = ctx.may_borrow([now.partner], True).get(now.partner)
-    waited = job.submit_at is not None and (ctx.now() - job.submit_at).total_seconds() > STARTS_WITHIN_S
-    if why is None and not (job.state == "PENDING" and waited):
-        does = f"waits: {job.reason}" if job.state == "PENDING" else "runs"
-        text = f"The test job {job.id} of {ctx.node} and {now.partner} {does}"
-        return Again(text=text, after_s=LOOK_AGAIN_S, data={"pair": {"job": job.id}})
+    why = ctx.may_borrow([now.partner], True).get(now.partner) or test_job.not_started(
+        ctx, job, job.submit_at
+    )
+    noted = {"pair": {"job": job.id}}
+    if why is None:
+        text = f"The test job {job.id} of {ctx.node} and {now.partner} {test_job.does(job)}"
+        return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
-    text = f"Job {job.id} gives way: {why or 'it did not start'}"
-    return Again(text=text, after_s=LOOK_AGAIN_S, data={"pair": {"job": job.id}})
+    return Again(text=f"Job {job.id} gives way: {why}", after_s=LOOK_AGAIN_S, data=noted)
 
 
 def _ended(ctx: Context, alone: Done, told: list[Round], job: SlurmJob) -> Result:

@@ -12,7 +12,7 @@ from healer.actions import exclude, spares
 from healer.actions.base import Again, Context, Done, Failed, Result, Skipped
 from healer.actions.signals import time_is_over
 from healer.model import SlurmJob
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports import SchedulerRefused, SchedulerUnavailable, whole_job
 
 #: Slurm's error numbers (facts, d.4) that mean: this job cannot be restarted, whoever asks.
 _NEVER = {2037: "the job forbids it (--no-requeue)", 2039: "it is no batch job", 2107: "not the leader"}
@@ -27,9 +27,7 @@ ENDS_WITHIN = timedelta(seconds=30)
 def read(ctx: Context) -> SlurmJob | Result:
     """The job of this step; the leader where it is a component of a heterogeneous job (2107)."""
     try:
-        job = ctx.scheduler.job(ctx.job)
-        if job is not None and job.leader != job.id:
-            job = ctx.scheduler.job(job.leader)
+        job = whole_job(ctx.scheduler, ctx.job)
     except SchedulerUnavailable as error:
         return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
     if job is None:

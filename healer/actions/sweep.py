@@ -16,8 +16,6 @@ from healer.model import Command, CommandKind, SlurmJob
 from healer.ports import SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
-#: A job that has not started by then has lost its node to somebody else's.
-STARTS_WITHIN_S = 60
 
 
 def _name(ctx: Context) -> str:
@@ -62,18 +60,10 @@ def _probe(ctx: Context) -> Result | None:
         return _verdict(ctx, job)
     if _gives_way(ctx) is not None:
         return _cancelled(ctx, job)
-    if (why := ctx.stays() or _too_late(ctx, job)) is not None:
+    if (why := ctx.stays() or test_job.not_started(ctx, job, ctx.began_at)) is not None:
         # Noted first: what the tests say from here on comes of their end.
         return Again(text=f"Gives way: {why}", after_s=0, data={"gives_way": why, "submitted": job.id})
-    waits = f"waits: {job.reason}" if job.state == "PENDING" else "runs"
-    return Again(text=f"The test job {job.id} on {ctx.node} {waits}", after_s=LOOK_AGAIN_S)
-
-
-def _too_late(ctx: Context, job: SlurmJob) -> str | None:
-    waited_s = (ctx.now() - ctx.began_at).total_seconds()
-    if job.state != "PENDING" or waited_s <= STARTS_WITHIN_S:
-        return None
-    return f"it did not start within {STARTS_WITHIN_S} s ({job.reason or 'no reason given'})."
+    return Again(text=f"The test job {job.id} on {ctx.node} {test_job.does(job)}", after_s=LOOK_AGAIN_S)
 
 
 def _cancelled(ctx: Context, job: SlurmJob) -> Result:

@@ -6,6 +6,8 @@ line leaves its name and comment in Slurm's own list, by which the next one find
 not run has not passed: that asks a person.
 """
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -34,6 +36,8 @@ LOOK_AGAIN_S = 5.0
 LIMIT_S = 600
 #: Of jobs that give way: below the priority that the site's own reckoning gives; a user may ask for that too.
 NICE = 1_000_000
+#: One that gives way and has not started by then has lost a node to somebody else's job.
+STARTS_WITHIN_S = 60
 #: How Slurm ends a job that speaks against its node, or against what ran on it.
 _FAILED = frozenset({"FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"})
 
@@ -117,8 +121,7 @@ def name_of(ctx: Context) -> str:
 
 def _verdict(ctx: Context, job: SlurmJob) -> Result:
     if job.active or job.state == "PENDING":
-        waits = f" waits: {job.reason}" if job.state == "PENDING" and job.reason else " runs"
-        return Again(text=f"The test job {job.id} on {ctx.node}{waits}", after_s=LOOK_AGAIN_S)
+        return Again(text=f"The test job {job.id} on {ctx.node} {does(job)}", after_s=LOOK_AGAIN_S)
     answer = judged(ctx, job)
     untested = job.state == "FAILED" and exit_status(job) == NOT_TESTED
     if untested or (job.state != "COMPLETED" and job.state not in _FAILED):
@@ -240,6 +243,25 @@ def hand_in(
     text = f"The test job {number} on {ctx.node} was submitted"
     data = {"submitted": number, "wanted": msgspec.to_builtins(asked)}
     return Again(text=text, after_s=look_again_s, data=data)
+
+
+def shared_partition(nodes: Sequence[SlurmNode]) -> str:
+    """One that has all of them; empty: none."""
+    first, *rest = (one.partitions for one in nodes)
+    return next((name for name in first if all(name in one for one in rest)), "")
+
+
+def does(job: SlurmJob) -> str:
+    if job.state != "PENDING":
+        return "runs"
+    return f"waits: {job.reason}" if job.reason else "waits"
+
+
+def not_started(ctx: Context, job: SlurmJob, since: datetime | None) -> str | None:
+    """Why a job that gives way is given up before it began; `since`: from when its patience counts."""
+    if job.state != "PENDING" or since is None or (ctx.now() - since).total_seconds() <= STARTS_WITHIN_S:
+        return None
+    return f"it did not start within {STARTS_WITHIN_S} s ({job.reason or 'no reason given'})"
 
 
 def cancel(ctx: Context, job: SlurmJob) -> Failed | None:

@@ -61,6 +61,8 @@ from healer.ports.slurm import (
     SchedulerRefused,
     SchedulerUnavailable,
     UnknownNode,
+    whole_job,
+    whole_jobs,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +113,8 @@ __all__ = [
     "TooManyColumns",
     "UnknownNode",
     "WalkTx",
+    "whole_job",
+    "whole_jobs",
 ]
 
 

@@ -8,7 +8,7 @@ from healer.api.views import RestartOffer
 from healer.decisions import judge, restart_asked, with_restarts
 from healer.model import GateFacts, Incident, Outcome, Playbook, Ruleset, Run, SlurmJob
 from healer.playbooks import takes_restarts
-from healer.ports import Scheduler, SchedulerError
+from healer.ports import Scheduler, SchedulerError, whole_job, whole_jobs
 
 
 class Restarts:
@@ -32,7 +32,7 @@ class Restarts:
                 raise Invalid(
                     "restart", f"{one}: after the job comes how often it was restarted, as in 4711:0"
                 )
-            job = self._whole(name)
+            job = here.get(name) or self._whole(name)
             if job is None or job.id not in here:
                 raise Invalid("restart", f"job {name} does not run on {node}")
             if life and int(life) != job.restarts:
@@ -74,14 +74,12 @@ class Restarts:
         """Jobs at work there, a heterogeneous one as its leader."""
         try:
             running = [job for job in self._scheduler.jobs_on(node) if "COMPLETING" not in job.flags]
+            return whole_jobs(self._scheduler, running)
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
-        whole = {one.id: one for job in running if (one := self._whole(job.id) or job)}
-        return sorted(whole.values(), key=lambda one: one.id)
 
     def _whole(self, name: str) -> SlurmJob | None:
         try:
-            job = self._scheduler.job(name)
-            return self._scheduler.job(job.leader) if job is not None and job.leader != job.id else job
+            return whole_job(self._scheduler, name)
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error

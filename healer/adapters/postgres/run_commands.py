@@ -59,7 +59,7 @@ from healer.model import (
     Verb,
 )
 from healer.playbooks import UNDO, from_here, stuck_at, touched
-from healer.ports import Clock, Poke, Scheduler, SchedulerError
+from healer.ports import Clock, Poke, Scheduler, SchedulerError, whole_job
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
@@ -103,7 +103,7 @@ class PostgresRunCommands:
                 hit, certain = hit_among(on_node, where, node_gpus=node.gpus)
                 jobs = hit if certain else []
             if request.job:
-                job = self._job(request.job)
+                job = whole_job(self._scheduler, request.job)
                 jobs = [job] if job else []
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
@@ -147,17 +147,12 @@ class PostgresRunCommands:
         if request.job is None:
             return None
         try:
-            job = self._job(request.job)
+            job = whole_job(self._scheduler, request.job)
         except SchedulerError as error:
             raise Conflict(f"Slurm: {error}") from error
         if job is None and not takes_nothing(playbook):
             raise NotFound(f"Slurm knows no job {request.job}")
         return job
-
-    def _job(self, name: str) -> SlurmJob | None:
-        """The job of this name; the leader where it names a component of a heterogeneous job."""
-        job = self._scheduler.job(name)
-        return self._scheduler.job(job.leader) if job is not None and job.leader != job.id else job
 
     # --- answering ---
 

@@ -35,10 +35,11 @@ def end(ctx: Context) -> Result | None:
         if found is None:
             return None
         jobs = ctx.scheduler.snapshot().jobs
-        ctx.fence()
         for job in jobs.values():
             if job.reservation == found.name and job.name.startswith(TEST_JOBS) and job.end_at is None:
                 _cancel(ctx, job.id)
+        # Another run of the incident gives its reservation the same name.
+        ctx.fence()
         ctx.scheduler.unreserve(found.name)
     except SchedulerRefused as error:
         return None if error.code == _NO_RESERVATION else Failed(text=str(error))
@@ -48,6 +49,7 @@ def end(ctx: Context) -> Result | None:
 
 
 def _cancel(ctx: Context, job: str) -> None:
+    ctx.fence()
     try:
         ctx.scheduler.cancel(job)
     except SchedulerRefused as error:

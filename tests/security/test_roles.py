@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from healer.api.access import ALLOWED, Need
 from healer.model import Role
 from tests.support.api import Api, incident, save_incident
+from tests.support.routes import routes_of
 from tests.support.wait import wait_until
 
 Served = tuple[Api, httpx.Client]
@@ -129,16 +130,6 @@ def declared(route: BaseRoute) -> bool:
         owner = getattr(route.endpoint, "__self__", None)
         return getattr(owner, "role", None) is Role.signals
     return False
-
-
-def routes_of(routes: list[BaseRoute]) -> Iterator[BaseRoute]:
-    """Every route, also those behind an included router."""
-    for route in routes:
-        inner = getattr(route, "original_router", None) or getattr(route, "router", None)
-        if inner is not None and not isinstance(route, Route):
-            yield from routes_of(inner.routes)
-        else:
-            yield route
 
 
 def test_every_route_declares_a_role(served: Served) -> None:

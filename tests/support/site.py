@@ -83,13 +83,27 @@ class Site:
 
         In this order: a node whose fault is known is drained as soon as somebody else's drain is lifted.
         """
-        for one in self.open_incidents():
-            path = f"/incidents/{one['id']}/resolve"
-            answer = self.api("operator").post(path, json={"reason": "the story is told"})
-            # 202: the detector was busy, or is coming back, and applies it when it can. 409: ended meanwhile.
-            assert answer.status_code in {200, 202, 409}, f"{path}: {answer.status_code} {answer.text}"
-        wait_until(lambda: not self.open_incidents(), 20, what="no incident is open", every_s=0.1)
+        asked: dict[str, httpx.Response] = {}
+        try:
+            wait_until(lambda: not self._end_incidents(asked), 20, what="no incident is open", every_s=0.1)
+        except AssertionError:
+            raise AssertionError(f"these incidents stay open: {self._end_incidents(asked)}") from None
         slurm_support.clean(self.slurm, self.jobs)
+
+    def _end_incidents(self, asked: dict[str, httpx.Response]) -> list[str]:
+        """Resolves what is open, also what opens meanwhile, and tells it; `asked`: the answer to each.
+
+        202: the detector was busy, or is coming back, and applies it when it can. 409: it cannot be ended
+        now, or has ended meanwhile. What was accepted is not asked for again: it has to come.
+        """
+        still = self.open_incidents()
+        for one in still:
+            if one["id"] not in asked or asked[one["id"]].status_code == 409:
+                path = f"/incidents/{one['id']}/resolve"
+                answer = self.api("operator").post(path, json={"reason": "the story is told"})
+                assert answer.status_code in {200, 202, 409}, f"{path}: {answer.status_code} {answer.text}"
+                asked[one["id"]] = answer
+        return [f"{one['rule']} of {one['node']}: {asked[one['id']].text[:500]}" for one in still]
 
     # --- people and senders ------------------------------------------------------------------------------
 

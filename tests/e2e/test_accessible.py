@@ -1,0 +1,100 @@
+"""Every page by the rules of WCAG that a machine can check (axe-core): wide and narrow, light and dark.
+
+A picture of each is kept in `build/pages/`, for whoever wants to see what a change did to them.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.test_console import incident_of, open_page
+from tests.support.browser import chromium, served
+from tests.support.console_site import Site, make_sample, shipped
+from tests.support.routes import routes_of
+
+pytestmark = pytest.mark.browser
+
+PICTURES = Path(__file__).parents[2] / "build" / "pages"
+#: What no person reads: data for a page's pictures, files.
+_NO_PAGES = re.compile(r"\.(json|md|ico)$|^/static/|^/api/")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    shipped()  # read before a page waits for it
+    return Site(make_sample(80, past=70))
+
+
+@pytest.fixture(scope="module")
+def url(site: Site) -> Iterator[str]:
+    with served(site.app) as address:
+        yield address
+
+
+def pages(site: Site) -> dict[str, list[str]]:
+    """Addresses of each kind of page."""
+    return {
+        "/": ["/"],
+        "/incidents": ["/incidents", "/incidents?show=resolved"],
+        "/incidents/{incident_id}": [
+            f"/incidents/{incident_of(site, rule)}" for rule in ("gpu-lost", "straggler")
+        ],
+        "/runs": ["/runs"],
+        "/runs/{run_id}": [f"/runs/{next(iter(site.sample.runs))}"],
+        "/nodes/{cluster}/{name}": ["/nodes/pod1/gpu0017"],
+        "/jobs/{cluster}/{job}": ["/jobs/pod1/4711"],
+        "/rules": ["/rules", "/rules?show=unknown"],
+        "/signals": ["/signals"],
+        "/rehearsals": ["/rehearsals"],
+        "/rehearsals/{name}": [],
+        "/audit": ["/audit"],
+        "/sign-in": ["/sign-in"],
+    }
+
+
+def test_every_page_is_looked_at(site: Site) -> None:
+    assert set(pages(site)) == set(_read(site.app))
+
+
+def _read(app: FastAPI) -> Iterator[str]:
+    for route in routes_of(app.routes):
+        if isinstance(route, APIRoute) and "GET" in route.methods and not _NO_PAGES.search(route.path):
+            yield route.path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light")])
+def test_no_page_breaks_a_rule(browser: Browser, site: Site, url: str, width: int, scheme: str) -> None:
+    page, found = open_page(browser, url, width=width, scheme=scheme), dict[str, list[str]]()
+    for path in (one for some in pages(site).values() for one in some):
+        page.goto(url + path)
+        expect(page.locator("h1")).to_be_visible()
+        if broken := list(_broken(page)):
+            found[path] = broken
+        _keep(page, f"{path} {width} {scheme}")
+    assert found == {}
+
+
+def _broken(page: Page) -> Iterator[str]:
+    """`rule: element (why)`, a few of each rule."""
+    told: dict[str, Any] = Axe().run(page).response
+    for rule in told["violations"]:
+        for node in rule["nodes"][:3]:
+            yield f"{rule['id']}: {node['html'][:120]} ({node['failureSummary'].splitlines()[-1].strip()})"
+
+
+def _keep(page: Page, name: str) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}.png", full_page=True)

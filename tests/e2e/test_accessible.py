@@ -6,16 +6,14 @@ A picture of each is kept in `build/pages/`, for whoever wants to see what a cha
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.test_console import incident_of, open_page
-from tests.support.browser import chromium, served
+from tests.support.browser import chromium, rules_broken, served
 from tests.support.console_site import Site, make_sample, shipped
 from tests.support.routes import routes_of
 
@@ -58,8 +56,6 @@ def pages(site: Site) -> dict[str, list[str]]:
         "/jobs/{cluster}/{job}": ["/jobs/pod1/4711"],
         "/rules": ["/rules", "/rules?show=unknown"],
         "/signals": ["/signals"],
-        "/rehearsals": ["/rehearsals"],
-        "/rehearsals/{name}": [],
         "/audit": ["/audit"],
         "/sign-in": ["/sign-in"],
     }
@@ -71,8 +67,23 @@ def test_every_page_is_looked_at(site: Site) -> None:
 
 def _read(app: FastAPI) -> Iterator[str]:
     for route in routes_of(app.routes):
-        if isinstance(route, APIRoute) and "GET" in route.methods and not _NO_PAGES.search(route.path):
+        if (
+            isinstance(route, APIRoute)
+            and "GET" in (route.methods or ())
+            and not _NO_PAGES.search(route.path)
+        ):
             yield route.path
+
+
+def test_what_is_wrong_is_seen(browser: Browser, site: Site, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/runs")
+    page.evaluate(
+        "document.querySelector('main').insertAdjacentHTML('beforeend', '<img src=/static/icon.svg>')"
+    )
+    page.evaluate("document.querySelector('h1').style.color = 'color-mix(in srgb, canvas, canvastext 10%)'")
+    found = {one.partition(":")[0] for one in rules_broken(page)}
+    assert found == {"image-alt", "color-contrast"}
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light")])
@@ -81,20 +92,12 @@ def test_no_page_breaks_a_rule(browser: Browser, site: Site, url: str, width: in
     for path in (one for some in pages(site).values() for one in some):
         page.goto(url + path)
         expect(page.locator("h1")).to_be_visible()
-        if broken := list(_broken(page)):
+        if broken := rules_broken(page):
             found[path] = broken
-        _keep(page, f"{path} {width} {scheme}")
+        _keep(page, f"{width} {scheme} {path}")
     assert found == {}
-
-
-def _broken(page: Page) -> Iterator[str]:
-    """`rule: element (why)`, a few of each rule."""
-    told: dict[str, Any] = Axe().run(page).response
-    for rule in told["violations"]:
-        for node in rule["nodes"][:3]:
-            yield f"{rule['id']}: {node['html'][:120]} ({node['failureSummary'].splitlines()[-1].strip()})"
 
 
 def _keep(page: Page, name: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=PICTURES / f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}.png", full_page=True)
+    page.screenshot(path=PICTURES / f"{re.sub(r'[^a-z0-9]+', '-', name)[:40].strip('-')}.png", full_page=True)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import chromium
+from tests.support.browser import chromium, rules_broken
 from tests.support.up import ROOT, Stack
 from tests.support.wait import wait_until
 
@@ -104,6 +104,7 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
     text = page.locator("#text")
     now = text.input_value()
     assert RULE in now
+    assert rules_broken(page) == []
     # What is wrong is said with its line, and nothing starts.
     text.fill(now.replace(RULE, RULE + "  colour: red\n"))
     page.fill("#why", "let people see it first")
@@ -122,6 +123,7 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
     expect(lost.get_by_role("link", name=incident["id"][:8]).first).to_be_visible()
     expect(lost).to_contain_text("true fault")
     expect(page.locator("#diff")).to_contain_text("+  senses: 2")
+    assert rules_broken(page) == []
     name = page.url.rpartition("/")[2]
     assert (stack.data_dir.parent / "rules" / "policies.yaml").read_text() == now, "nothing is applied"
 

@@ -1,14 +1,16 @@
-"""A real Chromium for tests, and a web server in a thread."""
+"""A real Chromium for tests, what axe-core says of a page, and a web server in a thread."""
 
 import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.wait import wait_until
 
@@ -38,6 +40,16 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def rules_broken(page: Page) -> list[str]:
+    """`rule: element (what to do)`, three elements of each rule at most."""
+    told: Any = Axe().run(page).response
+    return [
+        f"{rule['id']}: {node['html'][:160]} ({node['failureSummary'].splitlines()[-1].strip()})"
+        for rule in told["violations"]
+        for node in rule["nodes"][:3]
+    ]
 
 
 @contextmanager

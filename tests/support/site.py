@@ -103,7 +103,7 @@ class Site:
                 answer = self.api("operator").post(path, json={"reason": "the story is told"})
                 assert answer.status_code in {200, 202, 409}, f"{path}: {answer.status_code} {answer.text}"
                 asked[one["id"]] = answer
-        return [f"{one['rule']} of {one['node']}: {asked[one['id']].text[:500]}" for one in still]
+        return [f"{one['id'][:8]} {one['rule']}: {asked[one['id']].text[:500]}" for one in still]
 
     # --- people and senders ------------------------------------------------------------------------------
 

@@ -95,6 +95,8 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
     folded: tuple[str, ...] = ()
     owner: str | None = None
     acknowledged_by: str | None = None
+    fault: str = ""
+    jobs_hit: tuple[str, ...] = ()
 
     @property
     def bad_nodes(self) -> tuple[str, ...]:
@@ -176,7 +178,8 @@ class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One incident with everything that belongs to it. All lists oldest first.
 
     `records` are the audit records whose subject is this incident or one of its runs (200 at most);
-    `similar` are up to five other incidents, of the same part and node first, then of the same fault.
+    `similar` are up to five other incidents, of the same part and node first, then of the same fault;
+    `merged` those that ended as a part of this one.
     """
 
     incident: Incident
@@ -191,6 +194,7 @@ class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
     similar: tuple[Similar, ...] = ()
     #: What was collected on its nodes.
     collected: tuple[EvidenceFile, ...] = ()
+    merged: tuple[OpenIncident, ...] = ()
 
 
 class IncidentQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,6 +375,14 @@ class ConsoleReads(Protocol):
 
     def incidents(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
         """Newest first by `opened`; `evidence` of the items may be cut to the first line."""
+        ...
+
+    def incidents_named(self, ids: Sequence[str]) -> list[Incident]:
+        """In the order of the ids, without those that are gone."""
+        ...
+
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        """By incident: the newest run that works on it and has not ended."""
         ...
 
     def incident(self, incident: str) -> IncidentDetail | None:

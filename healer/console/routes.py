@@ -8,13 +8,12 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from healer.console.incident_routes import incident_routes
 from healer.console.machine_routes import machine_routes
-from healer.console.pages import FLEET_ROWS, PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
+from healer.console.pages import FLEET_ROWS, PAGE_ROWS, Pages, Stop, guarded, link
 from healer.console.reads import (
     AuditQuery,
     ConsoleReads,
-    IncidentDetail,
-    IncidentQuery,
     RehearsalReads,
     RunQuery,
     SessionOf,
@@ -22,12 +21,10 @@ from healer.console.reads import (
     SignOut,
 )
 from healer.console.rehearsal_routes import rehearsal_routes
-from healer.console.render import PAGE_HEADERS
 from healer.console.sign_in import session_routes
-from healer.console.views import audit, charts, fleet, incident, runs, timeline
+from healer.console.views import audit, fleet, runs
 from healer.console.views.buttons import from_here_buttons, run_buttons
-from healer.console.views.report import report
-from healer.model import Role, RunState, Severity
+from healer.model import RunState
 
 
 def router(
@@ -51,7 +48,7 @@ def router(
     pages.tries = rehearsals is not None
     routes = APIRouter(include_in_schema=False)
     _fleet_routes(routes, pages)
-    _incident_routes(routes, pages)
+    incident_routes(routes, pages)
     machine_routes(routes, pages)
     if rehearsals is not None:
         rehearsal_routes(routes, pages, rehearsals)
@@ -93,86 +90,6 @@ def _fleet_routes(routes: APIRouter, pages: Pages) -> None:
             return pages.json(request, body)
 
         return guarded(show)
-
-
-def _incident_routes(routes: APIRouter, pages: Pages) -> None:
-    @routes.get("/incidents")
-    def incidents_page(
-        request: Request, show: str = "open", severity: str = "", q: str = "", cursor: str | None = None
-    ) -> Response:
-        def body() -> Response:
-            context = pages.context(request, "incidents")
-            query = IncidentQuery(
-                cluster=context["cluster"],
-                open={"open": True, "resolved": False}.get(show),
-                severity=Severity(severity) if severity in set(Severity) else None,
-                text=q.strip(),
-            )
-            found = pages.reads.incidents(query, limit=PAGE_ROWS, cursor=cursor)
-            asking = asking_by_incident(context["standing"])
-            rows = [incident.incident_row(one, asking, context["now"]) for one in found.items]
-            if query.open:
-                # What is open is worked on: the most severe first. What is over is history: newest first.
-                rows.sort(key=lambda row: row.incident.severity)
-            context |= {
-                "incidents": rows,
-                "total": found.total,
-                "next": link("/incidents", context["keep"], show=show, severity=severity, q=q,
-                              cursor=found.next_cursor or "") if found.next_cursor else None,
-                "first": cursor is None,
-                "view": show,
-                "severity": severity,
-                "severities": [word.value for word in Severity],
-                "q": q,
-                "link": link,
-            }  # fmt: skip
-            return pages.show("incidents.html", context)
-
-        return guarded(body)
-
-    @routes.get("/incidents/{incident_id}/report.md")
-    def incident_report(request: Request, incident_id: str) -> Response:
-        def show() -> Response:
-            session = pages.session(request)
-            detail = pages.reads.incident(incident_id)
-            if detail is None or detail.incident.cluster not in pages.clusters(session):
-                raise Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
-            name = f"incident-{detail.incident.short_id}.md"
-            headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
-            return Response(report(detail, pages.clock()), media_type="text/markdown", headers=headers)
-
-        return guarded(show)
-
-    @routes.get("/incidents/{incident_id}")
-    def incident_page(request: Request, incident_id: str) -> Response:
-        def show() -> Response:
-            session = pages.session(request)
-            detail = pages.reads.incident(incident_id)
-            if detail is None or detail.incident.cluster not in pages.clusters(session):
-                raise Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
-            context = pages.context(request, "incident", detail.incident.cluster)
-            now = context["now"]
-            context |= {
-                "detail": detail,
-                "view": incident.incident_view(detail, context["standing"], session.role, now),
-                "timeline": timeline.timeline(detail),
-                "charts": _charts(pages, detail, now),
-                "similar": detail.similar,
-                "collected": detail.collected if session.role in (Role.operator, Role.admin) else (),
-                "same_words": incident.SAME_WORDS,
-            }
-            return pages.show("incident.html", context)
-
-        return guarded(show)
-
-
-def _charts(pages: Pages, detail: IncidentDetail, now: datetime) -> list[charts.FindingCharts]:
-    """The charts of the findings, continued with what the node reported since, where that is still kept."""
-    if not charts.newest_findings(detail.findings):
-        return []
-    wanted = charts.later_since(detail.findings, now)
-    later = pages.reads.node_signals(detail.incident.cluster, *wanted) if wanted else ([], {})
-    return charts.incident_charts(detail, pages.reads.catalogue(), later)
 
 
 def _run_routes(routes: APIRouter, pages: Pages, link_secret: str | None) -> None:

@@ -142,6 +142,38 @@ def test_keys_move_open_search_and_help(browser: Browser, url: str) -> None:
     expect(page.locator("#q")).to_be_focused()
 
 
+def test_the_queue_is_worked_by_keys_and_shows_what_healer_confirmed(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/incidents")
+    for key in "jxjx":
+        page.keyboard.press(key)
+    expect(page.locator("#bulk-count")).to_have_text("2 selected")
+    ids = [row.get_attribute("data-row") for row in page.locator("#list tbody tr").all()[:2]]
+    page.keyboard.press("a")
+    page.keyboard.press("Enter")
+    expect(page.locator("#bulk-said")).to_have_text("2 of 2 acknowledged.")
+    assert [one[0] for one in site.pressed] == [f"POST /api/v1/incidents/{one}/acknowledge" for one in ids]
+    expect(page.locator(f"tr[data-row='{ids[0]}'] .c-who")).to_have_text("mara")
+    expect(page.locator("#bulk")).to_be_hidden()
+
+    for one in ids:
+        page.locator(f"input[value='{one}']").check()
+    site.refuse = {"title": "Conflict", "detail": "the incident is resolved already", "status": 409}
+    page.keyboard.press("m")
+    page.fill("#triage-reason", "one cause")
+    page.click("#triage-go")
+    expect(page.locator("#triage-list")).to_contain_text("the incident is resolved already")
+    site.refuse = None
+    page.click("#triage-go")
+    expect(page.locator("#bulk-said")).to_have_text("1 of 1 merged.")
+    assert site.pressed[-1][1] == {"into": ids[0], "reason": "one cause"}
+    expect(page.locator(f"tr[data-row='{ids[1]}']")).to_have_count(0)
+    page.goto(f"{url}/incidents/{ids[0]}")
+    expect(page.locator("#h-merged")).to_contain_text("1 incident")
+
+
 def test_approval_shows_its_effect_first_and_a_refusal_in_words(
     browser: Browser, site: Site, url: str
 ) -> None:

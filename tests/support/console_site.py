@@ -5,7 +5,7 @@ Run `python -m tests.support.console_site --nodes 1250 --port 8099` to look at t
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -34,6 +34,7 @@ from healer.console.routes import router
 from healer.console.views.runs import asks
 from healer.incidents.similar import similar_to
 from healer.model import (
+    ENDED_RUN_STATES,
     AuditRecord,
     Breaker,
     Catalogue,
@@ -43,6 +44,7 @@ from healer.model import (
     FleetFigure,
     GuardSettings,
     Incident,
+    IncidentState,
     LastHeard,
     LemonPart,
     LemonScore,
@@ -152,22 +154,7 @@ class SampleReads:
         ]
         return msgspec.structs.replace(
             self.sample.standing,
-            open_incidents=tuple(
-                OpenIncident(
-                    id=one.id,
-                    severity=one.severity,
-                    state=one.state,
-                    rule=one.rule,
-                    title=one.title,
-                    root=one.root,
-                    opened=one.opened,
-                    nodes=one.nodes,
-                    known_bad_in_service=one.known_bad_in_service,
-                    owner=one.owner,
-                    acknowledged_by=one.acknowledged_by,
-                )
-                for one in incidents
-            ),
+            open_incidents=tuple(map(_opened, incidents)),
             asking=tuple(asking),
         )
 
@@ -177,9 +164,20 @@ class SampleReads:
         )
         return _page([one for one in reversed(rows) if _fits(one, query)], limit, cursor)
 
+    def incidents_named(self, ids: Sequence[str]) -> list[Incident]:
+        return [self.sample.details[name].incident for name in ids if name in self.sample.details]
+
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        runs = [run.run for name in ids for run in self.sample.details[name].runs]
+        return {run.incident: run for run in runs if run.incident and run.state not in ENDED_RUN_STATES}
+
     def incident(self, incident: str) -> IncidentDetail | None:
         found = [detail for key, detail in self.sample.details.items() if key.startswith(incident)]
-        return found[0] if len(found) == 1 and len(incident) >= 8 else None
+        if len(found) != 1 or len(incident) < 8:
+            return None
+        merged = (one.incident for one in self.sample.details.values())
+        parts = tuple(_opened(one) for one in merged if one.merged_into == found[0].incident.id)
+        return msgspec.structs.replace(found[0], merged=parts)
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
         rows = [detail.run for detail in self.sample.runs.values()]
@@ -280,6 +278,10 @@ class SampleReads:
         return console_telemetry.job_steps(job, shown.nodes) if shown else []
 
 
+def _opened(incident: Incident) -> OpenIncident:
+    return msgspec.convert(incident, OpenIncident, from_attributes=True)
+
+
 def _fits(incident: Incident, query: IncidentQuery) -> bool:
     nodes = {*incident.nodes, incident.root.node}
     parts = (incident.id, incident.title, incident.rule, incident.fault, *filter(None, nodes))
@@ -360,7 +362,25 @@ class Site:
             return JSONResponse(DRY_RUN)
         if self.refuse is not None:
             return JSONResponse(self.refuse, 409, media_type="application/problem+json")
+        taken = self._taken(path, body)
+        if taken is not None:
+            return JSONResponse(msgspec.to_builtins(taken))
         return JSONResponse({"id": "run-1", "state": "running"}, 202)
+
+    def _taken(self, path: str, body: dict[str, Any]) -> Incident | None:
+        """The incident as it is now, where a person's word of it is one that the pages show at once."""
+        name, _, verb = path.removeprefix("incidents/").partition("/")
+        change: dict[str, Any] = {}
+        if verb == "acknowledge":
+            change = {"acknowledged_by": "mara"}
+        elif verb == "merge":
+            change = {"state": IncidentState.resolved, "closed": NOW, "merged_into": body["into"]}
+        detail = self.sample.details.get(name)
+        if detail is None or not change:
+            return None
+        incident = msgspec.structs.replace(detail.incident, **change)
+        self.sample.details[name] = msgspec.structs.replace(detail, incident=incident)
+        return incident
 
     def say(self, event: str, data: dict[str, Any]) -> None:
         for loop, queue in list(self._listeners):

@@ -1,6 +1,6 @@
 """What the pages read: `healer.console.reads.ConsoleReads` on PostgreSQL."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -15,6 +15,7 @@ from healer.adapters.postgres.fleet_figures import read_standing
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.message_book import channels_told
+from healer.adapters.postgres.open_incidents import OpenIncidents, merged_into
 from healer.adapters.postgres.references import changed_since, read_inventories, read_references
 from healer.adapters.postgres.rule_records import rule_records
 from healer.adapters.postgres.snapshots import PostgresSnapshots, read_controller
@@ -40,7 +41,6 @@ from healer.console.reads import (
     IncidentQuery,
     JobHistory,
     Note,
-    OpenIncident,
     Page,
     RuleBook,
     RunDetail,
@@ -112,6 +112,7 @@ class PostgresConsoleReads:
         self._modes = modes or {}
         self._charts = charts
         self._arriving = arriving
+        self._open = OpenIncidents()
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -155,7 +156,7 @@ class PostgresConsoleReads:
                 granted_last_hour=sum(at > now - _HOUR for at in facts.granted),
                 pauses=facts.pauses,
                 vetoes=facts.vetoes,
-                open_incidents=_open_incidents(conn, cluster),
+                open_incidents=self._open.read(conn, cluster),
                 asking=tuple(reversed(asked)),
                 rules_error=self._rules_error(),
                 detector_at=now if held else None,
@@ -177,6 +178,14 @@ class PostgresConsoleReads:
         with self._reading() as conn:
             items, more = rows.incident_page(conn, where, limit, cursor)
         return Page(items=tuple(items), next_cursor=more)
+
+    def incidents_named(self, ids: Sequence[str]) -> list[Incident]:
+        with self._reading() as conn:
+            return rows.incidents_named(conn, ids)
+
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        with self._reading() as conn:
+            return rows.at_work(conn, ids)
 
     def incident(self, incident: str) -> IncidentDetail | None:
         with self._reading() as conn:
@@ -209,6 +218,7 @@ class PostgresConsoleReads:
                 messages=_messages(conn, found.id),
                 similar=tuple(rows.similar_of(conn, found, self._snapshots.read(conn, found.cluster))),
                 collected=tuple(collected_for(conn, incident=found.id)),
+                merged=merged_into(conn, found.id),
             )
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
@@ -358,15 +368,6 @@ def _checkpoint(row: sa.Row) -> Checkpoint:
         key=row.key,
         signature=bytes(row.signature).hex(),
     )
-
-
-def _open_incidents(conn: sa.Connection, cluster: str) -> tuple[OpenIncident, ...]:
-    found = conn.execute(
-        sa.select(incidents.c.doc)
-        .where(incidents.c.cluster == cluster, incidents.c.state != "resolved")
-        .order_by(incidents.c.opened.desc())
-    )
-    return tuple(msgspec.convert(doc, OpenIncident) for doc in found.scalars())
 
 
 def _notes(conn: sa.Connection, incident: str) -> tuple[Note, ...]:

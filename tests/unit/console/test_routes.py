@@ -11,7 +11,7 @@ from healer.console.machine_routes import ALERTS_SHOWN
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.console.sign_in import _local
 from healer.console.views.signals import LOSS_WORDS
-from healer.model import Bundle, EvidenceFile, LossReason, Retest, Role, SetAside
+from healer.model import Bundle, EvidenceFile, IncidentState, LossReason, Retest, Role, SetAside, Severity
 from tests.support.console_site import CSRF, Site, make_sample
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
@@ -76,6 +76,52 @@ def test_lists_are_paged(client: TestClient) -> None:
     second = client.get(link.group(1).replace("&amp;", "&"), headers=COOKIE).text
     assert second.count("<tr data-row=") == 50
     assert "Newest" in second
+
+
+def test_the_queue_is_filtered_by_its_address(client: TestClient) -> None:
+    def found(query: str) -> list[str]:
+        text = client.get(f"/incidents?{query}", headers=COOKIE).text
+        return re.findall(r'class="sev (P\d)"', text.partition("<tbody>")[2])
+
+    everything = found("")
+    assert everything == sorted(everything) and everything.count("P1") == 3
+    assert found("severity=P1&needs=decision") == ["P1", "P1"]
+    assert found("needs=me") == ["P1"] and found("state=verifying") == ["P2"]
+    assert found("needs=nonsense&state=nonsense") == everything
+    assert "No open incident fits." in client.get("/incidents?needs=me&q=gpu0002", headers=COOKIE).text
+
+
+def test_the_queue_is_paged_by_urgency() -> None:
+    sample = make_sample(32)
+    (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
+    for number in range(60):
+        one = msgspec.structs.replace(lost.incident, id=f"{number:08x}", severity=Severity.P3)
+        sample.details[one.id] = msgspec.structs.replace(lost, incident=one, runs=())
+    client = TestClient(Site(sample).app, headers=COOKIE)
+    first = client.get("/incidents").text
+    assert "50 of 71, the most urgent first" in first and "cursor=50" in first
+    second = client.get("/incidents?show=open&cursor=50").text
+    assert second.count("<tr data-row=") == 21 and "Most urgent" in second
+
+
+def test_what_was_merged_can_be_split_by_those_who_may() -> None:
+    sample = make_sample(32)
+    (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
+    part = msgspec.structs.replace(
+        lost.incident, id="a" * 64, state=IncidentState.resolved, merged_into=lost.incident.id
+    )
+    sample.details[part.id] = msgspec.structs.replace(lost, incident=part)
+    pages = {
+        role: TestClient(Site(sample, role=role).app)
+        .get(f"/incidents/{lost.incident.id}", headers=COOKIE)
+        .text
+        for role in (Role.responder, Role.viewer)
+    }
+    assert all(f'href="/incidents/{part.id}"' in page for page in pages.values())
+    assert "Split off" in pages[Role.responder] and f"incidents&#34;:[&#34;{part.id}" in pages[Role.responder]
+    assert "Split off" not in pages[Role.viewer]
+    queue = TestClient(Site(sample, role=Role.viewer).app).get("/incidents", headers=COOKIE).text
+    assert "checkbox" not in queue and "triage.js" not in queue
 
 
 def test_empty_lists_say_so() -> None:

@@ -1,14 +1,13 @@
 """The pages of incidents: the queue, one of them, and its report."""
 
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import PAGE_ROWS, Pages, Stop, guarded, link
 from healer.console.reads import BadCursor, IncidentDetail, IncidentQuery
-from healer.console.render import PAGE_HEADERS
+from healer.console.render import PAGE_HEADERS, one_of
 from healer.console.views import charts, incident, timeline
 from healer.console.views.buttons import split_buttons
 from healer.console.views.queue import NEEDS_WORDS, Needs, Wanted, asking_ids, queue, queue_row
@@ -16,13 +15,6 @@ from healer.console.views.report import report
 from healer.model import Incident, IncidentState, Role, Severity
 
 _FILTERS = ("severity", "state", "needs", "q")
-
-T = TypeVar("T", bound=StrEnum)
-
-
-def one_of(kind: type[T], word: str) -> T | None:
-    """None for a word that is none of them: an address from elsewhere asks for everything."""
-    return kind(word) if word in set(kind) else None
 
 
 def incident_routes(routes: APIRouter, pages: Pages) -> None:

@@ -46,7 +46,8 @@ class FleetRows:
             (nodes, incidents, slots), rows = made
             if nodes is shown and incidents is stands.open_incidents and slots == held:
                 return rows
-        rows = fleet.node_rows(stands)
+        before = {row.name: row for row in made[1]} if made is not None else {}
+        rows = fleet.node_rows(stands, before)
         self._made[stands.cluster] = (shown, stands.open_incidents, held), rows
         return rows
 

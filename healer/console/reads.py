@@ -5,7 +5,7 @@ for "not found": it returns None or an empty page. Lists are newest first unless
 an opaque text that came out of `next_cursor`; a cursor that cannot be read raises `BadCursor`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
@@ -130,7 +130,16 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     open_incidents: tuple[OpenIncident, ...] = ()
     asking: tuple[Run, ...] = ()
     rules_error: str = ""
+    #: None: of those that are not loaded yet no cap of a place is known.
+    rules: Ruleset | None = None
     detector_at: datetime | None = None
+
+
+class NodeGauges(msgspec.Struct, frozen=True):
+    """Each GPU's newest temperature and the reasons of a lower clock as bits; None: not told of late."""
+
+    temperature_c: tuple[float | None, ...] = ()
+    reasons: tuple[float | None, ...] = ()
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -429,6 +438,18 @@ class ConsoleReads(Protocol):
 
     def lemon(self, cluster: str, node: str) -> LemonScore | None:
         """How much the node fails again and again; None: not at all."""
+        ...
+
+    def gauges(self, cluster: str) -> Mapping[str, NodeGauges]:
+        """By node, of those that told any in the last minutes. The same mapping while nothing changed."""
+        ...
+
+    def paces(self, cluster: str) -> Mapping[str, float]:
+        """By node in a job that tells compute times: its slowest rank's over the median of its peers."""
+        ...
+
+    def lemons(self, cluster: str) -> Mapping[str, float]:
+        """The score of each node that has one."""
         ...
 
     def unusual(self, cluster: str, node: str) -> Unusual | None:

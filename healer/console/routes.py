@@ -1,6 +1,5 @@
 """The pages. Each is one read of the database and one template; every press goes to the REST API."""
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from urllib.parse import urlencode
@@ -8,9 +7,10 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from healer.console.fleet_routes import fleet_routes
 from healer.console.incident_routes import incident_routes
 from healer.console.machine_routes import machine_routes
-from healer.console.pages import FLEET_ROWS, PAGE_ROWS, Pages, Stop, guarded, link
+from healer.console.pages import PAGE_ROWS, Pages, Stop, guarded, link
 from healer.console.reads import (
     AuditQuery,
     ConsoleReads,
@@ -22,7 +22,7 @@ from healer.console.reads import (
 )
 from healer.console.rehearsal_routes import rehearsal_routes
 from healer.console.sign_in import session_routes
-from healer.console.views import audit, fleet, runs
+from healer.console.views import audit, runs
 from healer.console.views.buttons import from_here_buttons, run_buttons
 from healer.model import RunState
 
@@ -47,7 +47,7 @@ def router(
     pages = Pages(reads, session_of, clock)
     pages.tries = rehearsals is not None
     routes = APIRouter(include_in_schema=False)
-    _fleet_routes(routes, pages)
+    fleet_routes(routes, pages)
     incident_routes(routes, pages)
     machine_routes(routes, pages)
     if rehearsals is not None:
@@ -60,36 +60,6 @@ def router(
             session_routes(pages.render, session_of, sign_in, sign_out, secure_cookie=secure_cookie)
         )
     return routes
-
-
-def _fleet_routes(routes: APIRouter, pages: Pages) -> None:
-    @routes.get("/")
-    def fleet_page(request: Request, q: str = "", page: int = 1) -> Response:
-        def show() -> Response:
-            context = pages.context(request, "fleet")
-            found = fleet.by_trouble(row for row in context["rows"] if fleet.matches(row, q))
-            count = max(1, -(-len(found) // FLEET_ROWS))
-            number = min(max(page, 1), count)
-            context |= {
-                "q": q,
-                "found": len(found),
-                "shown": found[(number - 1) * FLEET_ROWS : number * FLEET_ROWS],
-                "pages": count,
-                "number": number,
-                "legend": fleet.legend(context["rows"]),
-            }
-            return pages.show("fleet.html", context)
-
-        return guarded(show)
-
-    @routes.get("/fleet.json")
-    def fleet_json(request: Request) -> Response:
-        def show() -> Response:
-            context = pages.context(request, "fleet")
-            body = json.dumps(fleet.fleet_body(context["standing"], context["rows"]), separators=(",", ":"))
-            return pages.json(request, body)
-
-        return guarded(show)
 
 
 def _run_routes(routes: APIRouter, pages: Pages, link_secret: str | None) -> None:

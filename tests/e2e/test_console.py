@@ -54,6 +54,7 @@ def paths(site: Site) -> list[str]:
     return [
         "/",
         "/?q=nothing-fits",
+        "/?colour=temperature",
         "/incidents",
         "/incidents?show=resolved",
         "/incidents?severity=P0&show=all&q=gpu0009",
@@ -229,7 +230,7 @@ def test_a_job_on_the_node_is_restarted_only_where_its_box_is_ticked(
         page.locator("#act-go").click()
         expect(page.locator("#act")).to_be_hidden()
     bodies = [body for call, body, _ in site.pressed if call.endswith("/approve")]
-    assert bodies == [{"reason": "it lies"}, {"reason": "it lies", "restart": ["4711"]}]
+    assert bodies == [{"reason": "it lies"}, {"reason": "it lies", "restart": ["4711:1"]}]
 
 
 def test_an_event_changes_the_page_in_place_and_keeps_the_focus(
@@ -273,6 +274,37 @@ def test_the_map_speaks_and_opens_a_node(browser: Browser, url: str) -> None:
     expect(page.locator("#say")).to_contain_text("gpu0002: in service, busy")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("gpu0002")
+
+
+def test_only_changed_cells_are_drawn_again_and_a_rack_stands_alone(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/")
+    expect(page.locator("#live")).to_have_text("live")
+    wait_until(lambda: page.evaluate("performance.getEntriesByName('map').length"), what="the map is drawn")
+    page.evaluate(
+        """() => { window.drawn = 0; const pen = CanvasRenderingContext2D.prototype, draw = pen.roundRect;
+            pen.roundRect = function (...given) { drawn++; draw.apply(this, given); }; }"""
+    )
+    snapshot = site.sample.standing.snapshot
+    assert snapshot is not None
+    down = msgspec.structs.replace(snapshot.nodes["gpu0004"], state=("DOWN",))
+    shown = msgspec.structs.replace(snapshot, nodes={**snapshot.nodes, "gpu0004": down})
+    site.sample.standing = msgspec.structs.replace(site.sample.standing, snapshot=shown)
+    site.say("fleet", {"cluster": "pod1"})
+    wait_until(lambda: page.evaluate("drawn"), what="the map is drawn again")
+    assert page.evaluate("drawn") == 1
+
+    page.keyboard.press("c")
+    page.wait_for_url("**colour=verdict")
+    expect(page.locator("#legend")).to_contain_text("isolate")
+    page.locator("#map").focus()
+    page.keyboard.press("End")
+    expect(page.locator("#say")).to_contain_text("gpu0032: nothing known against it")
+    page.keyboard.press("s")
+    page.wait_for_url("**place=r008*")
+    expect(page.locator("#nodes tbody tr")).to_have_count(4)
 
 
 def test_a_viewer_sees_all_and_presses_nothing(browser: Browser) -> None:

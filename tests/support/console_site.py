@@ -5,7 +5,7 @@ Run `python -m tests.support.console_site --nodes 1250 --port 8099` to look at t
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from healer.console.reads import (
     IncidentQuery,
     JobHistory,
     NewSession,
+    NodeGauges,
     OpenIncident,
     Page,
     RuleBook,
@@ -66,6 +67,7 @@ from healer.ports.pull import Points
 from tests.support import console_blocks, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
+from tests.support.console_telemetry import SLOW_NODE
 
 CSRF = "csrf-of-the-test"
 
@@ -131,6 +133,7 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         snapshot_version=1,
         slots=slots,
         granted_last_hour=len(slots),
+        rules=shipped(),
         detector_at=NOW,
     )
     return Sample(standing=standing, details=details, runs=runs, records=sealed)
@@ -236,6 +239,23 @@ class SampleReads:
         part = LemonPart(signal="faults", count=2.4, points=2.4, text="3 faults")
         known = LemonScore(cluster=cluster, node=node, score=2.4, parts=(part,))
         return known if node == "gpu0001" else None
+
+    def gauges(self, cluster: str) -> Mapping[str, NodeGauges]:
+        return {name: console_telemetry.gauges(at, hot=name == SLOW_NODE) for at, name in self._told()}
+
+    def paces(self, cluster: str) -> Mapping[str, float]:
+        return {name: 1.24 if name == SLOW_NODE else 0.98 + at % 9 / 100 for at, name in self._told()}
+
+    def lemons(self, cluster: str) -> Mapping[str, float]:
+        return {"gpu0001": 2.4, "gpu0009": 3.5}
+
+    def _told(self) -> Iterator[tuple[int, str]]:
+        """Nodes that tell what they measure: all but each tenth."""
+        return ((at, name) for at, name in enumerate(self._names()) if at % 10)
+
+    def _names(self) -> list[str]:
+        snapshot = self.sample.standing.snapshot
+        return [node.name for node in snapshot.gpu_nodes] if snapshot else []
 
     def unusual(self, cluster: str, node: str) -> Unusual | None:
         return console_telemetry.unusual(cluster, node)
@@ -432,12 +452,21 @@ DRY_RUN: dict[str, Any] = {
     ],
     "jobs_hit": ["4711"],
     "restarts": [
-        {"job": "4711", "name": "train", "user": "alice", "nodes": 16, "possible": True, "why": "allowed"},
+        {
+            "job": "4711",
+            "name": "train",
+            "user": "alice",
+            "nodes": 16,
+            "restarts": 1,
+            "possible": True,
+            "why": "allowed",
+        },
         {
             "job": "4712",
             "name": "shell",
             "user": "bob",
             "nodes": 1,
+            "restarts": 0,
             "possible": False,
             "why": "Job 4712 is no batch job.",
         },

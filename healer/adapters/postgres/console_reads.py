@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import lemons, rows, rule_texts, unusual, verdicts
+from healer.adapters.postgres import fleet_gauges, lemons, rows, rule_texts, unusual, verdicts
+from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.evidence import collected_for
 from healer.adapters.postgres.figures import lock_held, part_lock
 from healer.adapters.postgres.fleet_figures import read_standing
+from healer.adapters.postgres.fleet_gauges import Kept
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.message_book import channels_told
@@ -40,6 +43,7 @@ from healer.console.reads import (
     IncidentDetail,
     IncidentQuery,
     JobHistory,
+    NodeGauges,
     Note,
     Page,
     RuleBook,
@@ -68,12 +72,15 @@ from healer.model import (
     Reference,
     Ruleset,
     Run,
+    SlurmSnapshot,
     UnknownSeries,
 )
 from healer.model.samples import Report, StepBatch
 from healer.model.unusual import Unusual
 from healer.ports import Clock, SignalReads
 from healer.ports.pull import Charts, Points
+
+T = TypeVar("T")
 
 #: Runs that want a person, and how many of them a page shows.
 _ASKING = ("waiting_approval", "proposed", "stuck", "held")
@@ -113,6 +120,10 @@ class PostgresConsoleReads:
         self._charts = charts
         self._arriving = arriving
         self._open = OpenIncidents()
+        self._columns = PostgresColumns(engine)
+        self._gauges = Kept[NodeGauges](fleet_gauges.GAUGES_EVERY_S)
+        self._paces = Kept[float](fleet_gauges.PACES_EVERY_S)
+        self._lemons = Kept[float](fleet_gauges.PACES_EVERY_S)
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -159,6 +170,7 @@ class PostgresConsoleReads:
                 open_incidents=self._open.read(conn, cluster),
                 asking=tuple(reversed(asked)),
                 rules_error=self._rules_error(),
+                rules=rules,
                 detector_at=now if held else None,
             )
 
@@ -330,6 +342,31 @@ class PostgresConsoleReads:
     def lemon(self, cluster: str, node: str) -> LemonScore | None:
         with self._reading() as conn:
             return lemons.read(conn, cluster, node).get(node)
+
+    def gauges(self, cluster: str) -> Mapping[str, NodeGauges]:
+        return self._gauges.get(cluster, lambda: self._of_fleet(cluster, self._read_gauges))
+
+    def paces(self, cluster: str) -> Mapping[str, float]:
+        return self._paces.get(cluster, lambda: self._of_fleet(cluster, fleet_gauges.paces))
+
+    def lemons(self, cluster: str) -> Mapping[str, float]:
+        def look(conn: sa.Connection, picture: SlurmSnapshot, _: datetime) -> dict[str, float]:
+            return {name: one.score for name, one in lemons.read(conn, picture.cluster).items()}
+
+        return self._lemons.get(cluster, lambda: self._of_fleet(cluster, look))
+
+    def _of_fleet(
+        self, cluster: str, look: Callable[[sa.Connection, SlurmSnapshot, datetime], dict[str, T]]
+    ) -> dict[str, T]:
+        """Nothing before Slurm's first picture."""
+        with self._reading() as conn:
+            picture = self._snapshots.read(conn, cluster)
+            return look(conn, picture, self._clock.now()) if picture is not None else {}
+
+    def _read_gauges(
+        self, conn: sa.Connection, picture: SlurmSnapshot, now: datetime
+    ) -> dict[str, NodeGauges]:
+        return fleet_gauges.gauges(conn, picture, self._columns, now)
 
     def unusual(self, cluster: str, node: str) -> Unusual | None:
         with self._reading() as conn:

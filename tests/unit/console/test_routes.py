@@ -131,11 +131,47 @@ def test_empty_lists_say_so() -> None:
     assert "No records yet." in client.get("/audit", headers=COOKIE).text
 
 
-def test_fleet_json_answers_304_when_nothing_changed(client: TestClient) -> None:
-    first = client.get("/fleet.json", headers=COOKIE)
-    assert len(first.json()["nodes"]) == 32
-    again = client.get("/fleet.json", headers={**COOKIE, "If-None-Match": first.headers["etag"]})
-    assert again.status_code == 304
+def test_the_map_is_sent_once_and_then_what_changed() -> None:
+    sample = make_sample(32)
+    client = TestClient(Site(sample).app, headers=COOKIE)
+    first = client.get("/fleet.json").json()
+    assert len(first["nodes"]) == 32 and first["kinds"]["bad_in_service"][2] == "!"
+    assert client.get(f"/fleet.json?since={first['tag']}").status_code == 204
+    snapshot = sample.standing.snapshot
+    assert snapshot is not None
+    down = msgspec.structs.replace(snapshot.nodes["gpu0004"], state=("DOWN",))
+    shown = msgspec.structs.replace(snapshot, nodes={**snapshot.nodes, "gpu0004": down})
+    sample.standing = msgspec.structs.replace(sample.standing, snapshot=shown)
+    second = client.get(f"/fleet.json?since={first['tag']}").json()
+    ((place, cell),) = second["changed"]
+    assert first["nodes"][place][0] == cell[0] == "gpu0004" and cell[2] == "out_slurm"
+    # Whoever has a version that nobody knows, or one of another fleet, gets all.
+    assert len(client.get("/fleet.json?since=nonsense").json()["nodes"]) == 32
+    fewer = {name: node for name, node in shown.nodes.items() if name != "gpu0032"}
+    fewer_shown = msgspec.structs.replace(shown, nodes=fewer)
+    sample.standing = msgspec.structs.replace(sample.standing, snapshot=fewer_shown)
+    assert len(client.get(f"/fleet.json?since={second['tag']}").json()["nodes"]) == 31
+
+
+def test_the_map_is_coloured_by_its_address_and_a_rack_stands_alone(client: TestClient) -> None:
+    hot = client.get("/?colour=temperature", headers=COOKIE).text
+    assert re.search(r'aria-current="true">Temperature', hot)
+    assert re.findall(r'data-row="([^"]+)"', hot)[0] == "gpu0007" and "91 °C, GPU 5, 1 unknown" in hot
+    assert '<i class="cell unknown" aria-hidden="true"></i>unknown <b>4</b>' in hot
+    body = client.get("/fleet.json?colour=temperature", headers=COOKIE).json()
+    codes = {cell[0]: cell[8] for cell in body["nodes"]}
+    assert codes["gpu0001"] == "--------" and codes["gpu0007"][5:] == "51-"
+    rack = client.get("/?place=r005", headers=COOKIE).text
+    assert re.findall(r'data-row="([^"]+)"', rack) == ["gpu0017", "gpu0020", "gpu0019", "gpu0018"]
+    assert client.get("/?colour=nonsense", headers=COOKIE).status_code == 200
+
+
+def test_the_fleet_says_what_is_left_under_each_cap(client: TestClient) -> None:
+    text = client.get("/", headers=COOKIE).text
+    panel = text[text.index('id="caps"') : text.index('id="nodes"')]
+    told = re.findall(r"<span>([^<]+)</span> <b>([^<]+)</b> <small>([^<]+)</small>", panel)
+    assert told[0] == ("At once", "0 left", "2 of 1")
+    assert ("Racks (8)", "full: r002, r005", "2 of 1 each") in told
 
 
 def test_steps_json_answers_304_when_nothing_changed(client: TestClient) -> None:

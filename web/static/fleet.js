@@ -47,7 +47,7 @@
   }
   function draw() {
     if (!fleet) return;
-    const begun = performance.now(), width = canvas.parentNode.clientWidth, ratio = devicePixelRatio || 1;
+    const begun = performance.now(), width = canvas.parentNode.clientWidth;
     style = getComputedStyle(document.documentElement);
     colours = {};
     mono = colour("mono");
@@ -58,10 +58,13 @@
     }
     cells = plan.found.sort((a, b) => a.index - b.index);
     labels = plan.texts;
-    const height = Math.max(40, Math.ceil(plan.height));
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    canvas.style.height = height + "px";
+    canvas.style.height = Math.max(40, Math.ceil(plan.height)) + "px";
+    fill(begun);
+  }
+  function fill(begun) { // all cells, where they stand
+    const ratio = devicePixelRatio || 1;
+    canvas.width = Math.round(canvas.parentNode.clientWidth * ratio);
+    canvas.height = Math.round(parseInt(canvas.style.height, 10) * ratio);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     for (const [x, y, text, band, most] of labels) {
       pen.font = `${band ? "600 12px" : "11px"} ${mono}`;
@@ -226,7 +229,7 @@
   });
   canvas.addEventListener("focus", () => { if (at < 0 && cells.length && canvas.matches(":focus-visible")) show(0, true); });
   canvas.addEventListener("blur", () => show(-1, false));
-  search?.addEventListener("input", draw);
+  search?.addEventListener("input", () => fleet && requestAnimationFrame(fill));
 
   let waiting = 0, last = 0, loading = false;
   async function load() {

@@ -2,10 +2,11 @@
 
     python -m benchmarks.console [--nodes 10000] [--incidents 5000] [--rounds 20]
 
-`healer api` in a process of its own on an embedded PostgreSQL with Slurm's picture of so many nodes of 8 GPUs
-in jobs of 16, and so many open incidents. Prints for each page the time until its last byte (p50, p95, and
-of the first call) and its size, then what the browser tells: the first contentful paint, when the map
-was drawn first, and what a change of 1 % of the nodes took in its script.
+`healer api` in a process of its own on an embedded PostgreSQL, with Slurm's picture of so many nodes of 8
+GPUs in jobs of 16, what they measured, and so many open incidents. Prints for each page the time until its
+last byte (p50, p95, the first call), what the API's process worked for it, and its size; then what the browser
+tells: the first contentful paint, when the map was drawn first, and what a change of 1 % of the nodes took in
+its script.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import numpy as np
 import sqlalchemy as sa
 from playwright.sync_api import Browser, BrowserContext, Page
 
+from benchmarks._load import cpu_s
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.samples import PostgresSamples
@@ -172,15 +174,16 @@ def serve(api: ApiProcess, cookies: dict[str, str], paths: list[str], rounds: in
         for path in paths:
             begun = time.perf_counter()
             size, times = len(asked(client, path)), []
-            first = (time.perf_counter() - begun) * 1000
+            first, before = (time.perf_counter() - begun) * 1000, cpu_s([api.pid])
             for _ in range(rounds):
                 begun = time.perf_counter()
                 asked(client, path)
                 times.append((time.perf_counter() - begun) * 1000)
+            spent = (cpu_s([api.pid]) - before) * 1000 / rounds
             times.sort()
             p95 = times[min(len(times) - 1, int(len(times) * 0.95))]
-            told = f"p50 {statistics.median(times):6.1f}  p95 {p95:6.1f}  first {first:6.1f} ms"
-            print(f"{path[:40]:<42} {told}  {size / 1024:6.0f} KiB", flush=True)
+            told = f"p50 {statistics.median(times):6.1f}  p95 {p95:6.1f}  first {first:6.1f}"
+            print(f"{path[:40]:<42} {told}  cpu {spent:5.1f} ms  {size / 1024:6.0f} KiB", flush=True)
 
 
 def asked(client: httpx.Client, path: str) -> bytes:

@@ -23,10 +23,13 @@ def fleet_routes(routes: APIRouter, pages: Pages) -> None:
             context = pages.context(request, "fleet")
             rows, by = context["rows"], one_of(Colour, colour) or Colour.service
             told = _told(pages, context["cluster"], by)
-            worst = {row.name: colours.worst(colours.shade(by, row, told)) for row in rows}
             found = fleet.by_trouble(row for row in rows if fleet.matches(row, q, place))
-            # Worst first by what is looked at; of what is alike the order stays.
-            found.sort(key=lambda row: -worst[row.name])
+            worst: dict[str, int] = {}
+            if by is not Colour.service:
+                body = bodies.now(context["standing"], rows, by, told)
+                worst = {cell[0]: colours.worst(cell[8]) for cell in body.cells}
+                # Worst first by what is looked at; of what is alike the order stays.
+                found.sort(key=lambda row: -worst[row.name])
             count = max(1, -(-len(found) // FLEET_ROWS))
             number = min(max(page, 1), count)
             shown = found[(number - 1) * FLEET_ROWS : number * FLEET_ROWS]

@@ -41,8 +41,6 @@ def caps(standing: Standing, strip: Strip) -> list[Cap]:
         ),
     ]
     rules, snapshot = standing.rules, standing.snapshot
-    if rules is None:
-        return found
     counted = frozenset(slot.node for slot in standing.slots if not slot.unusable)
     for kind, title in _KINDS:
         there = nodes_at(snapshot, rules, kind)

@@ -1,5 +1,6 @@
 """The fleet: what each node is to a person, and the body of `/fleet.json` that the canvas draws."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -242,8 +243,10 @@ def matches(row: NodeRow, text: str, place: str = "") -> bool:
 
 def legend(rows: list[NodeRow]) -> list[tuple[NodeKind, str, str, int]]:
     """Kind, letter, words and number of nodes, for every kind that occurs and the two that always may."""
+    found = Counter(row.kind for row in rows)
+    always = (NodeKind.busy, NodeKind.idle)
     return [
-        (kind, KIND_LETTERS[kind], KIND_WORDS[kind], count)
+        (kind, KIND_LETTERS[kind], KIND_WORDS[kind], found[kind])
         for kind in NodeKind
-        if (count := sum(row.kind is kind for row in rows)) or kind in (NodeKind.busy, NodeKind.idle)
+        if found[kind] or kind in always
     ]

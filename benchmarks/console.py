@@ -4,9 +4,9 @@
 
 `healer api` in a process of its own on an embedded PostgreSQL, with Slurm's picture of so many nodes of 8
 GPUs in jobs of 16, what they measured, and so many open incidents. Prints for each page the time until its
-last byte (p50, p95, the first call), what the API's process worked for it, and its size; then what the browser
-tells: the first contentful paint, when the map was drawn first, and what a change of 1 % of the nodes took in
-its script.
+last byte (p50, p95, the first call), what the API's process worked for it, and its size; then what the
+browser tells: the first contentful paint, when the map was drawn first, and what a change of 1 % of the
+nodes took in its script.
 """
 
 import argparse

@@ -106,14 +106,14 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How one cluster stands now. Read on every page, so it must be cheap (aim: under 10 ms at 1,250 nodes).
 
-    `rules` are those in force, `guards` the cluster's own of them. `snapshot` is Slurm's latest picture (None
-    before the first), `snapshot_version` its row's version and `snapshot_error` the poller's last error, empty
-    when the last poll worked. `controller` is how slurmctld does, None before the first poll. `slots` are those
-    held now, `granted_last_hour` counts slots granted in the last 60 min (not those by law 2). `pauses` and
-    `vetoes` are those in force. `asking` are runs that want a person: waiting for approval, proposed, stuck,
-    held, or waiting with a question; oldest first, 50 at most. `rules_error` is the reason why changed rule
-    files were not taken, empty when the current set is theirs. `detector_at` is when the detector last showed
-    that it lives, None when unknown.
+    `rules` are those in force, `guards` the cluster's own of them. `snapshot` is Slurm's latest picture
+    (None before the first), `snapshot_version` its row's version and `snapshot_error` the poller's last
+    error, empty when the last poll worked. `controller` is how slurmctld does, None before the first
+    poll. `slots` are those held now, `granted_last_hour` counts slots granted in the last 60 min (not
+    those by law 2). `pauses` and `vetoes` are those in force. `asking` are runs that want a person:
+    waiting for approval, proposed, stuck, held, or waiting with a question; oldest first, 50 at most.
+    `rules_error` is the reason why changed rule files were not taken, empty when the current set is
+    theirs. `detector_at` is when the detector last showed that it lives, None when unknown.
     """
 
     cluster: str

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from healer.console.desk_routes import desk_routes
 from healer.console.machine_routes import machine_routes
 from healer.console.pages import FLEET_ROWS, PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
 from healer.console.reads import (
@@ -53,6 +54,7 @@ def router(
     _fleet_routes(routes, pages)
     _incident_routes(routes, pages)
     machine_routes(routes, pages)
+    desk_routes(routes, pages)
     if rehearsals is not None:
         rehearsal_routes(routes, pages, rehearsals)
     _run_routes(routes, pages, link_secret)

@@ -1,17 +1,22 @@
-"""The pages of the one who is on duty: pauses and caps."""
+"""The pages of the one who is on duty: pauses and caps, and how healer itself does."""
 
 from fastapi import APIRouter, Request, Response
 
+from healer.console.own import OwnReads
 from healer.console.pages import Pages, guarded, link
 from healer.console.reads import AuditQuery
-from healer.console.views import caps, pauses
+from healer.console.views import caps, health, pauses, signals
 
 #: Records of pauses that are looked at for those that are over.
 PAUSE_RECORDS = 200
+#: Senders, kinds of losses and unknown series that the page of health looks at.
+ARRIVING_SEEN = 200
 
 
-def desk_routes(routes: APIRouter, pages: Pages) -> None:
+def desk_routes(routes: APIRouter, pages: Pages, own: OwnReads | None) -> None:
     _pause_routes(routes, pages)
+    if own is not None:
+        _health_routes(routes, pages, own)
 
 
 def _pause_routes(routes: APIRouter, pages: Pages) -> None:
@@ -34,5 +39,28 @@ def _pause_routes(routes: APIRouter, pages: Pages) -> None:
                 "link": link,
             }
             return pages.show("pauses.html", context)
+
+        return guarded(show)
+
+
+def _health_routes(routes: APIRouter, pages: Pages, own: OwnReads) -> None:
+    @routes.get("/health")
+    def health_page(request: Request) -> Response:
+        def show() -> Response:
+            context = pages.context(request, "health")
+            cluster, now = context["cluster"], context["now"]
+            told, known = pages.reads.arriving(cluster, limit=ARRIVING_SEEN), own(cluster)
+            rules = pages.reads.rule_book(cluster).rules
+            arrives = health.Arrives(
+                losses=tuple(signals.loss_rows(told.losses, now)),
+                senders=tuple(signals.sender_rows(told.senders, now)),
+                queues=tuple(signals.queue_rows(known.queues)),
+                unknown=tuple(pages.reads.unknown_series(cluster, limit=ARRIVING_SEEN)),
+            )
+            context["health"] = health.health(
+                known, context["standing"], arrives, len(rules.rules), len(rules.playbooks), now
+            )
+            context["link"] = link
+            return pages.show("health.html", context)
 
         return guarded(show)

@@ -42,6 +42,8 @@ class Pages:
         self.clock = clock
         #: Whether changes of the rules can be tried here.
         self.tries = False
+        #: Whether the health of healer itself has a page here.
+        self.tells_health = False
 
     def session(self, request: Request) -> Session:
         cookie = request.cookies.get(SESSION_COOKIE)
@@ -95,6 +97,7 @@ class Pages:
             "pause_button": standing.pause_button(stands.cluster),
             "end_pause": standing.end_pause_button,
             "reset_breaker": standing.reset_breaker_button(stands.cluster),
+            "tells_health": self.tells_health,
             "admin": session.role is Role.admin,
             "keep": {"cluster": stands.cluster} if len(clusters) > 1 else {},
         }

@@ -11,6 +11,7 @@ from sqlalchemy import event
 
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres import rows
+from healer.adapters.postgres.beats import Beat
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
@@ -18,11 +19,14 @@ from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.job_history import gpu_hours_lost
+from healer.adapters.postgres.leader import try_lead
 from healer.adapters.postgres.lines import write_runs
+from healer.adapters.postgres.own import stored
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import findings, requeues, rule_modes
+from healer.adapters.postgres.tables import findings, inbox, messages, requeues, rule_modes
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
+from healer.console.own import Sink
 from healer.console.reads import CheckpointSeen, Requeue
 from healer.model import (
     Component,
@@ -289,3 +293,24 @@ def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.E
     assert (away.snapshot, away.default_mode, here.default_mode) == (None, Mode.suggest, Mode.auto)
     assert reads.rule_book("pod2").rules.default_mode is Mode.suggest
     assert reads.standing("pod3") is None
+
+
+def test_what_the_database_tells_of_healer_itself(fresh_database: sa.Engine) -> None:
+    Beat(fresh_database, CLUSTER, "scheduler")()
+    with fresh_database.begin() as conn:
+        for number, (state, error) in enumerate((("sent", None), ("failed", "403"), ("due", None))):
+            told = {"cluster": CLUSTER, "kind": "page", "page": True, "at": NOW, "routed": True}
+            conn.execute(
+                sa.insert(messages).values(id=f"m{number}", state=state, error=error, doc={}, **told)
+            )
+        signal = {"cluster": CLUSTER, "kind": "log", "digest": b"x", "doc": {}}
+        conn.execute(sa.insert(inbox).values(arrived_at=NOW - timedelta(minutes=1), **signal))
+    with fresh_database.connect() as leader:
+        assert try_lead(leader, CLUSTER)
+        told = stored(fresh_database, CLUSTER, NOW)
+    assert told.leads == {"detector"} and list(told.beats) == ["scheduler"]
+    assert told.sinks == (Sink(name="webhook", sent=1, due=1, failed=1, last_sent=NOW, error="403"),)
+    waits = {one.name: (one.count, one.oldest) for one in told.backlogs}
+    assert waits["Signals for the detector"] == (1, NOW - timedelta(minutes=1))
+    assert waits["Runs for the workers"] == (0, None)
+    assert told.size_bytes > 0 and told.scrape is None and told.models == ()

@@ -62,7 +62,7 @@ from healer.model import (
 from healer.model.samples import Report, StepBatch
 from healer.model.unusual import Unusual
 from healer.ports.pull import Points
-from tests.support import console_blocks, console_stories, console_telemetry
+from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
 
@@ -323,6 +323,7 @@ class Site:
         self.refuse: dict[str, Any] | None = None
         self.tokens = {"good"}
         self.ended: list[str] = []
+        self.own = console_desk.own()
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
         self.app = FastAPI()
         self.app.include_router(
@@ -333,6 +334,7 @@ class Site:
                 sign_in=self._sign_in,
                 sign_out=self.ended.append,
                 link_secret=LINK_SECRET,
+                own=lambda _: self.own,
             )
         )
         self.app.get("/api/v1/events/stream")(self._stream)

@@ -25,6 +25,7 @@ from healer.console.reads import (
 )
 from healer.console.rehearsal_routes import rehearsal_routes
 from healer.console.render import PAGE_HEADERS
+from healer.console.report_routes import report_routes
 from healer.console.sign_in import session_routes
 from healer.console.views import audit, charts, fleet, incident, runs, timeline
 from healer.console.views.buttons import from_here_buttons, run_buttons
@@ -58,6 +59,7 @@ def router(
     _incident_routes(routes, pages)
     machine_routes(routes, pages)
     desk_routes(routes, pages, own)
+    report_routes(routes, pages)
     if rehearsals is not None:
         rehearsal_routes(routes, pages, rehearsals)
     _run_routes(routes, pages, link_secret)

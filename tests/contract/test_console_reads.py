@@ -24,14 +24,24 @@ from healer.adapters.postgres.lines import write_runs
 from healer.adapters.postgres.own import stored
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import findings, inbox, messages, requeues, rule_modes
+from healer.adapters.postgres.tables import (
+    audit_records,
+    findings,
+    inbox,
+    messages,
+    requeues,
+    rule_modes,
+    slots,
+)
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.console.own import Sink
-from healer.console.reads import CheckpointSeen, Requeue
+from healer.console.reads import AuditQuery, CheckpointSeen, IncidentQuery, Requeue
 from healer.model import (
     Component,
+    FaultClass,
     Finding,
     HitBasis,
+    Incident,
     IncidentState,
     JobHit,
     LogEntry,
@@ -314,3 +324,67 @@ def test_what_the_database_tells_of_healer_itself(fresh_database: sa.Engine) -> 
     assert waits["Signals for the detector"] == (1, NOW - timedelta(minutes=1))
     assert waits["Runs for the workers"] == (0, None)
     assert told.size_bytes > 0 and told.scrape is None and told.models == ()
+
+
+def came_back(number: int, node: str, **more: Any) -> Incident:
+    """Opened `number` minutes ago, drained after half a minute, back after ten."""
+    told = incident(number, node=node, state=IncidentState.resolved, **more)
+    back = told.opened + timedelta(minutes=10)
+    return msgspec.structs.replace(
+        told,
+        drained_at=told.opened + timedelta(seconds=30),
+        closed=back,
+        probation_until=back + timedelta(days=7),
+    )
+
+
+def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: sa.Engine) -> None:
+    first = came_back(60, "gpu0001", review=Review.true_fault)
+    again = came_back(30, "gpu0001", review=Review.false_alarm)
+    fine = came_back(50, "gpu0002")
+    mild = msgspec.structs.replace(
+        incident(20, node="gpu0002"), rule="gpu-hot", fault_class=FaultClass.informational
+    )
+    older, elsewhere = came_back(3000, "gpu0003"), msgspec.structs.replace(incident(5), cluster="pod2")
+    with fresh_database.begin() as conn:
+        for one in (first, again, fine, mild, older, elsewhere):
+            save_incident(conn, one)
+        held = {"cluster": CLUSTER, "node": "gpu0001", "run": "r", "unusable": False}
+        conn.execute(
+            sa.insert(slots).values(
+                incident=first.id, granted_at=first.opened, released_at=first.closed, **held
+            )
+        )
+    told = reads_of(fresh_database).period(CLUSTER, NOW - timedelta(hours=2))
+    assert (told.stats.incidents, told.stats.false_drains) == (4, 1)
+    fatal, informational = told.by_class
+    assert (fatal.name, fatal.incidents, fatal.drain.count, fatal.drain.p50_s) == ("fatal", 3, 3, 30.0)
+    assert (fatal.to_return.count, fatal.to_return.p90_s) == (1, 600.0)
+    assert (informational.name, informational.drain.count) == ("informational", 0)
+    assert sum(one.incidents for one in told.by_cause) == 4
+    lost = told.by_rule[0]
+    judged = (lost.true_faults, lost.false_alarms, lost.false_drains)
+    assert (lost.rule, lost.incidents, lost.drained, judged) == ("gpu-lost", 3, 3, (1, 1, 1))
+    # gpu0001 failed again after its first return; gpu0002 only told something mild.
+    assert (told.returned, told.relapsed) == (3, 1)
+    empty = reads_of(fresh_database).period(CLUSTER, NOW + timedelta(hours=1))
+    assert (empty.by_class, empty.by_rule, empty.returned) == ((), (), 0)
+
+
+def test_a_shift_is_told_by_what_ended_and_what_people_did_in_it(fresh_database: sa.Engine) -> None:
+    since = NOW - timedelta(hours=12)
+    early, late = came_back(3000, "gpu0001"), came_back(60, "gpu0002")
+    with fresh_database.begin() as conn:
+        for one in (early, late):
+            save_incident(conn, one)
+        for hours, actor in ((20, "mara"), (3, "healer"), (2, "mara"), (1, "jonas")):
+            record = {"actor": actor, "verb": "x.y", "subject": "node/gpu0001", "data": {}}
+            at = NOW - timedelta(hours=hours)
+            conn.execute(sa.insert(audit_records).values(cluster=CLUSTER, at=at, **record))
+    reads = reads_of(fresh_database)
+    ended = reads.incidents(IncidentQuery(cluster=CLUSTER, open=False, closed_since=since), limit=9).items
+    assert [one.id for one in ended] == [late.id]
+    people = reads.audit(AuditQuery(cluster=CLUSTER, people_since=since), limit=9).items
+    assert [one.actor for one in people] == ["jonas", "mara"]
+    everything = AuditQuery(cluster=CLUSTER, people_since=NOW - timedelta(days=9))
+    assert len(reads.audit(everything, limit=9).items) == 3

@@ -1,15 +1,19 @@
-"""What the sample site knows of healer itself."""
+"""What the sample site knows of healer itself, and its figures of a period."""
 
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 
+from healer.api.views import Spread, Stats
 from healer.console.own import Backlog, ModelSeen, Own, Sink, Stored
+from healer.console.period import Group, Period, RuleFigures
 from healer.console.reads import Queue
-from healer.model import Controller, Trouble
+from healer.model import Controller, Incident, Review, Trouble
 from healer.model.scrape import ScrapeState, TargetState
 from tests.support.console_sample import CLUSTER, NOW
 
 
-def _ago(**span: float):
+def _ago(**span: float) -> datetime:
     return NOW - timedelta(**span)
 
 
@@ -61,3 +65,52 @@ def own() -> Own:
         rules_version="9d1f00c2aa51",
         rules_since=_ago(hours=30),
     )  # fmt: skip
+
+
+def period(since: datetime, incidents: Sequence[Incident]) -> Period:
+    """Times are made up, the rest is counted."""
+    told = [one for one in incidents if one.opened >= since]
+    spread = Spread(count=len(told), p50_s=0.4, p90_s=3.2, max_s=71.0) if told else Spread(count=0)
+    away = Spread(count=2, p50_s=5400, p90_s=86400, max_s=90000) if told else Spread(count=0)
+
+    def group(name: str, count: int) -> Group:
+        return Group(name=name, incidents=count, detect=spread, decide=spread, drain=spread, to_return=away)
+
+    by_class = Counter(str(one.fault_class) for one in told)
+    by_cause = Counter(str(one.cause) for one in told)
+    false = sum(one.review is Review.false_alarm and one.drained_at is not None for one in told)
+    return Period(
+        since=since,
+        stats=Stats(
+            since=since,
+            incidents=len(told),
+            open=sum(one.is_open for one in told),
+            by_rule={},
+            by_cause=dict(by_cause),
+            by_severity={},
+            false_drains=false,
+            gpu_hours_lost=412.5 if told else None,
+            gpu_hours_at_most=12.25 if told else None,
+            jobs_unknown=2 if told else 0,
+            detect=spread,
+            decide=spread,
+            drain=spread,
+            to_return=away,
+        ),
+        by_class=tuple(group(*one) for one in by_class.most_common()),
+        by_cause=tuple(group(*one) for one in by_cause.most_common()),
+        by_rule=tuple(_rule(rule, told) for rule in dict.fromkeys(one.rule for one in told)),
+        returned=8 if told else 0,
+        relapsed=1 if told else 0,
+    )
+
+
+def _rule(rule: str, told: Sequence[Incident]) -> RuleFigures:
+    mine = [one for one in told if one.rule == rule]
+    return RuleFigures(
+        rule=rule,
+        incidents=len(mine),
+        drained=sum(one.drained_at is not None for one in mine),
+        true_faults=sum(one.review is Review.true_fault for one in mine),
+        false_alarms=sum(one.review is Review.false_alarm for one in mine),
+    )

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from healer.api.views import RestartOffer
+from healer.console.period import Period
 from healer.console.reads import (
     Arriving,
     AuditQuery,
@@ -197,6 +198,7 @@ class SampleReads:
             if record.verb.startswith(query.verb)
             and record.subject.startswith(query.subject)
             and query.actor in ("", record.actor)
+            and (query.people_since is None or (record.actor != "healer" and record.at >= query.people_since))
         ]
         return _page(rows, limit, cursor)
 
@@ -220,6 +222,9 @@ class SampleReads:
 
     def rule_book(self, cluster: str) -> RuleBook:
         return console_telemetry.rule_book(shipped(), list(self.sample.details.values()))
+
+    def period(self, cluster: str, since: datetime) -> Period:
+        return console_desk.period(since, [one.incident for one in self.sample.details.values()])
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         return console_telemetry.unknown_series()[:limit]
@@ -290,6 +295,10 @@ def _fits(incident: Incident, query: IncidentQuery) -> bool:
         and query.state in (None, incident.state)
         and query.severity in (None, incident.severity)
         and (query.node is None or query.node in nodes)
+        and (
+            query.closed_since is None
+            or (incident.closed is not None and incident.closed >= query.closed_since)
+        )
         and query.text.lower() in f"{text} {' '.join(incident.jobs_hit)}"
     )
 

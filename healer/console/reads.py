@@ -212,6 +212,7 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     state: RunState | None = None
     node: str | None = None
+    playbook: str | None = None
 
 
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from healer.console.desk_routes import desk_routes
 from healer.console.machine_routes import machine_routes
 from healer.console.own import OwnReads
 from healer.console.pages import FLEET_ROWS, PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
+from healer.console.playbook_routes import playbook_routes
 from healer.console.reads import (
     AuditQuery,
     ConsoleReads,
@@ -60,6 +61,7 @@ def router(
     machine_routes(routes, pages)
     desk_routes(routes, pages, own)
     report_routes(routes, pages)
+    playbook_routes(routes, pages)
     if rehearsals is not None:
         rehearsal_routes(routes, pages, rehearsals)
     _run_routes(routes, pages, link_secret)

@@ -186,6 +186,7 @@ class SampleReads:
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
         rows = [detail.run for detail in self.sample.runs.values()]
         rows = [run for run in rows if query.state in (None, run.state) and query.node in (None, run.node)]
+        rows = [run for run in rows if query.playbook in (None, run.playbook)]
         return _page(sorted(rows, key=lambda run: run.created_at, reverse=True), limit, cursor)
 
     def run(self, run: str) -> RunDetail | None:

@@ -221,6 +221,8 @@ class PostgresConsoleReads:
             where.append(runs.c.state == query.state)
         if query.node:
             where.append(runs.c.node == query.node)
+        if query.playbook:
+            where.append(runs.c.playbook == query.playbook)
         with self._reading() as conn:
             items, more = rows.run_page(conn, where, limit, cursor)
         return Page(items=tuple(items), next_cursor=more)

@@ -1,11 +1,11 @@
-"""The pages of the one who is on duty: pauses and caps, and how healer itself does."""
+"""The pages of the one who is on duty: approvals, pauses and caps, and how healer itself does."""
 
 from fastapi import APIRouter, Request, Response
 
 from healer.console.own import OwnReads
 from healer.console.pages import Pages, guarded, link
 from healer.console.reads import AuditQuery
-from healer.console.views import caps, health, pauses, signals
+from healer.console.views import approvals, caps, health, pauses, playbooks, runs, signals
 
 #: Records of pauses that are looked at for those that are over.
 PAUSE_RECORDS = 200
@@ -14,9 +14,35 @@ ARRIVING_SEEN = 200
 
 
 def desk_routes(routes: APIRouter, pages: Pages, own: OwnReads | None) -> None:
+    _approval_routes(routes, pages)
     _pause_routes(routes, pages)
     if own is not None:
         _health_routes(routes, pages, own)
+
+
+def _approval_routes(routes: APIRouter, pages: Pages) -> None:
+    @routes.get("/approvals")
+    def approvals_page(request: Request) -> Response:
+        def show() -> Response:
+            context = pages.context(request, "approvals")
+            stands, role = context["standing"], context["session"].role
+            rows = [runs.run_row(run, context["now"]) for run in stands.asking]
+            waits = approvals.most_urgent(rows, stands)
+            rules = pages.reads.rule_book(stands.cluster).rules
+            takes = {name: playbooks.takes(one) for name, one in rules.playbooks.items()}
+            context |= {
+                "approvals": [
+                    approvals.approval(row, pages.reads.run(row.run.id), stands, takes, role)
+                    for row in waits[: approvals.SHOWN]
+                ],
+                "count": len(waits),
+                "held": len(rows) - len(waits),
+                "room": approvals.room(caps.caps(stands, context["strip"], rules)),
+                "link": link,
+            }
+            return pages.show("approvals.html", context)
+
+        return guarded(show)
 
 
 def _pause_routes(routes: APIRouter, pages: Pages) -> None:

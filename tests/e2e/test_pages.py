@@ -66,7 +66,7 @@ def test_pages_with_pictures_keep_their_policy_and_their_width(
         f"/incidents/{incident_of(site, 'straggler')}", f"/nodes/pod1/{SLOW_NODE}", "/nodes/pod1/gpu0003",
         f"/nodes/pod1/{SLOW_NODE}?signal=ib_symbol_error_total", "/jobs/pod1/4711", "/jobs/pod1/4712",
         "/jobs/pod1/4713", "/jobs/pod1/4714", "/rules", "/rules?q=nothing-fits", "/rules?show=unknown",
-        "/signals", "/pauses", "/health", "/reports", "/reports/handover", "/playbooks",
+        "/signals", "/approvals", "/pauses", "/health", "/reports", "/reports/handover", "/playbooks",
         "/playbooks/gpu-fatal", "/runbooks/gpu-reset",
     ]  # fmt: skip
     for path in paths:

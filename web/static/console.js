@@ -236,7 +236,7 @@ for (const field of document.querySelectorAll("[data-submit]")) field.addEventLi
 
 // --- keys -----------------------------------------------------------------------------------------------
 let pending = "";
-const PAGES = { f: "/", i: "/incidents", r: "/runs", u: "/rules", a: "/audit", p: "/pauses", s: "/signals", h: "/health", o: "/reports", b: "/playbooks" };
+const PAGES = { f: "/", i: "/incidents", r: "/runs", u: "/rules", a: "/audit", p: "/pauses", s: "/signals", h: "/health", o: "/reports", b: "/playbooks", w: "/approvals" };
 function move(step) {
   const rows = [...document.querySelectorAll("[data-rows] tbody tr")];
   if (!rows.length) return;

@@ -81,7 +81,7 @@ def entry(playbook: Playbook, rules: Sequence[RuleRow], runs: Sequence[Run], now
         title=playbook.title,
         target=playbook.target,
         starts=_LEVELS.get(playbook.level, "operators"),
-        takes=_takes(playbook),
+        takes=takes(playbook),
         person=_person(playbook),
         rules=sum(modes.values()),
         modes=tuple((mode, modes[mode]) for mode in Mode if modes[mode]),
@@ -97,7 +97,7 @@ def fitting(found: Iterable[Entry], text: str) -> list[Entry]:
     return [one for one in found if all(word in f"{one.name} {one.title}".lower() for word in wanted)]
 
 
-def _takes(playbook: Playbook) -> str:
+def takes(playbook: Playbook) -> str:
     """What of the cluster it takes: `the node`, `a job's work`, both, or nothing."""
     verbs = {step.do for step in playbook.steps if step.do is not None}
     parts = ["the node"] if verbs & NODE_REMOVING else []

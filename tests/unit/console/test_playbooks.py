@@ -89,7 +89,7 @@ def test_every_playbook_has_a_page_with_its_runbook(client: TestClient) -> None:
         assert ("h-book" in page.text) is bool(one.runbook), name
     listed = client.get("/playbooks", headers=COOKIE).text
     assert listed.count("<tr data-row=") == len(shipped().playbooks)
-    assert client.get("/playbooks?q=gpu+reset", headers=COOKIE).text.count("<tr data-row=") == 1
+    assert client.get("/playbooks?q=gpu-reset", headers=COOKIE).text.count("<tr data-row=") == 1
     assert "No playbook fits." in client.get("/playbooks?q=none+such", headers=COOKIE).text
 
 

@@ -30,7 +30,7 @@ def client(site: Site) -> TestClient:
 def test_every_page_needs_a_session(client: TestClient) -> None:
     for path in ("/", "/incidents", "/incidents/12345678", "/runs", "/runs/x", "/audit", "/fleet.json",
                  "/nodes/pod1/gpu0001", "/incidents/12345678/report.md", "/jobs/pod1/4711", "/rules",
-                 "/signals", "/pauses", "/health", "/reports", "/reports/handover",
+                 "/signals", "/approvals", "/pauses", "/health", "/reports", "/reports/handover",
                  "/reports/handover.md", "/playbooks", "/playbooks/drain", "/runbooks/drain",
                  "/jobs/pod1/4711/steps.json"):  # fmt: skip
         answer = client.get(path)

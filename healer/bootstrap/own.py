@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from healer import bootstrap
 from healer.adapters.postgres.own import stored
 from healer.api.services import Services
+from healer.api.system import process_checks
 from healer.console.own import Own
 from healer.console.reads import Queue
 from healer.embedded.user import EmbeddedError
@@ -71,7 +72,7 @@ class OwnHealth:
         book = self._wired.rules
         return Own(
             stored=stored(self._db, cluster, self._wired.clock.now()),
-            checks=self._wired.ready().checks,
+            checks=self._wired.ready().checks | process_checks(self._app.state),
             queues=tuple(queues(self._app)),
             broker=told,
             broker_text=text,

@@ -28,7 +28,7 @@ def _approval_routes(routes: APIRouter, pages: Pages) -> None:
             stands, role = context["standing"], context["session"].role
             rows = [runs.run_row(run, context["now"]) for run in stands.asking]
             waits = approvals.most_urgent(rows, stands)
-            rules = pages.reads.rule_book(stands.cluster).rules
+            rules = pages.reads.rules()
             takes = {name: playbooks.takes(one) for name, one in rules.playbooks.items()}
             context |= {
                 "approvals": [
@@ -51,7 +51,7 @@ def _pause_routes(routes: APIRouter, pages: Pages) -> None:
         def show() -> Response:
             context = pages.context(request, "pauses")
             stands, now, role = context["standing"], context["now"], context["session"].role
-            rules = pages.reads.rule_book(stands.cluster).rules
+            rules = pages.reads.rules()
             told = pages.reads.audit(
                 AuditQuery(cluster=stands.cluster, verb="pause."), limit=PAUSE_RECORDS
             ).items
@@ -76,7 +76,7 @@ def _health_routes(routes: APIRouter, pages: Pages, own: OwnReads) -> None:
             context = pages.context(request, "health")
             cluster, now = context["cluster"], context["now"]
             told, known = pages.reads.arriving(cluster, limit=ARRIVING_SEEN), own(cluster)
-            rules = pages.reads.rule_book(cluster).rules
+            rules = pages.reads.rules()
             arrives = health.Arrives(
                 losses=tuple(signals.loss_rows(told.losses, now)),
                 senders=tuple(signals.sender_rows(told.senders, now)),

@@ -64,11 +64,12 @@ def playbook_routes(routes: APIRouter, pages: Pages) -> None:
             context = pages.context(request, "playbooks")
             if name not in pages.runbooks:
                 raise Stop(pages.problem(404, "No such runbook", f"There is no runbook {name}."))
-            book = pages.reads.rule_book(context["cluster"]).rules
             context |= {
                 "title": pages.runbooks.title(name),
                 "text": pages.runbooks.html(name),
-                "playbooks": sorted(one.name for one in book.playbooks.values() if one.runbook == name),
+                "playbooks": sorted(
+                    one.name for one in pages.reads.rules().playbooks.values() if one.runbook == name
+                ),
                 "link": link,
             }
             return pages.show("runbook.html", context)

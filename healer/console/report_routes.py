@@ -18,6 +18,9 @@ def report_routes(routes: APIRouter, pages: Pages) -> None:
     def reports_page(request: Request, period: str = "24h") -> Response:
         def show() -> Response:
             context = _context(request, pages, period, "24h")
+            if "x-partial" in request.headers:
+                # A page that looks for news exchanges its strip; the figures stay as they were asked for.
+                return pages.show("base.html", context)
             context["reports"] = reports.reports(pages.reads.period(context["cluster"], context["since"]))
             return pages.show("reports.html", context)
 

@@ -17,6 +17,8 @@ from healer.model import AuditRecord, Incident, Run
 
 #: So many of each list; the pages of incidents, runs and audit have all.
 SHOWN = 100
+#: Who came in, and with what: that is for the audit, not for the next shift.
+_DOORS = ("access.", "session.", "token.")
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +52,7 @@ def handover(
         "incidents that ended": list(ended),
         "runs": [run_row(one, now) for one in runs if one.created_at >= since and not one.shadow],
         "words of people": [
-            audit_row(one, standing.cluster) for one in records if not one.verb.startswith("access.")
+            audit_row(one, standing.cluster) for one in records if not one.verb.startswith(_DOORS)
         ],
     }
     return Handover(

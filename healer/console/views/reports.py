@@ -99,7 +99,7 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 100 else f"{hours:,.1f}"
+    return f"{hours:,.{0 if hours >= 100 else 1 if hours >= 1 else 2}f}"
 
 
 def _time(name: str, meaning: str, one: Spread) -> TimeRow:

@@ -97,6 +97,14 @@ def test_a_shift_holds_what_ended_in_it_and_all_that_is_open(sample: Sample) -> 
     assert not shift(sample, hours=0.01).resolved and not shift(sample, hours=0.01).runs
 
 
+def test_who_signed_in_is_no_news_for_the_next_shift(sample: Sample) -> None:
+    sample.records += [
+        AuditRecord(cluster=CLUSTER, at=NOW, actor="ann", verb=verb, subject="token/x", data={})
+        for verb in ("access.refused", "session.opened", "token.created")
+    ]
+    assert {row.record.actor for row in shift(sample).people} == {"mara"}
+
+
 def test_long_lists_are_cut_and_say_so(sample: Sample) -> None:
     sample.records += [
         AuditRecord(cluster=CLUSTER, at=NOW, actor="mara", verb="x.y", subject=f"node/n{number}", data={})
@@ -130,6 +138,12 @@ def test_the_period_stands_in_the_address(sample: Sample, path: str, period: str
     usual = "24h" if path == "/reports" else "12h"
     chosen = usual if period == "nonsense" else period
     assert f'href="{path}?period={chosen}" aria-current="true"' in page.text
+
+
+def test_a_look_for_news_reads_no_figures(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(SampleReads, "period")
+    page = TestClient(Site(sample).app).get("/reports", headers={**COOKIE, "X-Partial": "1"})
+    assert page.status_code == 200 and 'id="strip"' in page.text and 'id="nav"' in page.text
 
 
 def test_what_others_wrote_stays_text_on_the_pages(sample: Sample) -> None:

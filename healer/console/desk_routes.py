@@ -50,15 +50,16 @@ def _pause_routes(routes: APIRouter, pages: Pages) -> None:
     def pauses_page(request: Request) -> Response:
         def show() -> Response:
             context = pages.context(request, "pauses")
-            stands, now, role = context["standing"], context["now"], context["session"].role
+            stands, now, session = context["standing"], context["now"], context["session"]
+            several = len(context["clusters"]) > 1 and not session.clusters
             rules = pages.reads.rules()
             told = pages.reads.audit(
                 AuditQuery(cluster=stands.cluster, verb="pause."), limit=PAUSE_RECORDS
             ).items
             context |= {
-                "pauses": pauses.pause_rows(stands, role, now),
+                "pauses": pauses.pause_rows(stands, session.role, now),
                 "past": pauses.past_pauses(told, stands.pauses, now),
-                "add": pauses.add_buttons(stands, rules, role, now),
+                "add": pauses.add_buttons(stands, rules, session.role, now, several=several),
                 "caps": caps.caps(stands, context["strip"], rules),
                 "breaker": stands.breaker,
                 "breaker_view": caps.breaker_view(stands),

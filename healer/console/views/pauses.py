@@ -100,8 +100,11 @@ def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> PastPa
     )
 
 
-def add_buttons(standing: Standing, rules: Ruleset, role: Role, now: datetime) -> tuple[Button, ...]:
-    """One for each scope; each asks for what it needs and nothing else."""
+def add_buttons(
+    standing: Standing, rules: Ruleset, role: Role, now: datetime, *, several: bool = False
+) -> tuple[Button, ...]:
+    """One for each scope; each asks for what it needs and nothing else. `several`: there are other clusters
+    that this person may pause too."""
     if not may_act(role):
         return ()
     cluster = standing.cluster
@@ -115,6 +118,7 @@ def add_buttons(standing: Standing, rules: Ruleset, role: Role, now: datetime) -
     }
     return (
         _add(cluster, {"scope": "cluster", "name": cluster}, _until(now)),
+        *((_add("all clusters", {"scope": "all"}, _until(now)),) if several else ()),
         *(
             _add(f"a {scope}", {"scope": scope, "cluster": cluster}, _which(scope, names), _until(now))
             for scope, names in choices.items()

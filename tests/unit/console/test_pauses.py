@@ -65,6 +65,8 @@ def test_a_pause_is_added_with_what_its_scope_needs() -> None:
     buttons = {one.body["scope"]: one for one in pauses.add_buttons(site, shipped(), Role.operator, NOW)}
     assert set(buttons) == {"cluster", "rule", "playbook", "node", "partition"}
     assert buttons["cluster"].body["name"] == CLUSTER
+    more = pauses.add_buttons(site, shipped(), Role.operator, NOW, several=True)
+    assert [one.body for one in more if one not in buttons.values()] == [{"scope": "all"}]
     assert [one.name for one in buttons["cluster"].inputs] == ["until"]
     name, until = buttons["partition"].inputs
     assert (name.choices, name.required) == (("train",), True)

@@ -32,12 +32,16 @@ async def readyz(request: Request) -> Response:
     and what waits in the spool of this process."""
     state = request.app.state
     ready: Readiness = await state.ready.current()
-    disk_full: str = state.reach.disk_full
-    checks = ready.checks | {"spool": _spooled(state.services, state.spooling)}
-    if disk_full:
-        checks["disk"] = {"ok": False, "text": disk_full}
-    ready = msgspec.structs.replace(ready, ready=ready.ready and not disk_full, checks=checks)
+    own = process_checks(state)
+    ready = msgspec.structs.replace(ready, ready=ready.ready and "disk" not in own, checks=ready.checks | own)
     return answer(request, ready, 200 if ready.ready else 503)
+
+
+def process_checks(state: Any) -> dict[str, dict[str, Any]]:
+    """What the process of this application knows by itself: its spool, and a disk that is full."""
+    disk_full: str = state.reach.disk_full
+    disk = {"disk": {"ok": False, "text": disk_full}} if disk_full else {}
+    return {"spool": _spooled(state.services, state.spooling)} | disk
 
 
 def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:

@@ -450,8 +450,14 @@ def run_scheduler(settings: Settings) -> None:
     poll = Poll(scheduler(settings), snapshots, rules, failed, cluster, clock=clock)
     switch = Switch(settings, telling_db, cluster, rules)
     slurm, book = scheduler(settings, cluster=cluster), ledger(settings, db, cluster)
+    swept, beat = sweep(book, poke(settings, cluster), clock), Beat(db, cluster, "scheduler")
+
+    def sweeping() -> None:
+        swept()
+        beat()
+
     woken = [
-        Duty("sweep", SWEEP_S, sweep(book, poke(settings, cluster), clock)),
+        Duty("sweep", SWEEP_S, sweeping),
         Duty("seal", SEAL_S, seal),
         Duty("deliver", DELIVER_S, delivery(settings, db, lambda: rules().notifications.console_url)),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
@@ -509,8 +515,9 @@ def run_worker(settings: Settings) -> None:
 
 def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, cluster: str) -> None:
     """Decodes Slurm's picture when it changed, so that the next step finds it ready: 5 ms for 1,250 nodes."""
-    waker = Waker(db, [postgres_snapshots.CHANNEL])
+    waker, beat = Waker(db, [postgres_snapshots.CHANNEL]), Beat(db, cluster, "worker")
     while True:
+        beat()
         try:
             snapshots.latest(cluster)
         except SQLAlchemyError as error:

@@ -42,12 +42,13 @@ from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
 from healer.api.services import NotFound, Services
 from healer.bootstrap.done import done
+from healer.bootstrap.own import OwnHealth, queues
 from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.bootstrap.recordings import recordings_of
 from healer.bootstrap.rule_files import RuleFiles
 from healer.bootstrap.tried import Tried
 from healer.casebook import CaseBook
-from healer.console.reads import Arriving, NewSession, Queue, Session
+from healer.console.reads import Arriving, NewSession, Session
 from healer.console.routes import router as console
 from healer.model import Role
 from healer.model.recordings import Recordings
@@ -162,14 +163,6 @@ def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
     return lambda name: own.get(name) or NoMunge(name)
 
 
-def _queues(app: FastAPI) -> list[Queue]:
-    units = {"events": "entries"}
-    return [
-        Queue(name, queue.depth, queue.limit, units.get(name, "bytes"))
-        for name, queue in app.state.queues.items()
-    ]
-
-
 def web_app(settings: Settings) -> FastAPI:
     """The whole application. The console asks the API's own Access who looks, so there is one truth."""
     db = bootstrap.engine(settings, name="healer api", pool_size=12)
@@ -190,7 +183,7 @@ def web_app(settings: Settings) -> FastAPI:
         cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
         arriving=lambda cluster, limit: Arriving(
-            wired.losses.losses([cluster], limit), wired.senders.senders([cluster], limit), _queues(app)
+            wired.losses.losses([cluster], limit), wired.senders.senders([cluster], limit), queues(app)
         ),
     )
 
@@ -211,7 +204,7 @@ def web_app(settings: Settings) -> FastAPI:
         console(
             reads, session_of, clock=wired.clock.now, sign_in=sign_in, sign_out=access.sign_out,
             secure_cookie=wired.secure_cookies, link_secret=settings.link_secret,
-            rehearsals=Tried(wired, PostgresRehearsals(db)),
+            rehearsals=Tried(wired, PostgresRehearsals(db)), own=OwnHealth(settings, db, wired, app),
         )
     )  # fmt: skip
     return app

@@ -12,6 +12,7 @@ from fastapi.responses import RedirectResponse
 from healer import links
 from healer.console.reads import SESSION_COOKIE, BadCursor, ConsoleReads, Session, SessionOf, Standing
 from healer.console.render import PAGE_HEADERS, Renderer
+from healer.console.runbooks import Runbooks, runbooks_dir
 from healer.console.views import fleet, standing
 from healer.console.views.buttons import may_act, may_respond
 from healer.model import Role
@@ -61,8 +62,11 @@ class Pages:
         self.render = Renderer(clock)
         self.clock = clock
         self.fleet_rows = FleetRows()
+        self.runbooks = Runbooks(runbooks_dir())
         #: Whether changes of the rules can be tried here.
         self.tries = False
+        #: Whether the health of healer itself has a page here.
+        self.tells_health = False
 
     def session(self, request: Request) -> Session:
         cookie = request.cookies.get(SESSION_COOKIE)
@@ -116,6 +120,8 @@ class Pages:
             "pause_button": standing.pause_button(stands.cluster),
             "end_pause": standing.end_pause_button,
             "reset_breaker": standing.reset_breaker_button(stands.cluster),
+            "runbooks": self.runbooks,
+            "tells_health": self.tells_health,
             "admin": session.role is Role.admin,
             "keep": {"cluster": stands.cluster} if len(clusters) > 1 else {},
         }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from healer.console.period import Period
 from healer.incidents.similar import Similar
 from healer.model import (
     AuditRecord,
@@ -216,21 +217,26 @@ class IncidentQuery(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity | None = None
     node: str | None = None
     text: str = ""
+    #: Only what was resolved since then.
+    closed_since: datetime | None = None
 
 
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     state: RunState | None = None
     node: str | None = None
+    playbook: str | None = None
 
 
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """`verb` and `subject` match from the start (`incident.`, `node/gpu0001`), `actor` whole."""
+    """`verb` and `subject` match from the start (`incident.`, `node/gpu0001`), `actor` whole. `people_since`:
+    only what others than healer did, and since then."""
 
     cluster: str
     actor: str = ""
     verb: str = ""
     subject: str = ""
+    people_since: datetime | None = None
 
 
 class Queue(NamedTuple):
@@ -412,7 +418,15 @@ class ConsoleReads(Protocol):
         """What may be measured."""
         ...
 
+    def rules(self) -> Ruleset:
+        """Those in force, by themselves: nothing is read of the database."""
+        ...
+
     def rule_book(self, cluster: str) -> RuleBook: ...
+
+    def period(self, cluster: str, since: datetime) -> Period:
+        """Figures of the incidents opened since then."""
+        ...
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         """Names that arrive and that no rule can use, most frequent first."""

@@ -7,10 +7,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from healer.console.desk_routes import desk_routes
 from healer.console.fleet_routes import fleet_routes
 from healer.console.incident_routes import incident_routes
 from healer.console.machine_routes import machine_routes
+from healer.console.own import OwnReads
 from healer.console.pages import PAGE_ROWS, Pages, Stop, guarded, link
+from healer.console.playbook_routes import playbook_routes
 from healer.console.reads import (
     AuditQuery,
     ConsoleReads,
@@ -21,6 +24,7 @@ from healer.console.reads import (
     SignOut,
 )
 from healer.console.rehearsal_routes import rehearsal_routes
+from healer.console.report_routes import report_routes
 from healer.console.sign_in import session_routes
 from healer.console.views import audit, runs
 from healer.console.views.buttons import from_here_buttons, run_buttons
@@ -37,19 +41,24 @@ def router(
     secure_cookie: bool = False,
     link_secret: str | None = None,
     rehearsals: RehearsalReads | None = None,
+    own: OwnReads | None = None,
 ) -> APIRouter:
     """All routes of the console. Without `sign_in` the host serves `/sign-in` itself.
 
     `secure_cookie`: the site is reached by https, so the cookie may be sent by https alone. `link_secret`:
     signs the links of messages that show a run without signing in; None: there are none. `rehearsals`: what
-    the pages read on which a change of the rules is tried; None: there are no such pages.
+    the pages read on which a change of the rules is tried; None: there are no such pages. `own`: what healer
+    knows of itself; None: its health has no page.
     """
     pages = Pages(reads, session_of, clock)
-    pages.tries = rehearsals is not None
+    pages.tries, pages.tells_health = rehearsals is not None, own is not None
     routes = APIRouter(include_in_schema=False)
     fleet_routes(routes, pages)
     incident_routes(routes, pages)
     machine_routes(routes, pages)
+    desk_routes(routes, pages, own)
+    report_routes(routes, pages)
+    playbook_routes(routes, pages)
     if rehearsals is not None:
         rehearsal_routes(routes, pages, rehearsals)
     _run_routes(routes, pages, link_secret)

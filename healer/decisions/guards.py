@@ -63,10 +63,11 @@ def is_paused(proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
 
 
 def _standing(proposal: Proposal, facts: GateFacts, now: datetime) -> list[Pause]:
-    return [one for one in facts.pauses if _concerns(one, proposal, facts, now)]
+    return [one for one in facts.pauses if concerns(one, proposal, facts, now)]
 
 
-def _concerns(one: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
+def concerns(one: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
+    """Whether this pause holds the proposal back."""
     if one.until is not None and one.until <= now:
         return False
     if one.cluster and one.cluster != proposal.cluster:

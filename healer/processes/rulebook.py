@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -35,6 +36,8 @@ class Rulebook:
         self._stamp = self._look()
         self._looked = time.monotonic()
         self._rules = load(folder, False)
+        #: When the rules in force were taken.
+        self.since = datetime.now(UTC)
 
     def __call__(self) -> Ruleset:
         if time.monotonic() - self._looked >= LOOK_EVERY_S and self._lock.acquire(blocking=False):
@@ -78,6 +81,7 @@ class Rulebook:
             self._refused(error)
         else:
             self._stamp, self._rules, self.problem = stamp, rules, ""
+            self.since = datetime.now(UTC)
             log.info("rules reloaded", version=rules.version)
         finally:
             self._lock.release()

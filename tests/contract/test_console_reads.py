@@ -11,6 +11,7 @@ from sqlalchemy import event
 
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres import rows
+from healer.adapters.postgres.beats import Beat
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
@@ -18,14 +19,27 @@ from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.job_history import gpu_hours_lost
+from healer.adapters.postgres.leader import try_lead
 from healer.adapters.postgres.lines import write_runs
+from healer.adapters.postgres.own import stored
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import findings, incidents, requeues, rule_modes
+from healer.adapters.postgres.tables import (
+    audit_records,
+    findings,
+    inbox,
+    incidents,
+    messages,
+    requeues,
+    rule_modes,
+    slots,
+)
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
-from healer.console.reads import CheckpointSeen, OpenIncident, Requeue
+from healer.console.own import Sink
+from healer.console.reads import AuditQuery, CheckpointSeen, IncidentQuery, OpenIncident, Requeue
 from healer.model import (
     Component,
+    FaultClass,
     Finding,
     HitBasis,
     Incident,
@@ -336,3 +350,88 @@ def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.E
     assert (away.snapshot, away.default_mode, here.default_mode) == (None, Mode.suggest, Mode.auto)
     assert reads.rule_book("pod2").rules.default_mode is Mode.suggest
     assert reads.standing("pod3") is None
+
+
+def test_what_the_database_tells_of_healer_itself(fresh_database: sa.Engine) -> None:
+    Beat(fresh_database, CLUSTER, "scheduler")()
+    with fresh_database.begin() as conn:
+        for number, (state, error) in enumerate((("sent", None), ("failed", "403"), ("due", None))):
+            told = {"cluster": CLUSTER, "kind": "page", "page": True, "at": NOW, "routed": True}
+            conn.execute(
+                sa.insert(messages).values(id=f"m{number}", state=state, error=error, doc={}, **told)
+            )
+        signal = {"cluster": CLUSTER, "kind": "log", "digest": b"x", "doc": {}}
+        conn.execute(sa.insert(inbox).values(arrived_at=NOW - timedelta(minutes=1), **signal))
+    with fresh_database.connect() as leader:
+        assert try_lead(leader, CLUSTER)
+        told = stored(fresh_database, CLUSTER, NOW)
+    assert told.leads == {"detector"} and list(told.beats) == ["scheduler"]
+    assert told.sinks == (Sink(name="webhook", sent=1, due=1, failed=1, last_sent=NOW, error="403"),)
+    waits = {one.name: (one.count, one.oldest) for one in told.backlogs}
+    assert waits["Signals for the detector"] == (1, NOW - timedelta(minutes=1))
+    assert waits["Runs for the workers"] == (0, None)
+    assert told.size_bytes > 0 and told.scrape is None and told.models == ()
+
+
+def came_back(number: int, node: str, **more: Any) -> Incident:
+    """Opened `number` minutes ago, drained after half a minute, back after ten."""
+    told = incident(number, node=node, state=IncidentState.resolved, **more)
+    back = told.opened + timedelta(minutes=10)
+    return msgspec.structs.replace(
+        told,
+        drained_at=told.opened + timedelta(seconds=30),
+        closed=back,
+        probation_until=back + timedelta(days=7),
+    )
+
+
+def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: sa.Engine) -> None:
+    first = came_back(60, "gpu0001", review=Review.true_fault)
+    again = came_back(30, "gpu0001", review=Review.false_alarm)
+    fine = came_back(50, "gpu0002")
+    mild = msgspec.structs.replace(
+        incident(20, node="gpu0002"), rule="gpu-hot", fault_class=FaultClass.informational
+    )
+    older, elsewhere = came_back(3000, "gpu0003"), msgspec.structs.replace(incident(5), cluster="pod2")
+    with fresh_database.begin() as conn:
+        for one in (first, again, fine, mild, older, elsewhere):
+            save_incident(conn, one)
+        held = {"cluster": CLUSTER, "node": "gpu0001", "run": "r", "unusable": False}
+        conn.execute(
+            sa.insert(slots).values(
+                incident=first.id, granted_at=first.opened, released_at=first.closed, **held
+            )
+        )
+    told = reads_of(fresh_database).period(CLUSTER, NOW - timedelta(hours=2))
+    assert (told.stats.incidents, told.stats.false_drains) == (4, 1)
+    fatal, informational = told.by_class
+    assert (fatal.name, fatal.incidents, fatal.drain.count, fatal.drain.p50_s) == ("fatal", 3, 3, 30.0)
+    assert (fatal.to_return.count, fatal.to_return.p90_s) == (1, 600.0)
+    assert (informational.name, informational.drain.count) == ("informational", 0)
+    assert sum(one.incidents for one in told.by_cause) == 4
+    lost = told.by_rule[0]
+    judged = (lost.true_faults, lost.false_alarms, lost.false_drains)
+    assert (lost.rule, lost.incidents, lost.drained, judged) == ("gpu-lost", 3, 3, (1, 1, 1))
+    # gpu0001 failed again after its first return; gpu0002 only told something mild.
+    assert (told.returned, told.relapsed) == (3, 1)
+    empty = reads_of(fresh_database).period(CLUSTER, NOW + timedelta(hours=1))
+    assert (empty.by_class, empty.by_rule, empty.returned) == ((), (), 0)
+
+
+def test_a_shift_is_told_by_what_ended_and_what_people_did_in_it(fresh_database: sa.Engine) -> None:
+    since = NOW - timedelta(hours=12)
+    early, late = came_back(3000, "gpu0001"), came_back(60, "gpu0002")
+    with fresh_database.begin() as conn:
+        for one in (early, late):
+            save_incident(conn, one)
+        for hours, actor in ((20, "mara"), (3, "healer"), (2, "mara"), (1, "jonas")):
+            record = {"actor": actor, "verb": "x.y", "subject": "node/gpu0001", "data": {}}
+            at = NOW - timedelta(hours=hours)
+            conn.execute(sa.insert(audit_records).values(cluster=CLUSTER, at=at, **record))
+    reads = reads_of(fresh_database)
+    ended = reads.incidents(IncidentQuery(cluster=CLUSTER, open=False, closed_since=since), limit=9).items
+    assert [one.id for one in ended] == [late.id]
+    people = reads.audit(AuditQuery(cluster=CLUSTER, people_since=since), limit=9).items
+    assert [one.actor for one in people] == ["jonas", "mara"]
+    everything = AuditQuery(cluster=CLUSTER, people_since=NOW - timedelta(days=9))
+    assert len(reads.audit(everything, limit=9).items) == 3

@@ -114,7 +114,7 @@ def test_sign_in_by_form_and_sign_out(browser: Browser, site: Site, url: str) ->
     page.fill("#token", "good")
     page.get_by_role("button", name="Sign in").click()
     expect(page.locator("h1")).to_have_text("Fleet")
-    page.locator(".menu summary").click()
+    page.locator(".who .menu summary").click()
     page.get_by_role("button", name="Sign out").click()
     expect(page.locator("h1")).to_have_text("Sign in")
     assert site.ended == ["cookie-good"]

@@ -66,7 +66,8 @@ def test_pages_with_pictures_keep_their_policy_and_their_width(
         f"/incidents/{incident_of(site, 'straggler')}", f"/nodes/pod1/{SLOW_NODE}", "/nodes/pod1/gpu0003",
         f"/nodes/pod1/{SLOW_NODE}?signal=ib_symbol_error_total", "/jobs/pod1/4711", "/jobs/pod1/4712",
         "/jobs/pod1/4713", "/jobs/pod1/4714", "/rules", "/rules?q=nothing-fits", "/rules?show=unknown",
-        "/signals",
+        "/signals", "/approvals", "/pauses", "/health", "/reports", "/reports/handover", "/playbooks",
+        "/playbooks/gpu-fatal", "/runbooks/gpu-reset",
     ]  # fmt: skip
     for path in paths:
         page.goto(url + path)
@@ -184,3 +185,17 @@ def test_rules_are_searched_by_keys_and_lead_to_their_incidents(browser: Browser
     expect(row).to_contain_text("set by mara")
     row.locator(".c-time a").click()
     expect(page.locator("h1")).to_have_text("GPU has fallen off the bus")
+
+
+def test_a_pause_of_a_rule_is_set_by_its_dialog(browser: Browser, site: Site, url: str) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/pauses")
+    page.get_by_role("button", name="Pause a rule").click()
+    page.select_option("#act-inputs [name=name]", "gpu-lost")
+    page.select_option("#act-inputs [name=until]", label="somebody ends it")
+    page.fill("#act-text", "false alarms")
+    page.click("#act-go")
+    expect(page.locator("#act")).to_be_hidden()
+    route, body, _ = site.pressed[-1]
+    wanted = {"scope": "rule", "cluster": "pod1", "name": "gpu-lost", "reason": "false alarms"}
+    assert (route, body) == ("POST /api/v1/pauses", wanted)

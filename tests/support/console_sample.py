@@ -315,3 +315,31 @@ def storm(sample: Sample) -> None:
             ),
         ),
     )
+    sample.records += pause_records()
+
+
+def pause_records() -> list[AuditRecord]:
+    """Two pauses that are over: one was ended, one ended by itself."""
+
+    def record(hours_ago: float, verb: str, number: int, **data: object) -> AuditRecord:
+        return AuditRecord(
+            cluster=CLUSTER,
+            at=NOW - timedelta(hours=hours_ago),
+            actor="jonas",
+            verb=verb,
+            subject=f"pause/past-{number}",
+            data=data,
+        )
+
+    def told(number: int, hours_ago: float, **fields: object) -> dict:
+        since = NOW - timedelta(hours=hours_ago)
+        return {"id": f"past-{number}", "by": "jonas", "since": since.isoformat(), "request": "r", **fields}
+
+    until = (NOW - timedelta(hours=30)).isoformat()
+    work = told(1, 40, scope="all", reason="Power work in row 3", until=until)
+    upgrade = told(2, 9, scope="node", name="gpu0012", reason="<b>BIOS</b> upgrade", cluster=CLUSTER)
+    return [
+        record(40, "pause.set", 1, **work),
+        record(9, "pause.set", 2, **upgrade),
+        record(8.5, "pause.ended", 2, reason="upgraded & tested", request="r2"),
+    ]

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from healer.api.views import RestartOffer
+from healer.console.period import Period
 from healer.console.reads import (
     Arriving,
     AuditQuery,
@@ -56,6 +57,7 @@ from healer.model import (
     Observation,
     Reference,
     Role,
+    Ruleset,
     Run,
     RunState,
     Slot,
@@ -65,7 +67,7 @@ from healer.model import (
 from healer.model.samples import Report, StepBatch
 from healer.model.unusual import Unusual
 from healer.ports.pull import Points
-from tests.support import console_blocks, console_stories, console_telemetry
+from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
 from tests.support.console_telemetry import SLOW_NODE
@@ -186,6 +188,7 @@ class SampleReads:
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
         rows = [detail.run for detail in self.sample.runs.values()]
         rows = [run for run in rows if query.state in (None, run.state) and query.node in (None, run.node)]
+        rows = [run for run in rows if query.playbook in (None, run.playbook)]
         return _page(sorted(rows, key=lambda run: run.created_at, reverse=True), limit, cursor)
 
     def run(self, run: str) -> RunDetail | None:
@@ -198,6 +201,7 @@ class SampleReads:
             if record.verb.startswith(query.verb)
             and record.subject.startswith(query.subject)
             and query.actor in ("", record.actor)
+            and (query.people_since is None or (record.actor != "healer" and record.at >= query.people_since))
         ]
         return _page(rows, limit, cursor)
 
@@ -219,8 +223,14 @@ class SampleReads:
     def catalogue(self) -> Catalogue:
         return shipped().catalogue
 
+    def rules(self) -> Ruleset:
+        return shipped()
+
     def rule_book(self, cluster: str) -> RuleBook:
         return console_telemetry.rule_book(shipped(), list(self.sample.details.values()))
+
+    def period(self, cluster: str, since: datetime) -> Period:
+        return console_desk.period(since, [one.incident for one in self.sample.details.values()])
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         return console_telemetry.unknown_series()[:limit]
@@ -312,6 +322,10 @@ def _fits(incident: Incident, query: IncidentQuery) -> bool:
         and query.state in (None, incident.state)
         and query.severity in (None, incident.severity)
         and (query.node is None or query.node in nodes)
+        and (
+            query.closed_since is None
+            or (incident.closed is not None and incident.closed >= query.closed_since)
+        )
         and query.text.lower() in f"{text} {' '.join(incident.jobs_hit)}"
     )
 
@@ -345,6 +359,7 @@ class Site:
         self.refuse: dict[str, Any] | None = None
         self.tokens = {"good"}
         self.ended: list[str] = []
+        self.own = console_desk.own()
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
         self.app = FastAPI()
         self.app.include_router(
@@ -355,6 +370,7 @@ class Site:
                 sign_in=self._sign_in,
                 sign_out=self.ended.append,
                 link_secret=LINK_SECRET,
+                own=lambda _: self.own,
             )
         )
         self.app.get("/api/v1/events/stream")(self._stream)

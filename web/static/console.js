@@ -92,7 +92,7 @@ function exchange(old, fresh) {
 // An address of the focused element that survives the exchange.
 function trace(node) {
   if (node.id) return "#" + node.id;
-  for (const key of ["data-act", "href"]) if (node.getAttribute(key)) return `[${key}="${CSS.escape(node.getAttribute(key))}"]`;
+  for (const key of ["data-title", "href"]) if (node.getAttribute(key)) return `[${key}="${CSS.escape(node.getAttribute(key))}"]`;
   return node.tagName === "SUMMARY" && node.parentNode.dataset.keep ? `details[data-keep="${node.parentNode.dataset.keep}"] summary` : "main";
 }
 function mark(state) {
@@ -225,7 +225,7 @@ $("act-close").addEventListener("click", () => $("act").close());
 $("act").addEventListener("close", () => { press = null; });
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-act], [data-verify], [data-help]");
-  if (!button) { const menu = document.querySelector(".menu[open]"); if (menu && !menu.contains(event.target)) menu.open = false; return; }
+  if (!button) { for (const menu of document.querySelectorAll(".menu[open]")) if (!menu.contains(event.target)) menu.open = false; return; }
   if (button.dataset.act) return open(button);
   if ("help" in button.dataset) return $("help").showModal();
   $("verified").textContent = "Verifying…";
@@ -238,7 +238,7 @@ for (const field of document.querySelectorAll("[data-submit]")) field.addEventLi
 
 // --- keys -----------------------------------------------------------------------------------------------
 let pending = "";
-const PAGES = { f: "/", i: "/incidents", r: "/runs", u: "/rules", a: "/audit" };
+const PAGES = { f: "/", i: "/incidents", r: "/runs", u: "/rules", a: "/audit", p: "/pauses", s: "/signals", h: "/health", o: "/reports", b: "/playbooks", w: "/approvals" };
 function move(step) {
   const rows = [...document.querySelectorAll("[data-rows] tbody tr")];
   if (!rows.length) return;

@@ -4,7 +4,7 @@ function inputField(one) {
   const label = el("label", one.help), field = document.createElement(one.choices.length ? "select" : "input");
   if (one.choices.length) {
     if (!one.default) field.append(new Option("choose…", ""));
-    for (const choice of one.choices) field.append(new Option(choice, choice, choice === one.default, choice === one.default));
+    one.choices.forEach((choice, i) => field.append(new Option((one.labels || [])[i] || choice, choice, choice === one.default, choice === one.default)));
   } else { field.value = one.default; field.maxLength = 256; field.autocomplete = "off"; }
   field.name = one.name;
   field.required = one.required;
@@ -28,7 +28,9 @@ function given() { // what was chosen; what is left empty has its default
   const fields = inputFields().filter((field) => field.value.trim());
   const restart = [...$("act-preview").querySelectorAll("input[name=restart]:checked")].map((box) => box.value);
   const found = restart.length ? { restart } : {};
-  return fields.length ? { ...found, inputs: Object.fromEntries(fields.map((field) => [field.name, field.value.trim()])) } : found;
+  const named = Object.fromEntries(fields.map((field) => [field.name, field.value.trim()]));
+  if (press && "flat" in press.data) return { ...found, ...named };
+  return fields.length ? { ...found, inputs: named } : found;
 }
 function missing() { // the first that has to be given and is not, with its words
   const field = inputFields().find((one) => one.required && !one.value.trim());

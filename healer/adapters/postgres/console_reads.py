@@ -19,6 +19,7 @@ from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.message_book import channels_told
 from healer.adapters.postgres.open_incidents import OpenIncidents, merged_into
+from healer.adapters.postgres.period import period
 from healer.adapters.postgres.references import changed_since, read_inventories, read_references
 from healer.adapters.postgres.rule_records import rule_records
 from healer.adapters.postgres.snapshots import PostgresSnapshots, read_controller
@@ -35,6 +36,7 @@ from healer.adapters.postgres.tables import (
     snapshots,
 )
 from healer.api.services import Invalid, UnknownBook
+from healer.console.period import Period
 from healer.console.reads import (
     Arriving,
     AuditQuery,
@@ -187,6 +189,8 @@ class PostgresConsoleReads:
             where.append(rows.about_node(query.node))
         if query.text:
             where.append(rows.holds_text(query.text))
+        if query.closed_since is not None:
+            where.append(incidents.c.closed >= query.closed_since)
         with self._reading() as conn:
             items, more = rows.incident_page(conn, where, limit, cursor)
         return Page(items=tuple(items), next_cursor=more)
@@ -239,6 +243,8 @@ class PostgresConsoleReads:
             where.append(runs.c.state == query.state)
         if query.node:
             where.append(runs.c.node == query.node)
+        if query.playbook:
+            where.append(runs.c.playbook == query.playbook)
         with self._reading() as conn:
             items, more = rows.run_page(conn, where, limit, cursor)
         return Page(items=tuple(items), next_cursor=more)
@@ -266,6 +272,11 @@ class PostgresConsoleReads:
             where.append(rows.begins(audit_records.c.verb, query.verb))
         if query.subject:
             where.append(rows.begins(audit_records.c.subject, query.subject))
+        if query.people_since is not None:
+            where += [
+                audit_records.c.actor != "healer",
+                audit_records.c.id > _last_before(query.people_since),
+            ]
         with self._reading() as conn:
             items, more = rows.audit_page(conn, where, limit, cursor)
         return Page(items=tuple(items), next_cursor=more)
@@ -301,6 +312,9 @@ class PostgresConsoleReads:
     def catalogue(self) -> Catalogue:
         return self._rules().catalogue
 
+    def rules(self) -> Ruleset:
+        return self._rules()
+
     def rule_book(self, cluster: str) -> RuleBook:
         with self._reading() as conn:
             records = rule_records(conn, cluster, self._clock.now())
@@ -309,6 +323,10 @@ class PostgresConsoleReads:
         if cluster in self._modes:
             rules = msgspec.structs.replace(rules, default_mode=self._modes[cluster])
         return RuleBook(rules=rules, records=records, cases=self._cases(), trials=tuple(trials))
+
+    def period(self, cluster: str, since: datetime) -> Period:
+        with self._reading() as conn:
+            return period(conn, cluster, since)
 
     def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
         return self._unknown.series([cluster], limit)
@@ -394,6 +412,12 @@ class PostgresConsoleReads:
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         return self._signals.job_steps(cluster, job, since)
+
+
+def _last_before(moment: datetime) -> sa.ColumnElement[int]:
+    """The last record before then, found from the end: a filter by `at` would walk the whole trail."""
+    older = sa.select(audit_records.c.id).where(audit_records.c.at < moment)
+    return sa.func.coalesce(older.order_by(audit_records.c.id.desc()).limit(1).scalar_subquery(), 0)
 
 
 def _checkpoint(row: sa.Row) -> Checkpoint:

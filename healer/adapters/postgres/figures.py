@@ -26,6 +26,13 @@ from healer.api.views import Readiness, Spread, Stats
 from healer.model import HitBasis
 from healer.observations.controller import troubles
 
+#: Of an incident: when what began it happened, when its drain was read back, when it was first decided on.
+SEEN_AT = sa.cast(incidents.c.doc["evidence"][0]["at"].astext, sa.DateTime(timezone=True))
+DRAINED_AT = sa.cast(incidents.c.doc["drained_at"].astext, sa.DateTime(timezone=True))
+FIRST_DECISION = (
+    sa.select(sa.func.min(decisions.c.at)).where(decisions.c.incident == incidents.c.id).scalar_subquery()
+)
+
 _ENDED = ("done", "undone", "rejected", "cancelled")
 
 
@@ -40,12 +47,7 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
         where.append(incidents.c.opened >= since)
         slot_where.append(slots.c.granted_at >= since)
     doc = incidents.c.doc
-    seen = sa.cast(doc["evidence"][0]["at"].astext, sa.DateTime(timezone=True))
-    drained = sa.cast(doc["drained_at"].astext, sa.DateTime(timezone=True))
-    first = (
-        sa.select(sa.func.min(decisions.c.at)).where(decisions.c.incident == incidents.c.id).scalar_subquery()
-    )
-    false = sa.and_(doc["review"].astext == "false_alarm", drained.is_not(None))
+    false = sa.and_(doc["review"].astext == "false_alarm", DRAINED_AT.is_not(None))
     total = conn.execute(
         sa.select(
             sa.func.count(),
@@ -61,9 +63,9 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
         by_rule=_count(conn, incidents.c.rule, where),
         by_cause=_count(conn, doc["cause"].astext, where),
         by_severity=_count(conn, incidents.c.severity, where),
-        detect=_spread(conn, incidents.c.opened - seen, where),
-        decide=_spread(conn, first - incidents.c.opened, where),
-        drain=_spread(conn, drained - incidents.c.opened, where),
+        detect=_spread(conn, incidents.c.opened - SEEN_AT, where),
+        decide=_spread(conn, FIRST_DECISION - incidents.c.opened, where),
+        drain=_spread(conn, DRAINED_AT - incidents.c.opened, where),
         to_return=_spread(conn, slots.c.released_at - slots.c.granted_at, slot_where),
         false_drains=total[2],
         gpu_hours_lost=None if lost.hours is None else round(lost.hours, 2),

@@ -31,17 +31,17 @@ class PostgresMessageBook:
         limit: int,
         cursor: str | None,
     ) -> Page[Delivery]:
-        everything = _everything()
-        query = sa.select(everything)
+        listed = everything()
+        query = sa.select(listed)
         if clusters is not None:
-            query = query.where(everything.c.cluster.in_(clusters))
+            query = query.where(listed.c.cluster.in_(clusters))
         if state:
-            query = query.where(everything.c.state.in_(state))
+            query = query.where(listed.c.state.in_(state))
         if channel is not None:
-            query = query.where(everything.c.channel == channel)
+            query = query.where(listed.c.channel == channel)
         if incident is not None:
-            query = query.where(everything.c.incident == incident)
-        query = after(query, everything.c.at, everything.c.key, cursor).limit(limit + 1)
+            query = query.where(listed.c.incident == incident)
+        query = after(query, listed.c.at, listed.c.key, cursor).limit(limit + 1)
         with translated(), self._engine.connect() as conn:
             rows = conn.execute(query).all()
             logs = _logs(conn, [row.number for row in rows[:limit] if row.number is not None])
@@ -81,8 +81,8 @@ class PostgresMessageBook:
                 conn.execute(sa.insert(delivery_log).values(**told))
             channels = [*sinks, *(row.channel for row in rows)]
             self._audit(conn, message, channels, by, reason, now)
-            everything = _everything(message)
-            found = conn.execute(sa.select(everything).where(everything.c.channel.in_(channels))).all()
+            listed = everything(message)
+            found = conn.execute(sa.select(listed).where(listed.c.channel.in_(channels))).all()
             logs = _logs(conn, [row.number for row in found if row.number is not None])
         return [_delivery(row, logs.get(row.number, ())) for row in found]
 
@@ -115,7 +115,7 @@ def channels_told(conn: sa.Connection, incident: str) -> dict[str, list[sa.Row]]
     return found
 
 
-def _everything(message: str | None = None) -> sa.Subquery:
+def everything(message: str | None = None) -> sa.Subquery:
     """What each sink has of each message; one that channels take is not also listed as taken by nobody."""
     taken = sa.exists().where(deliveries.c.message == messages.c.id)
     title, severity = (messages.c.doc[name].astext for name in ("title", "severity"))

@@ -34,13 +34,14 @@ _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
 
 
 class InputField(msgspec.Struct, frozen=True, kw_only=True):
-    """`choices` make a list to choose from; without them it is a line of text."""
+    """`choices` make a list to choose from, `labels` are how they read; without them it is a line of text."""
 
     name: str
     help: str
     default: str
     required: bool
     choices: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 class Button(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,8 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     #: What the playbook may be given, for the dialog; an empty default of a required one has to be chosen.
     inputs: tuple[InputField, ...] = ()
+    #: What the fields give are parts of the body itself, not the inputs of a playbook.
+    flat: bool = False
     #: Stands under "More playbooks".
     more: bool = False
 

@@ -1,15 +1,14 @@
 """One incident as Markdown, for a ticket or a mail."""
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from healer.console import words
 from healer.console.reads import IncidentDetail
 from healer.console.views.incident import STATE_WORDS, verdict_view
+from healer.console.views.markdown import listed, plain
 from healer.console.views.timeline import timeline
 from healer.incidents.hit import lost_together
 from healer.incidents.sentence import place
-from healer.incidents.similar import Similar
 
 
 def report(detail: IncidentDetail, now: datetime) -> str:
@@ -17,21 +16,21 @@ def report(detail: IncidentDetail, now: datetime) -> str:
     closed = f"{words.utc(incident.closed)}: {incident.closed_why or ''}" if incident.closed else "no"
     verdict = verdict_view(detail.verdict)
     lines = [
-        f"# {_plain(incident.title)}: {place(incident.root)}",
+        f"# {plain(incident.title)}: {place(incident.root)}",
         "",
-        _plain(verdict.sentence),
+        plain(verdict.sentence),
         "",
         f"- Incident `{incident.id}` in cluster {incident.cluster}",
         f"- Rule {incident.rule}, fault {incident.fault}",
         f"- Severity {incident.severity.value}, {STATE_WORDS[incident.state]}; {verdict.sure}, "
         f"cause {verdict.cause}",
-        f"- Opened {words.utc(incident.opened)}; closed: {_plain(closed)}",
+        f"- Opened {words.utc(incident.opened)}; closed: {plain(closed)}",
         f"- Jobs hit: {', '.join(incident.jobs_hit) or 'none'}",
         f"- Lost: {lost_together(incident.hit) or 'not known'}",
         f"- Report made {words.utc(now)}",
-        *_listed("Why", verdict.why),
-        *_listed("Set aside", verdict.aside),
-        *_listed(
+        *listed("Why", verdict.why),
+        *listed("Set aside", verdict.aside),
+        *listed(
             "Similar", [f"{one.opened:%Y-%m-%d} {place(one.root)}: {one.ended}" for one in detail.similar]
         ),
         "",
@@ -41,30 +40,14 @@ def report(detail: IncidentDetail, now: datetime) -> str:
     for row in timeline(detail):
         if row.day:
             lines += [f"### {row.day}", ""]
-        lines.append(f"- `{row.clock}` ({row.offset}) {row.kind}: {_plain(row.text)}")
+        lines.append(f"- `{row.clock}` ({row.offset}) {row.kind}: {plain(row.text)}")
         if row.line:
             lines += ["", "      " + row.line.replace("\n", " "), ""]
         if row.detail:
-            lines.append(f"  {_plain(row.detail)}")
+            lines.append(f"  {plain(row.detail)}")
         lines += [
-            f"  - {guard.guard}: {guard.word}. {_plain(guard.why)}"
+            f"  - {guard.guard}: {guard.word}. {plain(guard.why)}"
             for guard in row.guards
             if guard.word != "allow"
         ]
     return "\n".join(lines) + "\n"
-
-
-def _similar(one: Similar) -> str:
-    return f"{one.opened:%Y-%m-%d} {place(one.root)}: {one.ended}"
-
-
-def _listed(title: str, rows: Sequence[str]) -> list[str]:
-    return ["", f"## {title}", "", *(f"- {_plain(row)}" for row in rows)] if rows else []
-
-
-def _plain(text: str) -> str:
-    """A text from outside on one line, with the characters that Markdown and HTML would act on made inert."""
-    text = " ".join(text.split())
-    for sign in ("\\", "`", "*", "_", "[", "]", "<", ">", "#", "|"):
-        text = text.replace(sign, f"\\{sign}")
-    return text

@@ -13,7 +13,7 @@ from healer.decisions.capacity import floor_limit, slots_limit
 from healer.model import BreakerState, Mode, Pause, Severity, Trouble
 from healer.observations.controller import troubles
 
-_TROUBLE_WORDS = {
+TROUBLE_WORDS = {
     Trouble.away: "not to be read",
     Trouble.other_cluster: "another cluster",
     Trouble.backup: "the backup",
@@ -150,7 +150,7 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
         found.append(
             Banner(
                 tone="warn",
-                title=f"Slurm's controller: {_TROUBLE_WORDS[told.trouble]} since {words.utc(told.since)}",
+                title=f"Slurm's controller: {TROUBLE_WORDS[told.trouble]} since {words.utc(told.since)}",
                 text=f"{words.sentence(told.text)}. healer does nothing to a node because of it.",
             )
         )

@@ -30,7 +30,9 @@ def client(site: Site) -> TestClient:
 def test_every_page_needs_a_session(client: TestClient) -> None:
     for path in ("/", "/incidents", "/incidents/12345678", "/runs", "/runs/x", "/audit", "/fleet.json",
                  "/nodes/pod1/gpu0001", "/incidents/12345678/report.md", "/jobs/pod1/4711", "/rules",
-                 "/signals", "/jobs/pod1/4711/steps.json"):  # fmt: skip
+                 "/signals", "/approvals", "/pauses", "/health", "/reports", "/reports/handover",
+                 "/reports/handover.md", "/playbooks", "/playbooks/drain", "/runbooks/drain",
+                 "/jobs/pod1/4711/steps.json"):  # fmt: skip
         answer = client.get(path)
         assert answer.status_code == 303, path
         assert answer.headers["location"].startswith("/sign-in")
@@ -43,6 +45,15 @@ def test_a_signals_token_sees_no_page() -> None:
 
 def test_pages_carry_the_policy_and_no_inline_script_or_style(client: TestClient, site: Site) -> None:
     paths = ["/", "/incidents", "/runs", "/audit", "/sign-in", "/rules", "/rules?show=unknown", "/signals"]
+    paths += [
+        "/pauses",
+        "/health",
+        "/reports",
+        "/reports/handover",
+        "/playbooks",
+        "/playbooks/drain",
+        "/runbooks/drain",
+    ]
     paths += [f"/incidents/{incident}" for incident in site.sample.details]
     paths += ["/jobs/pod1/4711", "/nodes/pod1/gpu0007", "/nodes/pod1/gpu0003"]
     for path in paths:

@@ -1,0 +1,108 @@
+"""What the database tells of healer itself, for its page of health: a few short questions."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.figures import lock_held, part_lock
+from healer.adapters.postgres.message_book import everything
+from healer.adapters.postgres.models import PostgresModels
+from healer.adapters.postgres.retention import free_share
+from healer.adapters.postgres.scrapes import read_states
+from healer.adapters.postgres.snapshots import read_controller
+from healer.adapters.postgres.tables import audit_records, audit_unsealed, beats, inbox, runs, scrapes
+from healer.console.own import Backlog, ModelSeen, Sink, Stored
+
+#: Messages older than this are history.
+SINKS_FOR = timedelta(days=7)
+_LEADING = ("detector", "scraper")
+
+
+def stored(engine: sa.Engine, cluster: str, now: datetime) -> Stored:
+    """Raises Unavailable."""
+    with translated(), engine.connect() as conn:
+        version, size = conn.execute(
+            sa.text("SELECT current_setting('server_version'), pg_database_size(current_database())")
+        ).one()
+        said = conn.execute(sa.select(beats.c.part, beats.c.at).where(beats.c.cluster == cluster))
+        states = read_states(conn, sa.select(scrapes.c.body).where(scrapes.c.cluster == cluster))
+        return Stored(
+            version=version,
+            size_bytes=size,
+            free_share=free_share(engine),
+            controller=read_controller(conn, cluster),
+            beats={row.part: row.at for row in said},
+            leads=frozenset(part for part in _LEADING if lock_held(conn, part_lock(part, cluster))),
+            backlogs=tuple(_backlogs(conn, cluster, now)),
+            sinks=tuple(_sinks(conn, cluster, now)),
+            scrape=states[0] if states else None,
+            models=tuple(_models(engine, cluster)),
+        )
+
+
+def _backlogs(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Backlog]:
+    due = [runs.c.cluster == cluster, runs.c.state == "running"]
+    free = sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now)
+    ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
+    since = sa.func.coalesce(runs.c.wake_at, runs.c.lease_until, runs.c.created_at)
+    unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
+    asked: tuple[tuple[str, sa.Select[int, Any]], ...] = (
+        (
+            "Signals for the detector",
+            _waiting(inbox.c.arrived_at).where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None)),
+        ),
+        ("Runs for the workers", _waiting(since).where(*due, free, ready)),
+        (
+            "Audit records for the seal",
+            _waiting(audit_records.c.at).select_from(unsealed).where(audit_records.c.cluster == cluster),
+        ),
+    )
+    for name, question in asked:
+        count, oldest = conn.execute(question).one()
+        yield Backlog(name=name, count=count, oldest=oldest)
+
+
+def _waiting(since: sa.ColumnElement[Any]) -> sa.Select[int, Any]:
+    return sa.select(sa.func.count(), sa.func.min(since))
+
+
+def _sinks(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Sink]:
+    told = everything()
+    state = told.c.state
+
+    def count(word: str) -> sa.ColumnElement[int]:
+        return sa.func.count().filter(state == word)
+
+    at = sa.func.coalesce(told.c.ended_at, told.c.at)
+    errors = sa.func.array_agg(aggregate_order_by(told.c.error, told.c.at.desc()))
+    wrong = errors.filter(state.in_(("failed", "due")), told.c.error.is_not(None))
+    newest = sa.func.max(at).filter(state == "sent")
+    rows = conn.execute(
+        sa.select(told.c.channel, count("sent"), count("due"), count("failed"), newest, wrong)
+        .where(told.c.cluster == cluster, told.c.at > now - SINKS_FOR, state != "listed")
+        .group_by(told.c.channel)
+        .order_by(told.c.channel)
+    )
+    for name, sent, due, failed, last, told_errors in rows:
+        error = told_errors[0] if told_errors else ""
+        yield Sink(name=name, sent=sent, due=due, failed=failed, last_sent=last, error=error)
+
+
+def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
+    kept = PostgresModels(engine, cluster)
+    looks = {(one.hardware, one.load): one.told for one in kept.looks()}
+    for one in kept.in_force():
+        model = one.model
+        yield ModelSeen(
+            hardware=model.hardware,
+            load=model.load,
+            id=model.id,
+            trained_at=model.trained_at,
+            in_force_at=one.in_force_at,
+            by=one.in_force_by or "",
+            told=looks.get((model.hardware, model.load), ""),
+        )

@@ -1,0 +1,48 @@
+"""The runbooks of `docs/runbooks`, as HTML."""
+
+import re
+from pathlib import Path
+
+from markupsafe import Markup
+
+import healer
+
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def runbooks_dir() -> Path:
+    """`docs/runbooks` in an installed package, else in the checkout."""
+    package = Path(healer.__file__).parent
+    packed = package / "_data" / "runbooks"
+    return packed if packed.is_dir() else package.parent / "docs" / "runbooks"
+
+
+class Runbooks:
+    """By name, read once. HTML within a page is shown as text, never taken."""
+
+    def __init__(self, folder: Path) -> None:
+        self._texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def title(self, name: str) -> str:
+        """Its first heading."""
+        return self._texts[name].partition("\n")[0].lstrip("# ").strip()
+
+    def html(self, name: str) -> Markup:
+        """What stands below its first heading."""
+        from markdown_it import MarkdownIt
+
+        text = _LINK.sub(self._link, self._texts[name].partition("\n")[2])
+        reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+        return Markup(reader.render(text))  # noqa: S704 - HTML in the text was made inert
+
+    def _link(self, found: re.Match[str]) -> str:
+        """Links to other runbooks lead there; those to other documents, which are not served, are text."""
+        words, target = found.groups()
+        name, _, place = target.partition("#")
+        if (not name and place) or target.startswith(("https://", "http://")):
+            return found.group()
+        stem = name.removesuffix(".md")
+        return f"[{words}](/runbooks/{stem})" if stem in self._texts else words

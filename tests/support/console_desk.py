@@ -1,0 +1,116 @@
+"""What the sample site knows of healer itself, and its figures of a period."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from healer.api.views import Spread, Stats
+from healer.console.own import Backlog, ModelSeen, Own, Sink, Stored
+from healer.console.period import Group, Period, RuleFigures
+from healer.console.reads import Queue
+from healer.model import Controller, Incident, Review, Trouble
+from healer.model.scrape import ScrapeState, TargetState
+from tests.support.console_sample import CLUSTER, NOW
+
+
+def _ago(**span: float) -> datetime:
+    return NOW - timedelta(**span)
+
+
+def own() -> Own:
+    """Mostly well; the workers are silent, a sink fails and a target is down."""
+    return Own(
+        stored=Stored(
+            version="16.4",
+            size_bytes=3_400_000_000,
+            free_share=0.62,
+            controller=Controller(
+                cluster=CLUSTER,
+                at=NOW,
+                adapter="slurmrestd",
+                version="24.11.1",
+                answer_s=0.21,
+                since={Trouble.backlog: _ago(minutes=3)},
+                agent_queue=812,
+            ),
+            beats={"detector": _ago(seconds=3), "scheduler": _ago(seconds=1), "worker": _ago(minutes=4)},
+            leads=frozenset({"detector", "scraper"}),
+            backlogs=(
+                Backlog(name="Signals for the detector"),
+                Backlog(name="Runs for the workers", count=3, oldest=_ago(minutes=4)),
+            ),
+            sinks=(
+                Sink(name="pager", sent=31, last_sent=_ago(minutes=2)),
+                Sink(name="<b>chat</b>", sent=2, due=1, failed=4, error="403 <script>alert(1)</script>"),
+            ),
+            scrape=ScrapeState(
+                cluster=CLUSTER,
+                at=_ago(seconds=4),
+                targets=(
+                    TargetState(cluster=CLUSTER, job="dcgm", target="gpu0001:9400", up=True),
+                    TargetState(cluster=CLUSTER, job="dcgm", target="gpu0002:9400", up=False),
+                ),
+            ),
+            models=(
+                ModelSeen(
+                    hardware="h100", load="busy", id="5ac1" * 16, trained_at=_ago(days=3),
+                    in_force_at=_ago(days=2), by="healer", told="features lie as in training",
+                ),
+            ),
+        ),
+        checks={"spool": {"ok": True, "text": "empty"}, "database": {"ok": True, "text": "answers"}},
+        queues=(Queue("events", 12, 20_000, "entries"),),
+        broker=0,
+        broker_text="answers",
+        rules_version="9d1f00c2aa51",
+        rules_since=_ago(hours=30),
+    )  # fmt: skip
+
+
+def period(since: datetime, incidents: Sequence[Incident]) -> Period:
+    """Times are made up, the rest is counted."""
+    told = [one for one in incidents if one.opened >= since]
+    spread = Spread(count=len(told), p50_s=0.4, p90_s=3.2, max_s=71.0) if told else Spread(count=0)
+    away = Spread(count=2, p50_s=5400, p90_s=86400, max_s=90000) if told else Spread(count=0)
+
+    def group(name: str, count: int) -> Group:
+        return Group(name=name, incidents=count, detect=spread, decide=spread, drain=spread, to_return=away)
+
+    by_class = Counter(str(one.fault_class) for one in told)
+    by_cause = Counter(str(one.cause) for one in told)
+    false = sum(one.review is Review.false_alarm and one.drained_at is not None for one in told)
+    return Period(
+        since=since,
+        stats=Stats(
+            since=since,
+            incidents=len(told),
+            open=sum(one.is_open for one in told),
+            by_rule={},
+            by_cause=dict(by_cause),
+            by_severity={},
+            false_drains=false,
+            gpu_hours_lost=412.5 if told else None,
+            gpu_hours_at_most=12.25 if told else None,
+            jobs_unknown=2 if told else 0,
+            detect=spread,
+            decide=spread,
+            drain=spread,
+            to_return=away,
+        ),
+        by_class=tuple(group(*one) for one in by_class.most_common()),
+        by_cause=tuple(group(*one) for one in by_cause.most_common()),
+        by_rule=tuple(_rule(rule, told) for rule in dict.fromkeys(one.rule for one in told)),
+        returned=8 if told else 0,
+        relapsed=1 if told else 0,
+    )
+
+
+def _rule(rule: str, told: Sequence[Incident]) -> RuleFigures:
+    mine = [one for one in told if one.rule == rule]
+    return RuleFigures(
+        rule=rule,
+        incidents=len(mine),
+        drained=sum(one.drained_at is not None for one in mine),
+        true_faults=sum(one.review is Review.true_fault for one in mine),
+        false_alarms=sum(one.review is Review.false_alarm for one in mine),
+    )

@@ -1,0 +1,111 @@
+"""The page of what waits for a person."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+from fastapi.testclient import TestClient
+
+from healer.console.reads import Standing
+from healer.console.views.approvals import SHOWN, approval, most_urgent
+from healer.console.views.runs import run_row
+from healer.model import (
+    Answer,
+    AnswerKind,
+    Decision,
+    Guard,
+    Outcome,
+    Proposal,
+    Role,
+    Run,
+    RunState,
+    Severity,
+    Verb,
+)
+from tests.support.console_sample import CLUSTER, NOW, Sample
+from tests.support.console_site import SampleReads, Site, make_sample
+
+COOKIE = {"Cookie": "healer_session=cookie-good"}
+
+
+@pytest.fixture
+def sample() -> Sample:
+    return make_sample(32)
+
+
+def stands(sample: Sample) -> Standing:
+    found = SampleReads(sample).standing(CLUSTER)
+    assert found is not None
+    return found
+
+
+def run(name: str, minutes: int, incident: str | None, state: RunState = RunState.waiting_approval) -> Run:
+    at = NOW - timedelta(minutes=minutes)
+    return Run(
+        id=name, cluster=CLUSTER, playbook="drain", state=state, by="ann", reason="x", created_at=at,
+        node="gpu0001", incident=incident,
+    )  # fmt: skip
+
+
+def test_the_most_urgent_is_first_and_of_equals_the_oldest(sample: Sample) -> None:
+    site = stands(sample)
+    by = {severity: one.id for one in site.open_incidents for severity in [one.severity]}
+    given = [
+        run("p3", 90, by[Severity.P3]), run("late-p1", 1, by[Severity.P1]), run("by hand", 500, None),
+        run("early-p1", 9, by[Severity.P1]), run("held", 99, by[Severity.P0], RunState.held),
+    ]  # fmt: skip
+    found = most_urgent([run_row(one, NOW) for one in given], site)
+    assert [row.run.id for row in found] == ["early-p1", "late-p1", "by hand", "p3"]
+
+
+def test_a_run_shows_its_plan_the_jobs_there_and_who_stands_against_it(sample: Sample) -> None:
+    site = stands(sample)
+    assert site.snapshot is not None
+    waiting = next(one for one in site.asking if one.state is RunState.waiting_approval and one.node)
+    answers = (
+        Answer(guard=Guard.pause, kind=AnswerKind.allow, why="Nothing is paused."),
+        Answer(guard=Guard.slots, kind=AnswerKind.hold, why="10 of 10 slots used.", used=10, limit=10),
+    )
+    decision = Decision(
+        at=NOW, cluster=CLUSTER, incident=None, outcome=Outcome.held, why="slots", answers=answers,
+        playbook="drain", proposal=Proposal(cluster=CLUSTER, verb=Verb.drain),
+    )  # fmt: skip
+    detail = msgspec.structs.replace(sample.runs[waiting.id], decisions=(decision,), plan=("Drain", "Wait"))
+    found = approval(run_row(waiting, NOW), detail, site, {waiting.playbook: "the node"}, Role.operator)
+    assert (found.plan, found.takes) == (("Drain", "Wait"), "the node")
+    assert [guard.guard for guard in found.against] == ["slots"]
+    assert list(found.jobs) == site.snapshot.jobs_on(waiting.node or "")[:8]
+    assert found.buttons and not any(button.key for button in found.buttons)
+
+
+def test_a_run_that_nobody_knows_any_more_is_shown_all_the_same(sample: Sample) -> None:
+    site = msgspec.structs.replace(stands(sample), snapshot=None)
+    found = approval(run_row(run("gone", 1, "no such"), NOW), None, site, {}, Role.viewer)
+    assert (found.plan, found.jobs, found.incident, found.buttons) == ((), (), None, ())
+
+
+@pytest.mark.parametrize(("role", "presses"), [(Role.responder, False), (Role.operator, True)])
+def test_only_who_may_act_sees_buttons(sample: Sample, role: Role, presses: bool) -> None:
+    page = TestClient(Site(sample, role=role).app).get("/approvals", headers=COOKIE).text
+    main = page[page.index("<main") : page.index("</main>")]
+    assert ("/approve" in main) is presses
+    assert ("Operators approve and reject." in main) is not presses
+    assert main.count("<article") == 3 and "held runs" in main
+
+
+def test_many_are_cut_and_what_was_written_stays_text(sample: Sample) -> None:
+    evil = "<script>alert(1)</script>"
+    detail = next(iter(sample.runs.values()))
+    for number in range(30):
+        one = msgspec.structs.replace(
+            detail.run, id=f"r{number}", state=RunState.waiting_approval, reason=evil, by=evil, shadow=False
+        )
+        sample.runs[one.id] = msgspec.structs.replace(detail, run=one, plan=(evil,))
+    page = TestClient(Site(sample).app).get("/approvals", headers=COOKIE).text
+    assert page.count("<article") == SHOWN and f"{SHOWN} of 33" in page
+    assert evil not in page and "&lt;script&gt;" in page
+
+
+def test_nothing_waits() -> None:
+    page = TestClient(Site(make_sample(8, empty=True)).app).get("/approvals", headers=COOKIE).text
+    assert "Nothing waits for a person." in page

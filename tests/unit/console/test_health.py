@@ -1,0 +1,110 @@
+"""The page on which healer tells how it does itself."""
+
+from datetime import timedelta
+
+import msgspec
+from fastapi.testclient import TestClient
+
+from healer.console.own import Backlog, Own, Sink, Stored
+from healer.console.reads import Queue, Standing
+from healer.console.views import signals
+from healer.console.views.health import Arrives, Health, Row, health
+from healer.model import Sender
+from tests.support.console_desk import own
+from tests.support.console_sample import CLUSTER, NOW
+from tests.support.console_site import SampleReads, Site, make_sample
+
+COOKIE = {"Cookie": "healer_session=cookie-good"}
+
+
+def stands(**changes: object) -> Standing:
+    found = SampleReads(make_sample(32)).standing(CLUSTER)
+    assert found is not None
+    return msgspec.structs.replace(found, **changes)
+
+
+def told(known: Own, site: Standing | None = None, arrives: Arrives | None = None) -> Health:
+    return health(known, site or stands(), arrives or Arrives(), 3, 2, NOW)
+
+
+def row(found: Health, name: str) -> Row:
+    return next(one for section in found.sections for one in section.rows if one.name == name)
+
+
+def well() -> Own:
+    beats = {part: NOW - timedelta(seconds=2) for part in ("detector", "scheduler", "worker")}
+    stored = Stored(version="16.4", beats=beats, leads=frozenset({"detector"}))
+    return Own(stored=stored, broker=0, broker_text="answers", rules_version="9d1f")
+
+
+def test_where_all_is_well_nothing_is_to_be_looked_at() -> None:
+    assert told(well()).wrong == ()
+
+
+def test_what_is_wrong_stands_first_and_says_what_to_do() -> None:
+    names = [(one.name, one.tone) for one in told(own()).wrong]
+    assert names == [
+        ("Workers", "bad"),
+        ("Controller: behind", "warn"),
+        ("Runs for the workers", "warn"),
+        ("Scraped", "warn"),
+        ("<b>chat</b>", "warn"),
+    ]
+    assert all(one.todo for one in told(own()).wrong)
+
+
+def test_a_detector_that_beats_but_does_not_lead_is_down() -> None:
+    known = well()
+    stored = msgspec.structs.replace(known.stored, leads=frozenset())
+    found = row(told(msgspec.structs.replace(known, stored=stored)), "Detector")
+    assert (found.tone, found.text) == ("bad", "no detector leads")
+
+
+def test_a_picture_that_is_too_old_and_none_at_all_are_down() -> None:
+    site = stands()
+    assert site.snapshot is not None
+    old = msgspec.structs.replace(site.snapshot, taken_at=NOW - timedelta(minutes=2))
+    found = row(told(well(), stands(snapshot=old, snapshot_error="no route")), "Picture")
+    assert (found.tone, found.text) == ("bad", "taken 2 min ago, 32 nodes. No route")
+    assert row(told(well(), stands(snapshot=None)), "Picture").tone == "bad"
+
+
+def test_what_waits_is_behind_only_when_it_waits_long() -> None:
+    def waiting(seconds: int) -> str:
+        one = Backlog(name="x", count=4, oldest=NOW - timedelta(seconds=seconds))
+        stored = msgspec.structs.replace(well().stored, backlogs=(one,))
+        return row(told(msgspec.structs.replace(well(), stored=stored)), "x").tone
+
+    assert (waiting(2), waiting(40)) == ("good", "warn")
+    full = Arrives(queues=tuple(signals.queue_rows([Queue("events", 99, 100, "entries")])))
+    found = row(told(well(), arrives=full), "To be written: events")
+    assert (found.tone, found.text) == ("bad", "99 entries, 99% of its room")
+
+
+def test_a_sink_is_looked_at_when_it_refuses_and_not_while_it_waits_for_its_turn() -> None:
+    def tone(**fields: object) -> str:
+        sink = Sink(name="chat", **fields)  # type: ignore[arg-type]
+        stored = msgspec.structs.replace(well().stored, sinks=(sink,))
+        return row(told(msgspec.structs.replace(well(), stored=stored)), "chat").tone
+
+    assert (tone(sent=2), tone(due=1), tone(due=1, error="503"), tone(failed=1)) == (
+        "good", "good", "warn", "warn",
+    )  # fmt: skip
+
+
+def test_quiet_senders_are_named() -> None:
+    def sender(who: str, minutes: int) -> Sender:
+        at = NOW - timedelta(minutes=minutes)
+        return Sender(cluster=CLUSTER, who=who, source="heartbeat", requests=9, first_seen=at, last_seen=at)
+
+    many = signals.sender_rows([sender("a", 1), *(sender(f"q{i}", 90) for i in range(20))], NOW)
+    found = row(told(well(), arrives=Arrives(senders=tuple(many))), "Senders")
+    assert found.text.startswith("not heard from: q0 (heartbeat), q1") and found.text.endswith("and 12 more")
+
+
+def test_the_page_shows_it_and_leaves_what_sinks_say_text() -> None:
+    page = TestClient(Site(make_sample(32)).app).get("/health", headers=COOKIE)
+    assert page.status_code == 200
+    assert "<script>alert(1)" not in page.text and "<b>chat" not in page.text
+    assert "403 &lt;script&gt;" in page.text and "in force for 2 d by healer" in page.text
+    assert ">16,807 spool_full" in page.text

@@ -1,0 +1,120 @@
+"""The page of pauses, caps and the breaker."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+from fastapi.testclient import TestClient
+
+from healer.console.reads import Standing
+from healer.console.views import caps, fleet, pauses, standing
+from healer.model import Breaker, Pause, Role, Run, RunState
+from tests.support import console_sample
+from tests.support.console_sample import CLUSTER, NOW, pause_records, shipped
+from tests.support.console_site import SampleReads, Site, make_sample
+
+COOKIE = {"Cookie": "healer_session=cookie-good"}
+
+
+def stands(**changes: object) -> Standing:
+    found = SampleReads(make_sample(32)).standing(CLUSTER)
+    assert found is not None
+    return msgspec.structs.replace(found, **changes)
+
+
+def paused(scope: str, name: str) -> Pause:
+    return Pause(id=f"{scope}-{name}", scope=scope, name=name, by="mara", reason="work", since=NOW)
+
+
+def run(name: str, state: RunState, **fields: object) -> Run:
+    return Run(
+        id=name, cluster=CLUSTER, playbook="drain", state=state, by="healer", reason="x", created_at=NOW,
+        **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_pause_names_the_runs_that_it_holds_up_and_no_others() -> None:
+    held = run("held", RunState.held, node="gpu0003", rule="gpu-lost")
+    between = run("between", RunState.running, node="gpu0004", question="Paused")
+    asked = run("asked", RunState.waiting_approval, node="gpu0003", rule="gpu-lost")
+    given = (
+        paused("all", ""),
+        paused("rule", "gpu-lost"),
+        paused("node", "gpu0004"),
+        paused("node", "other"),
+    )
+    rows = pauses.pause_rows(stands(pauses=given, asking=(held, between, asked)), Role.viewer, NOW)
+    assert [[one.id for one in row.holds] for row in rows] == [["held", "between"], ["held"], ["between"], []]
+    assert [row.scope for row in rows[:2]] == ["everything", "rule gpu-lost"]
+    assert {row.end for row in rows} == {None}
+
+
+def test_pauses_that_are_over_say_how_they_ended() -> None:
+    records = pause_records()[::-1]
+    node, everything = pauses.past_pauses(records, (), NOW)
+    assert (node.scope, node.ended) == ("node gpu0012", "jonas: upgraded & tested")
+    assert node.ended_at == NOW - timedelta(hours=8.5)
+    assert (everything.scope, everything.ended) == ("everything", "its time was over")
+    still = msgspec.structs.replace(paused("all", ""), id="past-1")
+    assert [one.scope for one in pauses.past_pauses(records, (still,), NOW)] == ["node gpu0012"]
+
+
+def test_a_pause_is_added_with_what_its_scope_needs() -> None:
+    site = stands()
+    assert pauses.add_buttons(site, shipped(), Role.responder, NOW) == ()
+    buttons = {one.body["scope"]: one for one in pauses.add_buttons(site, shipped(), Role.operator, NOW)}
+    assert set(buttons) == {"cluster", "rule", "playbook", "node", "partition"}
+    assert buttons["cluster"].body["name"] == CLUSTER
+    more = pauses.add_buttons(site, shipped(), Role.operator, NOW, several=True)
+    assert [one.body for one in more if one not in buttons.values()] == [{"scope": "all"}]
+    assert [one.name for one in buttons["cluster"].inputs] == ["until"]
+    name, until = buttons["partition"].inputs
+    assert (name.choices, name.required) == (("train",), True)
+    assert "gpu-lost" in buttons["rule"].inputs[0].choices
+    assert (until.default, until.choices[-1]) == ("2026-11-20T07:17Z", "")
+    assert until.labels[0] == "Fri 04:17 UTC, in 1 h" and len(until.labels) == len(until.choices)
+
+
+def test_caps_count_as_the_gate_does_and_list_only_places_with_slots() -> None:
+    site = stands()
+    strip = standing.strip(site, fleet.node_rows(site), NOW)
+    found = {one.name: one for one in caps.caps(site, strip, shipped())}
+    assert (found["Slots"].used, found["Slots"].limit) == (strip.slots_used, strip.slots_limit)
+    assert (found["Floor of service"].limit, found["Floor of service"].left) == (29, 0)
+    racks = [name for name in found if name.startswith("Rack")]
+    held = {slot.node for slot in site.slots if not slot.unusable}
+    assert len(racks) == len(held) and found["Partition train"].used == len(held)
+    assert caps.caps(stands(snapshot=None), strip, shipped()) == []
+
+
+@pytest.mark.parametrize(("share", "word"), [(0.15, "at 5 roots"), (1.0, "switched off")])
+def test_the_breaker_says_when_it_opens(share: float, word: str) -> None:
+    site = stands()
+    site = msgspec.structs.replace(
+        site,
+        guards=msgspec.structs.replace(site.guards, breaker_share=share),
+        breaker=Breaker(cluster=CLUSTER),
+    )
+    view = caps.breaker_view(site)
+    assert view.word == "closed" and word in view.opens
+
+
+@pytest.mark.parametrize(
+    ("role", "adds", "resets"),
+    [(Role.viewer, False, False), (Role.operator, True, False), (Role.admin, True, True)],
+)
+def test_the_page_shows_only_what_the_role_may_press(role: Role, adds: bool, resets: bool) -> None:
+    sample = make_sample(32)
+    console_sample.storm(sample)
+    page = TestClient(Site(sample, role=role).app).get("/pauses", headers=COOKIE).text
+    main = page[page.index("<main") :]
+    assert ("Pause a rule" in main) is adds
+    assert ('data-act="/api/v1/pauses/pause-1"' in main) is adds
+    assert ('data-act="/api/v1/breaker/reset"' in main) is resets
+    assert "rule nvswitch-degraded" in main and "&lt;b&gt;BIOS&lt;/b&gt; upgrade" in main
+    assert "gpu0040" in main and "3 roots by nvswitch-fatal" in main
+
+
+def test_a_quiet_site_says_so() -> None:
+    page = TestClient(Site(make_sample(8, empty=True)).app).get("/pauses", headers=COOKIE).text
+    assert "Nothing is paused." in page and "No pause has ended." in page and ">closed</span>" in page

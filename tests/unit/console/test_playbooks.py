@@ -1,0 +1,142 @@
+"""The pages of playbooks, and the runbooks beside them."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from fastapi.testclient import TestClient
+
+from healer.actions import CHECKS, VERBS, WAITS
+from healer.console.reads import RuleBook
+from healer.console.runbooks import Runbooks, runbooks_dir
+from healer.console.views import playbooks
+from healer.console.views.step_words import CHECK_WORDS, VERB_WORDS, WAIT_WORDS
+from healer.model import Playbook, Role, Run, RunState, Step, Verb
+from tests.support.console_sample import CLUSTER, NOW, shipped
+from tests.support.console_site import SampleReads, Site, make_sample
+
+COOKIE = {"Cookie": "healer_session=cookie-good"}
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    return TestClient(Site(make_sample(32), role=Role.viewer).app)
+
+
+def playbook(*steps: Step, **more: object) -> Playbook:
+    given = {"name": "one", "title": "One", "target": "node", **more}
+    return Playbook(steps=steps, **given)  # type: ignore[arg-type]
+
+
+def run(state: RunState, **more: object) -> Run:
+    return Run(
+        id="r", cluster=CLUSTER, playbook="one", state=state, by="healer", reason="", created_at=NOW,
+        **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_every_verb_check_and_wait_has_words_and_says_truly_whether_it_is_undone() -> None:
+    assert (set(VERB_WORDS), set(CHECK_WORDS), set(WAIT_WORDS)) == (set(VERBS), set(CHECKS), set(WAITS))
+    undoes = {verb for verb, action in VERBS.items() if action.undo is not None}
+    assert {verb for verb, told in VERB_WORDS.items() if told.undone} == undoes
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "person"),
+    [
+        ("drain", "the node", "Wait until the node is resumed"),
+        ("requeue", "a job's work", ""),
+        ("collect-evidence", "", ""),
+        ("gpu-fatal", "the node and a job's work", "Wait for the repair"),
+    ],
+)
+def test_a_playbook_says_what_it_takes_and_what_needs_a_person(name: str, takes: str, person: str) -> None:
+    found = playbooks.entry(shipped().playbooks[name], [], [], NOW)
+    assert (found.takes, found.person) == (takes, person)
+
+
+def test_runs_are_counted_by_how_they_ended_and_shadow_runs_apart() -> None:
+    ran = [run(RunState.done), run(RunState.done, shadow=True), run(RunState.stuck), run(RunState.done)]
+    other = msgspec.structs.replace(run(RunState.cancelled), playbook="other")
+    found = playbooks.entry(playbook(), [], [other, *ran], NOW)
+    assert found.ended == "2 done, 1 stuck, 1 in shadow"
+    assert found.last is not None and found.last.run is ran[0]
+    assert playbooks.entry(playbook(), [], [], NOW).last is None
+
+
+def test_a_step_tells_its_limits_its_condition_and_what_is_undone() -> None:
+    drain, kept, test, wait, repair = playbooks.step_lines(
+        playbook(
+            Step(id="drain", do=Verb.drain, timeout_s=30, retries=4),
+            Step(id="kept", do=Verb.drain, undo="keep", verify="node_answers"),
+            Step(id="test", check="fabric_state", when="drain.passed", timeout_s=600),
+            Step(id="empty", wait="empty", wait_s=86400, for_each="jobs_hit"),
+            Step(id="repair", wait="repair"),
+        )
+    )
+    assert (drain.limits, drain.undone, drain.takes) == ("30 s, 5 attempts", "The drain is lifted.", True)
+    assert kept.undone == "Stays." and "And node_answers: Slurm reaches the node" in kept.verified
+    assert (test.only, test.limits, test.undone) == ("Only when drain.passed.", "10 min", "")
+    assert (wait.only, wait.limits) == ("Once for each of jobs_hit.", "asks a person after 1 d")
+    assert (repair.limits, repair.kind) == ("none", "waits")
+
+
+def test_every_playbook_has_a_page_with_its_runbook(client: TestClient) -> None:
+    for name, one in shipped().playbooks.items():
+        page = client.get(f"/playbooks/{name}", headers=COOKIE)
+        assert page.status_code == 200, name
+        assert ("h-book" in page.text) is bool(one.runbook), name
+    listed = client.get("/playbooks", headers=COOKIE).text
+    assert listed.count("<tr data-row=") == len(shipped().playbooks)
+    assert client.get("/playbooks?q=gpu-reset", headers=COOKIE).text.count("<tr data-row=") == 1
+    assert "No playbook fits." in client.get("/playbooks?q=none+such", headers=COOKIE).text
+
+
+@pytest.mark.parametrize("path", ["/playbooks/none", "/runbooks/none", "/runbooks/..%2F..%2Fpyproject"])
+def test_what_there_is_not_is_said(client: TestClient, path: str) -> None:
+    assert client.get(path, headers=COOKIE).status_code == 404
+
+
+def test_a_playbook_names_the_rules_that_use_it_with_their_modes(client: TestClient) -> None:
+    page = client.get("/playbooks/gpu-fatal", headers=COOKIE).text
+    row = page[page.index('data-row="gpu-lost"') :].partition("</tr>")[0]
+    assert "approve" in row and "set by mara" in row
+    assert "None: people start it by hand." in client.get("/playbooks/gpu-reset", headers=COOKIE).text
+
+
+def test_every_runbook_is_served_and_its_links_lead_somewhere(client: TestClient) -> None:
+    known = {path.stem for path in runbooks_dir().glob("*.md")}
+    assert "gpu-reset" in known
+    for name in known:
+        page = client.get(f"/runbooks/{name}", headers=COOKIE).text
+        text = page[page.index('class="panel prose"') :]
+        for link in re.findall(r'href="([^"]+)"', text):
+            assert link.startswith(("/runbooks/", "https://", "#")), (name, link)
+            assert not link.startswith("/runbooks/") or link.removeprefix("/runbooks/") in known, (name, link)
+
+
+def test_a_runbook_of_the_site_cannot_bring_html_or_scripts(tmp_path: Path) -> None:
+    text = "# A title\n\n<script>alert(1)</script> [x](javascript:alert(1)) [other](../gate.md) <img src=x>\n"
+    (tmp_path / "evil.md").write_text(text)
+    books = Runbooks(tmp_path)
+    made = books.html("evil")
+    assert books.title("evil") == "A title"
+    assert "<script" not in made and "<img" not in made and "href" not in made
+
+
+def test_what_a_site_wrote_into_its_playbook_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = "<script>alert(1)</script>"
+    one = playbook(Step(id="x", title=evil, do=Verb.notify, when=evil), title=evil)
+    known = SampleReads.rule_book
+
+    def with_it(self: SampleReads, cluster: str) -> RuleBook:
+        book = known(self, cluster)
+        rules = msgspec.structs.replace(book.rules, playbooks={**book.rules.playbooks, "one": one})
+        return msgspec.structs.replace(book, rules=rules)
+
+    monkeypatch.setattr(SampleReads, "rule_book", with_it)
+    client = TestClient(Site(make_sample(8)).app)
+    for path in ("/playbooks", "/playbooks/one"):
+        page = client.get(path, headers=COOKIE).text
+        assert evil not in page and "&lt;script&gt;alert(1)" in page, path

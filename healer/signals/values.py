@@ -23,7 +23,7 @@ TOO_OLD = "time: older than 15 min"
 _BLANK_INT32 = 0x7FFFFFF0
 _BLANK_FLOAT = 140737488355328.0
 _BLANK_INT64 = 2.0**63
-#: Where numbers and blanks take turns: below the first, between the second and the third, and so on, is a blank.
+#: Where numbers and blanks take turns: below the first is a blank, up to the second a number, and so on.
 _BORDERS = np.array(
     [
         np.nextafter(-_BLANK_INT64, 0),

@@ -93,7 +93,7 @@ class Rulebook:
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
-    """What the stamp holds of each file below. Each process asks every second, so a file costs one system call
+    """What the stamp holds of each file below. Each process asks each second: a file costs one system call
     and no Path. What goes meanwhile is gone."""
     with suppress(OSError), os.scandir(folder) as found:
         for one in found:

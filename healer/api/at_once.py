@@ -13,8 +13,6 @@ from uvicorn.protocols.http.httptools_impl import (
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-#: A body up to this is taken from uvicorn as a whole; of longer ones it has stopped to read.
-_SHORT = 32 * 1024
 #: Heads that are kept; uvicorn's own headers hold the time, so all are made anew each second.
 _HEADS = 256
 #: What these mean to a connection is uvicorn's to know.
@@ -22,15 +20,17 @@ _UVICORNS = frozenset({b"connection", b"transfer-encoding"})
 
 
 def arrived(receive: Receive) -> bytes | None:
-    """A short body that is all here before anybody asks for it, as most are: then nothing is waited for, and
+    """A body that is all here before anybody asks for it, as most are: then nothing is waited for, and
     neither a time nor a place has to be kept for it. None: ask `receive`."""
     cycle = getattr(receive, "__self__", None)
     if type(cycle) is not RequestResponseCycle or cycle.more_body or cycle.waiting_for_100_continue:
         return None
-    if cycle.disconnected or len(cycle.body) > _SHORT:
+    if cycle.disconnected:
         return None
+    # As `receive` does and leaves it: the next one waits for the end of the connection.
+    cycle.flow.resume_reading()
+    cycle.message_event.clear()
     body, cycle.body = bytes(cycle.body), bytearray()
-    cycle.message_event.clear()  # as `receive` leaves it: the next one waits for the end of the connection
     return body
 
 

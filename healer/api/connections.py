@@ -118,6 +118,15 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
             self._place = _Place.body
             self._stop()
 
+        def on_body(self, body: bytes) -> None:
+            # The first piece is kept as it came: most bodies are no more, and then they are copied by nobody.
+            held: bytes | bytearray = self.cycle.body
+            if type(held) is bytes:
+                self.cycle.body = bytearray(held)
+            elif not held:
+                self.cycle.body = b""  # type: ignore[assignment]  # to which uvicorn adds
+            super().on_body(body)
+
         def on_message_complete(self) -> None:
             super().on_message_complete()
             self._place = _Place.end

@@ -7,6 +7,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
@@ -114,25 +115,42 @@ class Entry:
 
     async def received(self, request: Request, limit: int) -> bytes:
         """The body as it was sent; its sender is heard, and charged for it."""
+        raw = self.at_hand(request, limit)
+        if raw is not None:
+            return raw
         caller: Caller = request.scope[SENDER]
-        raw = arrived(request.receive)
-        if raw is None:
-            raw = await self.receiver.body(
-                request.receive, limit, caller, lambda n: self.charge(request, size=n)
-            )
-        elif len(raw) > limit:
-            raise too_large(limit)
-        self.senders.heard(caller, route_of(request.scope["path"]), len(raw))
-        self.charge(request, size=len(raw))
+        raw = await self.receiver.body(request.receive, limit, caller, lambda n: self.charge(request, size=n))
+        self._came(request, caller, len(raw))
         return raw
 
+    def at_hand(self, request: Request, limit: int) -> bytes | None:
+        """The same where all of it is here already, as nearly always; None: nothing was done."""
+        raw = arrived(request.receive)
+        if raw is None:
+            return None
+        if len(raw) > limit:
+            raise too_large(limit)
+        self._came(request, request.scope[SENDER], len(raw))
+        return raw
+
+    def _came(self, request: Request, caller: Caller, size: int) -> None:
+        self.senders.heard(caller, route_of(request.scope["path"]), size)
+        self.quotas.spend(caller, time.monotonic(), size=size)
+
     def taken(
-        self, request: Request, entries: int, rejected: Sequence[wire.Rejected] = (), more: int = 0
+        self,
+        request: Request,
+        entries: int,
+        rejected: Sequence[wire.Rejected] = (),
+        more: int = 0,
+        *,
+        series: int = 0,
     ) -> None:
-        """After a body was stored: charges its entries, and counts those that were too late or wrong.
+        """After a body was stored: charges its entries and new series, and counts those entries that were too
+        late or wrong.
 
         `entries` without the rejected ones; `more`: rejected beyond those that are told."""
-        self.charge(request, entries=entries + len(rejected) + more)
+        self.charge(request, entries=entries + len(rejected) + more, series=series)
         if not rejected:
             return
         late = [one for one in rejected if one.reason.startswith(TOO_OLD)]
@@ -252,6 +270,8 @@ async def _patiently(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
 async def read_body(request: Request, *, unpacked_limit: int = BODY_LIMIT) -> bytes:
     """The whole body, unpacked; 413 as soon as it is known to be too long, 415 for a packing we lack."""
     packed = encoding_of(request)
+    if packed == "identity" and (here := request.app.state.entry.at_hand(request, BODY_LIMIT)) is not None:
+        return here
     check_encoding(packed)
     raw = await raw_body(request)
     if packed == "identity":
@@ -335,8 +355,8 @@ def _query(raw: bytes) -> QueryParams:
     return QueryParams(raw)
 
 
-def known_query(request: Request, known: set[str]) -> None:
-    if not request.scope["query_string"]:
+def known_query(request: Request, known: AbstractSet[str]) -> None:
+    if not request.scope["query_string"] or query_of(request).keys() <= known:
         return
     unknown = sorted(set(query_of(request)) - known)
     if unknown:

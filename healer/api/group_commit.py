@@ -162,7 +162,7 @@ class GroupCommit(Generic[T, R]):
         """
         if not items:
             return []
-        weight = len(items) if self._weigh is None else sum(self._weigh(one) for one in items)
+        weight = len(items) if self._weigh is None else sum(map(self._weigh, items))
         bound = self._queue * SHED_SHARE if shed_first else self._queue
         most = int(self._queue * share)
         counts, held = min(weight, most) if share < 1 else weight, self._held.get(owner, 0)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from healer.api.access import refuse
+from healer.api.answers import Told
 from healer.api.entry import (
     JSON,
     UNPACKED_LIMIT,
@@ -274,8 +275,7 @@ class MeasuringRoutes:
         if measured.inventory:
             await self._remember(measured.inventory)
         entries = measured.samples + measured.unrecognised
-        self._entry.taken(request, entries, measured.rejected, measured.rejected_more)
-        self._entry.charge(request, series=measured.placed)
+        self._entry.taken(request, entries, measured.rejected, measured.rejected_more, series=measured.placed)
         for name, one in measured.unknown.items():
             if one.why in LIMITS:
                 self._entry.lost(request, LossReason.series_limit, one.count, f"{name}: {one.why}")
@@ -397,4 +397,4 @@ def _answer(
         rejected=[Rejected(index=one.index, reason=one.reason) for one in rejected],
         rejected_more=rejected_more or msgspec.UNSET,
     )
-    return Response(_encode(told), 202, media_type="application/json")
+    return Told(_encode(told))

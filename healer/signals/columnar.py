@@ -138,7 +138,11 @@ class Columnar:
 
     def _without_parts_beyond(self, body: Body | Wordy, where: Where, out: Measured) -> None:
         """Cuts lists that tell of more GPUs than the node has, or of more links than a GPU can have."""
-        longest = max(map(len, chain(body.gpu.values(), body.links.values())), default=0)
+        longest = max(map(len, body.gpu.values()), default=0)
+        if body.links:
+            longest = max(longest, *map(len, body.links.values()))
+        if longest <= GPUS_LEAST and not body.links:
+            return  # as nearly all are
         if longest > GPUS_LEAST or any(len(links) > NVLINKS_MAX for links in chain(*body.links.values())):
             check_sizes(body)
         if longest > GPUS_LEAST and longest > (most := self._parts.gpus(where)):
@@ -157,8 +161,8 @@ class Columnar:
             tuple(body.gpu),
             tuple(map(len, body.gpu.values())),
             tuple(body.host),
-            tuple((name, tuple(map(len, gpus))) for name, gpus in body.links.items()),
-            tuple((port, tuple(values)) for port, values in body.ports.items()),
+            tuple([(name, *map(len, gpus)) for name, gpus in body.links.items()]),
+            tuple([(port, *values) for port, values in body.ports.items()]),
         )
         layout = self._layouts.get(key)
         if layout is None:

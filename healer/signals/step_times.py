@@ -7,12 +7,13 @@ in order.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from healer.model.samples import DOING, StepBatch
@@ -243,34 +244,37 @@ def _batch(
     *,
     is_open: bool,
 ) -> StepBatch:
-    def whole(name: str) -> NDArray[np.int32]:
-        values = [getattr(sample, name) for sample, _ in rows]
+    fields = zip(*[astuple(sample) for sample, _ in rows], strict=True)
+    told: dict[str, tuple[Any, ...]] = dict(zip(StepSample.__struct_fields__, fields, strict=True))
+
+    def whole(values: Iterable[int | None]) -> NDArray[np.int32]:
         return np.array([-1 if value is None else value for value in values], np.int32)
 
-    def measure(name: str) -> NDArray[np.float64]:
-        return np.array([getattr(sample, name) for sample, _ in rows], np.float64)
+    def measure(values: Sequence[float | None]) -> NDArray[np.float64]:
+        if not any(values) and values.count(None) == len(values):  # what nobody tells
+            return np.full(len(values), np.nan)
+        return np.array(values, np.float64)
 
-    def result(name: str) -> NDArray[np.float64]:
-        told = (getattr(sample, name) for sample, _ in rows)
-        return np.array([math.inf if isinstance(one, str) else one for one in told], np.float64)
+    def result(values: Sequence[float | str | None]) -> NDArray[np.float64]:
+        return measure([math.inf if isinstance(one, str) else one for one in values])
 
-    at = np.array([moment_.timestamp() for _, moment_ in rows])
-    step = [int(when.timestamp()) if sample.step is None else sample.step for sample, when in rows]
+    at = [when.timestamp() for _, when in rows]
+    step = [int(when) if one is None else one for one, when in zip(told["step"], at, strict=True)]
     return StepBatch(
         cluster=cluster,
         job=str(body.job),
         restart=body.restart,
         arrived_at=now,
         nodes=tuple(nodes),
-        rank=np.array([sample.rank or 0 for sample, _ in rows], np.int32),
+        rank=np.array([one or 0 for one in told["rank"]], np.int32),
         step=np.array(step, np.int64),
-        at=at,
-        node=np.array([-1 if one.node is None else nodes[one.node] for one, _ in rows], np.int32),
-        gpu=whole("gpu"),
-        stage=whole("stage"),
-        step_s=measure("open_s" if is_open else "step_s"),
-        doing=np.array([DOING.index(one.doing) for one, _ in rows], np.int8) if is_open else None,
-        work=measure("work"),
-        **{name: measure(name) for name in _SECONDS},
-        **{name: result(name) for name in RESULTS},
+        at=np.array(at),
+        node=whole(map(nodes.get, told["node"])),
+        gpu=whole(told["gpu"]),
+        stage=whole(told["stage"]),
+        step_s=measure(told["open_s" if is_open else "step_s"]),
+        doing=np.array([*map(DOING.index, told["doing"])], np.int8) if is_open else None,
+        work=measure(told["work"]),
+        **{name: measure(told[name]) for name in _SECONDS},
+        **{name: result(told[name]) for name in RESULTS},
     )

@@ -115,6 +115,18 @@ def test_a_body_that_is_asked_for_first_and_a_long_one(server: Server) -> None:
         assert ACCEPTED in until(link, b"rejected")
 
 
+def test_a_body_of_several_chunks_that_come_together_is_whole(server: Server) -> None:
+    api, port = server
+    head, body = post(api, 1, note="x" * 5000)
+    length = b"Content-Length: %d" % len(body)
+    assert length in head
+    chunks = [body[:1], body[1:40], body[40:], b""]
+    told = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks)
+    with connected(port) as link:
+        link.sendall(head.replace(length, b"Transfer-Encoding: chunked") + told)
+        assert ACCEPTED in until(link, b"rejected")
+
+
 def test_the_body_of_one_request_is_never_that_of_the_next(server: Server) -> None:
     """A refusal before the body is read leaves it lying; the next request of the connection has its own."""
     api, port = server

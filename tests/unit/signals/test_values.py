@@ -1,28 +1,27 @@
-"""Words of exporters as numbers."""
+"""Blanks that DCGM tells instead of numbers, and their neighbours, which are numbers."""
 
 import math
 
+import numpy as np
 import pytest
 
-from healer.signals.values import number
-from tests.unit.signals.measuring import shipped
+from healer.signals.values import clean
+
+INT32, FLOAT, INT64 = 0x7FFFFFF0, 2.0**47, 2.0**63
 
 
-@pytest.mark.parametrize(
-    ("signal", "text", "value"),
-    [
-        # Any UUID is a cluster, also one that begins like a number.
-        ("fabric_cluster_known", "0e5f1a2b-1111-2222-3333-444455556666", 1),
-        ("fabric_cluster_known", "7f3a0000-1111-2222-3333-444455556666", 1),
-        ("fabric_cluster_known", "00000000-0000-0000-0000-000000000000", 0),
-        ("fabric_cluster_known", "N/A", math.nan),
-        ("fabric_status", "Success", 0),
-        ("fabric_status", "7 of 8 links", 1),
-        ("fabric_status", "0", 0),
-        ("gpu_temp_c", "61 C", 61),
-        ("pcie_link_width", "16x", 16),
-        ("performance_state", "P2", 2),
-    ],
-)
-def test_what_a_word_means(signal: str, text: str, value: float) -> None:
-    assert number(shipped().signals[signal], text) == pytest.approx(value, nan_ok=True)
+@pytest.mark.parametrize("blank", [INT32, INT32 + 3, FLOAT, FLOAT + 3.5, INT64, -INT64, math.inf, -math.inf])
+def test_a_blank_is_no_number(blank: float) -> None:
+    assert np.isnan(clean(np.array([1.0, blank, 2.0]))).tolist() == [False, True, False]
+
+
+def test_what_stands_beside_a_blank_is_kept() -> None:
+    beside = [INT32 - 1, INT32 + 4, FLOAT - 1, FLOAT + 4, np.nextafter(INT64, 0), -INT32, -FLOAT, 0.0]
+    values = np.array([*beside, math.nan])
+    assert clean(values) is values
+    assert values[:-1].tolist() == beside
+
+
+def test_the_shape_stays() -> None:
+    assert clean(np.array([[1.0, INT32], [INT64, 4.0]])).tolist()[0][0] == 1.0
+    assert clean(np.empty((0, 3))).shape == (0, 3)

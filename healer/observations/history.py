@@ -3,9 +3,11 @@
 Pure state of its caller's. One walk notes, then keeps: what a walk noted that failed is forgotten (`begin`).
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
+from operator import itemgetter
 
 import msgspec
 
@@ -97,6 +99,8 @@ class History:
             known = self._nodes[one.node]
             known[key] = tuple(sorted((*known.get(key, ()), one), key=_begin))
             self._index(one, key)
+        for node in self._nodes:
+            self._bound(node)
         self._gpus |= self._fresh_gpus
         self._fresh_gpus = {}
 
@@ -108,6 +112,7 @@ class History:
         """The walk's transaction is through."""
         for node, fresh in self._fresh.items():
             self._nodes[node] |= fresh
+            self._bound(node)
         self._gpus |= self._fresh_gpus
         self.begin()
 
@@ -225,7 +230,6 @@ class History:
             oldest = at - KEPT
             kept = tuple(sorted((*(one for one in known if one.last_at >= oldest), burst), key=_begin))
             self._put(new.node, key, kept[-BURSTS_KEPT:], burst)
-            self._bound(new.node, oldest)
             return burst
         before = known[place]
         burst = msgspec.structs.replace(
@@ -297,16 +301,18 @@ class History:
             if len(index) > JOBS_KEPT:
                 del index[next(iter(index))]  # pyright: ignore[reportArgumentType]
 
-    def _bound(self, node: str, oldest: datetime) -> None:
-        """What is too old goes, and of a node with too much its oldest."""
+    def _bound(self, node: str) -> None:
+        """What is too old goes, and of a node with too much its oldest: once a walk, whatever it noted."""
         known = self._nodes[node]
-        for key in [key for key, bursts in known.items() if bursts[-1].last_at < oldest]:
-            del known[key]
-        while sum(map(len, known.values())) > NODE_KEPT:
-            key = min(known, key=lambda key: known[key][0].last_at)
-            known[key] = known[key][1:]
-            if not known[key]:
-                del known[key]
+        ends = sorted((one.last_at, key, n) for key, bursts in known.items() for n, one in enumerate(bursts))
+        old = bisect_left(ends, ends[-1][0] - KEPT, key=itemgetter(0)) if ends else 0
+        gone: dict[Key, set[int]] = defaultdict(set)
+        for _, key, n in ends[: max(old, len(ends) - NODE_KEPT)]:
+            gone[key].add(n)
+        for key, numbers in gone.items():
+            rest = tuple(one for n, one in enumerate(known.pop(key)) if n not in numbers)
+            if rest:
+                known[key] = rest
 
     # --- asking -----------------------------------------------------------------------------------------
 

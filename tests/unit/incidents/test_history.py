@@ -16,7 +16,7 @@ from healer.model import (
     Mode,
 )
 from healer.observations import Picture
-from healer.observations.history import BURSTS_KEPT, REPLACED, History, Noted
+from healer.observations.history import BURSTS_KEPT, NODE_KEPT, REPLACED, History, Noted
 from tests.support.loop import CLUSTER, FATAL, REMAP, START, Site, beat, later, name
 
 HUNG = "NVRM: Xid (PCI:0000:9b:00): 119, pid=7, Timeout after 6s of waiting for RPC response from GPU3 GSP!"
@@ -187,6 +187,29 @@ def test_a_part_keeps_a_bound_of_bursts() -> None:
     bursts = history.of(name(1), "0000:9b:00", "xid-31")
     assert len(bursts) == BURSTS_KEPT
     assert bursts[-1].began_at == later((BURSTS_KEPT + 8) * 600)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_node_keeps_a_bound_of_bursts_and_the_newest_stay(restarted: bool) -> None:
+    """A node that tells of another GPU with each line; loaded at a restart they were bounded one by one, with
+    a look at all for each: minutes of the detector's time."""
+    history, count = History(CLUSTER), 20 * NODE_KEPT
+    for number in range(count):
+        history.note(noted("xid-31", number / 60, part=f"{number:08x}:00:00"))
+    if restarted:
+        rows, history = history.changed, History(CLUSTER)
+        history.load(rows)
+    history.keep()
+    parts = [key[0] for key, _ in history.on(name(1))]
+    assert parts == [f"{number:08x}:00:00" for number in range(count - NODE_KEPT, count)]
+
+
+def test_a_week_is_looked_back_and_no_longer() -> None:
+    history = History(CLUSTER)
+    for number, minutes in enumerate((0, 60, 7 * 24 * 60 + 1)):
+        history.note(noted("xid-31", minutes, part=f"{number:08x}:00:00"))
+    history.keep()
+    assert len(list(history.on(name(1)))) == 2
 
 
 def test_a_storm_of_teardowns_is_one_row_for_each_gpu() -> None:

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from healer.console.own import OwnReads
 from healer.console.pages import Pages, guarded, link
 from healer.console.reads import AuditQuery
-from healer.console.views import approvals, caps, health, pauses, playbooks, runs, signals
+from healer.console.views import approvals, health, pauses, playbooks, room, runs, signals
 
 #: Records of pauses that are looked at for those that are over.
 PAUSE_RECORDS = 200
@@ -37,7 +37,7 @@ def _approval_routes(routes: APIRouter, pages: Pages) -> None:
                 ],
                 "count": len(waits),
                 "held": len(rows) - len(waits),
-                "room": approvals.room(caps.caps(stands, context["strip"], rules)),
+                "room": approvals.room_words(room.caps(stands, context["strip"], rules)),
                 "link": link,
             }
             return pages.show("approvals.html", context)
@@ -60,9 +60,9 @@ def _pause_routes(routes: APIRouter, pages: Pages) -> None:
                 "pauses": pauses.pause_rows(stands, session.role, now),
                 "past": pauses.past_pauses(told, stands.pauses, now),
                 "add": pauses.add_buttons(stands, rules, session.role, now, several=several),
-                "caps": caps.caps(stands, context["strip"], rules),
+                "caps": room.caps(stands, context["strip"], rules),
                 "breaker": stands.breaker,
-                "breaker_view": caps.breaker_view(stands),
+                "breaker_view": room.breaker_view(stands),
                 "link": link,
             }
             return pages.show("pauses.html", context)

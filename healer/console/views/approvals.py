@@ -6,7 +6,7 @@ import msgspec
 
 from healer.console.reads import OpenIncident, RunDetail, Standing
 from healer.console.views.buttons import Button, run_buttons
-from healer.console.views.caps import Cap
+from healer.console.views.room import Cap
 from healer.console.views.runs import GuardRow, RunRow, guard_rows, last_decision
 from healer.model import AnswerKind, Role, Severity, SlurmJob
 
@@ -69,6 +69,6 @@ def approval(
     )
 
 
-def room(caps: Sequence[Cap]) -> str:
+def room_words(caps: Sequence[Cap]) -> str:
     """`Floor of service: 3 left; Slots: 1 left; …`, of the whole cluster."""
     return "; ".join(f"{cap.name}: {cap.left:,} left" for cap in caps[:3])

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.console.reads import Standing
-from healer.console.views import caps, fleet, pauses, standing
+from healer.console.views import fleet, pauses, room, standing
 from healer.model import Breaker, Pause, Role, Run, RunState
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, pause_records, shipped
@@ -78,13 +78,13 @@ def test_a_pause_is_added_with_what_its_scope_needs() -> None:
 def test_caps_count_as_the_gate_does_and_list_only_places_with_slots() -> None:
     site = stands()
     strip = standing.strip(site, fleet.node_rows(site), NOW)
-    found = {one.name: one for one in caps.caps(site, strip, shipped())}
+    found = {one.name: one for one in room.caps(site, strip, shipped())}
     assert (found["Slots"].used, found["Slots"].limit) == (strip.slots_used, strip.slots_limit)
     assert (found["Floor of service"].limit, found["Floor of service"].left) == (29, 0)
     racks = [name for name in found if name.startswith("Rack")]
     held = {slot.node for slot in site.slots if not slot.unusable}
     assert len(racks) == len(held) and found["Partition train"].used == len(held)
-    assert caps.caps(stands(snapshot=None), strip, shipped()) == []
+    assert room.caps(stands(snapshot=None), strip, shipped()) == []
 
 
 @pytest.mark.parametrize(("share", "word"), [(0.15, "at 5 roots"), (1.0, "switched off")])
@@ -95,7 +95,7 @@ def test_the_breaker_says_when_it_opens(share: float, word: str) -> None:
         guards=msgspec.structs.replace(site.guards, breaker_share=share),
         breaker=Breaker(cluster=CLUSTER),
     )
-    view = caps.breaker_view(site)
+    view = room.breaker_view(site)
     assert view.word == "closed" and word in view.opens
 
 

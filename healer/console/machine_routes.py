@@ -21,6 +21,7 @@ from healer.model import (
     FiringAlert,
     Mode,
     Reservation,
+    Ruleset,
     SlurmJob,
     SlurmNode,
     SlurmSnapshot,
@@ -81,7 +82,7 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                     row,
                     cluster,
                     context["session"].role,
-                    pages.reads.rule_book(cluster).rules.playbooks.values(),
+                    stands.rules.playbooks.values(),
                 ),
                 "probation": max(
                     (one.probation_until for one in past.items if one.probation_until and not one.is_open),
@@ -102,7 +103,7 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
                 ),
             }
             context |= _made_of(pages, cluster, name, context["slurm"])
-            context |= _alerts(pages, cluster, name, now)
+            context |= _alerts(pages, stands.rules, cluster, name, now)
             context |= _remembered(pages, cluster, name, context, hours)
             return pages.show("node.html", context)
 
@@ -123,10 +124,9 @@ def _made_of(pages: Pages, cluster: str, name: str, shown: SlurmNode | None) -> 
     return {"made_of": rows, "reference": reference}
 
 
-def _alerts(pages: Pages, cluster: str, name: str, now: datetime) -> dict[str, Any]:
+def _alerts(pages: Pages, rules: Ruleset, cluster: str, name: str, now: datetime) -> dict[str, Any]:
     """What fires, what it is to healer, and how many more are like it: the newest of each name and place,
     those that open an incident first."""
-    rules = pages.reads.rule_book(cluster).rules
     told = pages.reads.alerts(cluster, name, now - timedelta(hours=ALERT_STAYS_MAX_H))
     opening = {entry.name for entry in rules.alerts if entry.opens}
     fires = firing(rules, told, now)

@@ -33,6 +33,26 @@ class Stop(Exception):
         self.response = response
 
 
+class FleetRows:
+    """The rows of each cluster, the very same list until Slurm, an incident or a slot says something else."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[tuple[object, object, frozenset[str]], list[fleet.NodeRow]]] = {}
+
+    def of(self, stands: Standing) -> list[fleet.NodeRow]:
+        held = frozenset(slot.node for slot in stands.slots)
+        shown = stands.snapshot.nodes if stands.snapshot else None
+        made = self._made.get(stands.cluster)
+        if made is not None:
+            (nodes, incidents, slots), rows = made
+            if nodes is shown and incidents is stands.open_incidents and slots == held:
+                return rows
+        before = {row.name: row for row in made[1]} if made is not None else {}
+        rows = fleet.node_rows(stands, before)
+        self._made[stands.cluster] = (shown, stands.open_incidents, held), rows
+        return rows
+
+
 class Pages:
     """What all pages share: who looks, at which cluster, and how it stands."""
 
@@ -42,6 +62,7 @@ class Pages:
         self.render = Renderer(clock)
         self.clock = clock
         self.runbooks = Runbooks(runbooks_dir())
+        self.fleet_rows = FleetRows()
         #: Whether changes of the rules can be tried here.
         self.tries = False
         #: Whether the health of healer itself has a page here.
@@ -84,7 +105,7 @@ class Pages:
                 raise Stop(self.problem(503, "No cluster yet", _NO_CLUSTER))
             raise Stop(self.problem(404, "No such cluster", f"healer knows no cluster {wanted}."))
         now = self.clock()
-        rows = fleet.node_rows(stands)
+        rows = self.fleet_rows.of(stands)
         return {
             "session": session,
             "acts": may_act(session.role),

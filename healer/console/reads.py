@@ -5,7 +5,7 @@ for "not found": it returns None or an empty page. Lists are newest first unless
 an opaque text that came out of `next_cursor`; a cursor that cannot be read raises `BadCursor`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
@@ -96,6 +96,8 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
     folded: tuple[str, ...] = ()
     owner: str | None = None
     acknowledged_by: str | None = None
+    fault: str = ""
+    jobs_hit: tuple[str, ...] = ()
 
     @property
     def bad_nodes(self) -> tuple[str, ...]:
@@ -105,16 +107,18 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How one cluster stands now. Read on every page, so it must be cheap (aim: under 10 ms at 1,250 nodes).
 
-    `snapshot` is Slurm's latest picture (None before the first), `snapshot_version` its row's version and
-    `snapshot_error` the poller's last error, empty when the last poll worked. `controller` is how slurmctld
-    does, None before the first poll. `slots` are those held now, `granted_last_hour` counts slots granted in
-    the last 60 min (not those by law 2). `pauses` and `vetoes` are those in force. `asking` are runs that
-    want a person: waiting for approval, proposed, stuck, held, or waiting with a question; oldest first, 50
-    at most. `rules_error` is the reason why changed rule files were not taken, empty when the current set is
+    `rules` are those in force, `guards` the cluster's own of them. `snapshot` is Slurm's latest picture
+    (None before the first), `snapshot_version` its row's version and `snapshot_error` the poller's last
+    error, empty when the last poll worked. `controller` is how slurmctld does, None before the first
+    poll. `slots` are those held now, `granted_last_hour` counts slots granted in the last 60 min (not
+    those by law 2). `pauses` and `vetoes` are those in force. `asking` are runs that want a person:
+    waiting for approval, proposed, stuck, held, or waiting with a question; oldest first, 50 at most.
+    `rules_error` is the reason why changed rule files were not taken, empty when the current set is
     theirs. `detector_at` is when the detector last showed that it lives, None when unknown.
     """
 
     cluster: str
+    rules: Ruleset
     breaker: Breaker
     guards: GuardSettings
     default_mode: Mode
@@ -130,6 +134,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     asking: tuple[Run, ...] = ()
     rules_error: str = ""
     detector_at: datetime | None = None
+
+
+class NodeGauges(msgspec.Struct, frozen=True):
+    """Each GPU's newest temperature and the reasons of a lower clock as bits; None: not told of late."""
+
+    temperature_c: tuple[float | None, ...] = ()
+    reasons: tuple[float | None, ...] = ()
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +188,8 @@ class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One incident with everything that belongs to it. All lists oldest first.
 
     `records` are the audit records whose subject is this incident or one of its runs (200 at most);
-    `similar` are up to five other incidents, of the same part and node first, then of the same fault.
+    `similar` are up to five other incidents, of the same part and node first, then of the same fault;
+    `merged` those that ended as a part of this one.
     """
 
     incident: Incident
@@ -192,6 +204,7 @@ class IncidentDetail(msgspec.Struct, frozen=True, kw_only=True):
     similar: tuple[Similar, ...] = ()
     #: What was collected on its nodes.
     collected: tuple[EvidenceFile, ...] = ()
+    merged: tuple[OpenIncident, ...] = ()
 
 
 class IncidentQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -379,6 +392,14 @@ class ConsoleReads(Protocol):
         """Newest first by `opened`; `evidence` of the items may be cut to the first line."""
         ...
 
+    def incidents_named(self, ids: Sequence[str]) -> list[Incident]:
+        """In the order of the ids, without those that are gone."""
+        ...
+
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        """By incident: the newest run that works on it and has not ended."""
+        ...
+
     def incident(self, incident: str) -> IncidentDetail | None:
         """By id, or by its first 8 or more characters (what stands in Slurm's reason), if only one fits."""
         ...
@@ -395,10 +416,6 @@ class ConsoleReads(Protocol):
 
     def catalogue(self) -> Catalogue:
         """What may be measured."""
-        ...
-
-    def rules(self) -> Ruleset:
-        """Those in force, by themselves: nothing is read of the database."""
         ...
 
     def rule_book(self, cluster: str) -> RuleBook: ...
@@ -431,6 +448,18 @@ class ConsoleReads(Protocol):
 
     def lemon(self, cluster: str, node: str) -> LemonScore | None:
         """How much the node fails again and again; None: not at all."""
+        ...
+
+    def gauges(self, cluster: str) -> Mapping[str, NodeGauges]:
+        """By node, of those that told any in the last minutes. The same mapping while nothing changed."""
+        ...
+
+    def paces(self, cluster: str) -> Mapping[str, float]:
+        """By node in a job that tells compute times: its slowest rank's over the median of its peers."""
+        ...
+
+    def lemons(self, cluster: str) -> Mapping[str, float]:
+        """The score of each node that has one."""
         ...
 
     def unusual(self, cluster: str, node: str) -> Unusual | None:

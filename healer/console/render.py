@@ -4,8 +4,9 @@ import hashlib
 import mimetypes
 from collections.abc import Callable
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Response
@@ -29,6 +30,14 @@ PAGE_HEADERS = {
     # A page shows what stands now and who is signed in; no cache may keep it.
     "Cache-Control": "no-store",
 }
+
+
+T = TypeVar("T", bound=StrEnum)
+
+
+def one_of(kind: type[T], word: str) -> T | None:
+    """None for a word that is none of them: an address from elsewhere asks for everything."""
+    return kind(word) if word in set(kind) else None
 
 
 def web_dir() -> Path:

@@ -1,6 +1,5 @@
 """The pages. Each is one read of the database and one template; every press goes to the REST API."""
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from urllib.parse import urlencode
@@ -9,15 +8,15 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from healer.console.desk_routes import desk_routes
+from healer.console.fleet_routes import fleet_routes
+from healer.console.incident_routes import incident_routes
 from healer.console.machine_routes import machine_routes
 from healer.console.own import OwnReads
-from healer.console.pages import FLEET_ROWS, PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
+from healer.console.pages import PAGE_ROWS, Pages, Stop, guarded, link
 from healer.console.playbook_routes import playbook_routes
 from healer.console.reads import (
     AuditQuery,
     ConsoleReads,
-    IncidentDetail,
-    IncidentQuery,
     RehearsalReads,
     RunQuery,
     SessionOf,
@@ -25,13 +24,11 @@ from healer.console.reads import (
     SignOut,
 )
 from healer.console.rehearsal_routes import rehearsal_routes
-from healer.console.render import PAGE_HEADERS
 from healer.console.report_routes import report_routes
 from healer.console.sign_in import session_routes
-from healer.console.views import audit, charts, fleet, incident, runs, timeline
+from healer.console.views import audit, runs
 from healer.console.views.buttons import from_here_buttons, run_buttons
-from healer.console.views.report import report
-from healer.model import Role, RunState, Severity
+from healer.model import RunState
 
 
 def router(
@@ -56,8 +53,8 @@ def router(
     pages = Pages(reads, session_of, clock)
     pages.tries, pages.tells_health = rehearsals is not None, own is not None
     routes = APIRouter(include_in_schema=False)
-    _fleet_routes(routes, pages)
-    _incident_routes(routes, pages)
+    fleet_routes(routes, pages)
+    incident_routes(routes, pages)
     machine_routes(routes, pages)
     desk_routes(routes, pages, own)
     report_routes(routes, pages)
@@ -72,116 +69,6 @@ def router(
             session_routes(pages.render, session_of, sign_in, sign_out, secure_cookie=secure_cookie)
         )
     return routes
-
-
-def _fleet_routes(routes: APIRouter, pages: Pages) -> None:
-    @routes.get("/")
-    def fleet_page(request: Request, q: str = "", page: int = 1) -> Response:
-        def show() -> Response:
-            context = pages.context(request, "fleet")
-            found = fleet.by_trouble(row for row in context["rows"] if fleet.matches(row, q))
-            count = max(1, -(-len(found) // FLEET_ROWS))
-            number = min(max(page, 1), count)
-            context |= {
-                "q": q,
-                "found": len(found),
-                "shown": found[(number - 1) * FLEET_ROWS : number * FLEET_ROWS],
-                "pages": count,
-                "number": number,
-                "legend": fleet.legend(context["rows"]),
-            }
-            return pages.show("fleet.html", context)
-
-        return guarded(show)
-
-    @routes.get("/fleet.json")
-    def fleet_json(request: Request) -> Response:
-        def show() -> Response:
-            context = pages.context(request, "fleet")
-            body = json.dumps(fleet.fleet_body(context["standing"], context["rows"]), separators=(",", ":"))
-            return pages.json(request, body)
-
-        return guarded(show)
-
-
-def _incident_routes(routes: APIRouter, pages: Pages) -> None:
-    @routes.get("/incidents")
-    def incidents_page(
-        request: Request, show: str = "open", severity: str = "", q: str = "", cursor: str | None = None
-    ) -> Response:
-        def body() -> Response:
-            context = pages.context(request, "incidents")
-            query = IncidentQuery(
-                cluster=context["cluster"],
-                open={"open": True, "resolved": False}.get(show),
-                severity=Severity(severity) if severity in set(Severity) else None,
-                text=q.strip(),
-            )
-            found = pages.reads.incidents(query, limit=PAGE_ROWS, cursor=cursor)
-            asking = asking_by_incident(context["standing"])
-            rows = [incident.incident_row(one, asking, context["now"]) for one in found.items]
-            if query.open:
-                # What is open is worked on: the most severe first. What is over is history: newest first.
-                rows.sort(key=lambda row: row.incident.severity)
-            context |= {
-                "incidents": rows,
-                "total": found.total,
-                "next": link("/incidents", context["keep"], show=show, severity=severity, q=q,
-                              cursor=found.next_cursor or "") if found.next_cursor else None,
-                "first": cursor is None,
-                "view": show,
-                "severity": severity,
-                "severities": [word.value for word in Severity],
-                "q": q,
-                "link": link,
-            }  # fmt: skip
-            return pages.show("incidents.html", context)
-
-        return guarded(body)
-
-    @routes.get("/incidents/{incident_id}/report.md")
-    def incident_report(request: Request, incident_id: str) -> Response:
-        def show() -> Response:
-            session = pages.session(request)
-            detail = pages.reads.incident(incident_id)
-            if detail is None or detail.incident.cluster not in pages.clusters(session):
-                raise Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
-            name = f"incident-{detail.incident.short_id}.md"
-            headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
-            return Response(report(detail, pages.clock()), media_type="text/markdown", headers=headers)
-
-        return guarded(show)
-
-    @routes.get("/incidents/{incident_id}")
-    def incident_page(request: Request, incident_id: str) -> Response:
-        def show() -> Response:
-            session = pages.session(request)
-            detail = pages.reads.incident(incident_id)
-            if detail is None or detail.incident.cluster not in pages.clusters(session):
-                raise Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
-            context = pages.context(request, "incident", detail.incident.cluster)
-            now = context["now"]
-            context |= {
-                "detail": detail,
-                "view": incident.incident_view(detail, context["standing"], session.role, now),
-                "timeline": timeline.timeline(detail),
-                "charts": _charts(pages, detail, now),
-                "similar": detail.similar,
-                "collected": detail.collected if session.role in (Role.operator, Role.admin) else (),
-                "same_words": incident.SAME_WORDS,
-            }
-            return pages.show("incident.html", context)
-
-        return guarded(show)
-
-
-def _charts(pages: Pages, detail: IncidentDetail, now: datetime) -> list[charts.FindingCharts]:
-    """The charts of the findings, continued with what the node reported since, where that is still kept."""
-    if not charts.newest_findings(detail.findings):
-        return []
-    wanted = charts.later_since(detail.findings, now)
-    later = pages.reads.node_signals(detail.incident.cluster, *wanted) if wanted else ([], {})
-    return charts.incident_charts(detail, pages.reads.catalogue(), later)
 
 
 def _run_routes(routes: APIRouter, pages: Pages, link_secret: str | None) -> None:

@@ -169,11 +169,17 @@ class RankPace:
     slow_steps: int
 
 
-def slowest(made: StepGrid, away: Matrix, count: int = 10) -> list[RankPace]:
-    """The ranks that were furthest above their stage lately, worst first; those with three steps or more."""
+def lately(away: Matrix) -> NDArray[np.float64]:
+    """(ranks,): how far each was above its stage in the last steps; NaN where fewer than three were told."""
     recent = away[:, -RECENT_STEPS:]
     middle = _median(recent, axis=1)
     middle[np.isfinite(recent).sum(axis=1) < 3] = np.nan
+    return middle
+
+
+def slowest(made: StepGrid, away: Matrix, count: int = 10) -> list[RankPace]:
+    """The ranks that were furthest above their stage lately, worst first; those with three steps or more."""
+    middle = lately(away)
     order = [int(row) for row in np.argsort(-np.nan_to_num(middle, nan=-np.inf), kind="stable")[:count]]
     compute = _median(made.compute_s[:, -RECENT_STEPS:], axis=1)
     return [

@@ -28,6 +28,7 @@ from healer.adapters.postgres.tables import (
     audit_records,
     findings,
     inbox,
+    incidents,
     messages,
     requeues,
     rule_modes,
@@ -35,7 +36,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.console.own import Sink
-from healer.console.reads import AuditQuery, CheckpointSeen, IncidentQuery, Requeue
+from healer.console.reads import AuditQuery, CheckpointSeen, IncidentQuery, OpenIncident, Requeue
 from healer.model import (
     Component,
     FaultClass,
@@ -54,7 +55,7 @@ from healer.model import (
     RunState,
     StepEvent,
 )
-from tests.support.api import CLUSTER, RULES, incident, save_incident, snapshot
+from tests.support.api import CLUSTER, RULES, incident, save_incident, save_run, snapshot
 from tests.support.console_telemetry import steps_of
 
 NOW = datetime.now(UTC)
@@ -292,6 +293,52 @@ def test_similar_ones_are_found_by_index_among_thousands(fresh_database: sa.Engi
     assert {one.fault for one in found} == {here.fault}
     assert len(plans) == 2
     assert all("Index Scan" in plan and "Seq Scan" not in plan for plan in plans), plans
+
+
+def write_again(engine: sa.Engine, one: Incident) -> None:
+    with engine.begin() as conn:
+        values = {"state": one.state, "doc": msgspec.to_builtins(one)}
+        conn.execute(sa.update(incidents).where(incidents.c.id == one.id).values(values))
+
+
+def test_open_incidents_are_read_anew_only_where_they_were_written(fresh_database: sa.Engine) -> None:
+    PostgresSnapshots(fresh_database).put(snapshot())
+    old, new = incident(9), incident(5)
+    with fresh_database.begin() as conn:
+        save_incident(conn, old)
+        save_incident(conn, new)
+    reads = reads_of(fresh_database)
+
+    def shown() -> tuple[OpenIncident, ...]:
+        standing = reads.standing(CLUSTER)
+        assert standing is not None
+        return standing.open_incidents
+
+    first = shown()
+    assert [one.id for one in first] == [new.id, old.id] and shown() is first
+    write_again(fresh_database, msgspec.structs.replace(new, acknowledged_by="ann"))
+    second = shown()
+    assert [one.acknowledged_by for one in second] == ["ann", None] and second[1] is first[1]
+    over = msgspec.structs.replace(old, state=IncidentState.resolved, merged_into=new.id, closed=NOW)
+    write_again(fresh_database, over)
+    assert [one.id for one in shown()] == [new.id]
+    detail = reads.incident(new.id)
+    assert detail is not None and [one.id for one in detail.merged] == [old.id]
+    assert [one.id for one in reads.incidents_named([old.id, "gone", new.id])] == [old.id, new.id]
+
+
+def test_the_run_at_work_is_the_newest_that_has_not_ended(fresh_database: sa.Engine) -> None:
+    one, other = incident(9), incident(5)
+    made = {"shadow": True, "state": RunState.running}, {"state": RunState.held}, {"state": RunState.done}
+    with fresh_database.begin() as conn:
+        for number, fields in enumerate(made):
+            run = Run(
+                id=f"r{number}", cluster=CLUSTER, playbook="drain", by="healer", reason="", incident=one.id,
+                created_at=NOW + timedelta(seconds=number), **fields,  # type: ignore[arg-type]
+            )  # fmt: skip
+            save_run(conn, run)
+    found = reads_of(fresh_database).at_work([one.id, other.id])
+    assert {name: run.id for name, run in found.items()} == {one.id: "r1"}
 
 
 def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.Engine) -> None:

@@ -54,6 +54,7 @@ def paths(site: Site) -> list[str]:
     return [
         "/",
         "/?q=nothing-fits",
+        "/?colour=temperature",
         "/incidents",
         "/incidents?show=resolved",
         "/incidents?severity=P0&show=all&q=gpu0009",
@@ -140,6 +141,38 @@ def test_keys_move_open_search_and_help(browser: Browser, url: str) -> None:
     expect(page.locator("h1")).to_have_text("Audit")
     page.keyboard.press("/")
     expect(page.locator("#q")).to_be_focused()
+
+
+def test_the_queue_is_worked_by_keys_and_shows_what_healer_confirmed(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/incidents")
+    for key in "jxjx":
+        page.keyboard.press(key)
+    expect(page.locator("#bulk-count")).to_have_text("2 selected")
+    ids = [row.get_attribute("data-row") for row in page.locator("#list tbody tr").all()[:2]]
+    page.keyboard.press("a")
+    page.keyboard.press("Enter")
+    expect(page.locator("#bulk-said")).to_have_text("2 of 2 acknowledged.")
+    assert [one[0] for one in site.pressed] == [f"POST /api/v1/incidents/{one}/acknowledge" for one in ids]
+    expect(page.locator(f"tr[data-row='{ids[0]}'] .c-who")).to_have_text("mara")
+    expect(page.locator("#bulk")).to_be_hidden()
+
+    for one in ids:
+        page.locator(f"input[value='{one}']").check()
+    site.refuse = {"title": "Conflict", "detail": "the incident is resolved already", "status": 409}
+    page.keyboard.press("m")
+    page.fill("#triage-reason", "one cause")
+    page.click("#triage-go")
+    expect(page.locator("#triage-list")).to_contain_text("the incident is resolved already")
+    site.refuse = None
+    page.click("#triage-go")
+    expect(page.locator("#bulk-said")).to_have_text("1 of 1 merged.")
+    assert site.pressed[-1][1] == {"into": ids[0], "reason": "one cause"}
+    expect(page.locator(f"tr[data-row='{ids[1]}']")).to_have_count(0)
+    page.goto(f"{url}/incidents/{ids[0]}")
+    expect(page.locator("#h-merged")).to_contain_text("1 incident")
 
 
 def test_approval_shows_its_effect_first_and_a_refusal_in_words(
@@ -241,6 +274,37 @@ def test_the_map_speaks_and_opens_a_node(browser: Browser, url: str) -> None:
     expect(page.locator("#say")).to_contain_text("gpu0002: in service, busy")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("gpu0002")
+
+
+def test_only_changed_cells_are_drawn_again_and_a_rack_stands_alone(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/")
+    expect(page.locator("#live")).to_have_text("live")
+    wait_until(lambda: page.evaluate("performance.getEntriesByName('map').length"), what="the map is drawn")
+    page.evaluate(
+        """() => { window.drawn = 0; const pen = CanvasRenderingContext2D.prototype, draw = pen.roundRect;
+            pen.roundRect = function (...given) { drawn++; draw.apply(this, given); }; }"""
+    )
+    snapshot = site.sample.standing.snapshot
+    assert snapshot is not None
+    down = msgspec.structs.replace(snapshot.nodes["gpu0004"], state=("DOWN",))
+    shown = msgspec.structs.replace(snapshot, nodes={**snapshot.nodes, "gpu0004": down})
+    site.sample.standing = msgspec.structs.replace(site.sample.standing, snapshot=shown)
+    site.say("fleet", {"cluster": "pod1"})
+    wait_until(lambda: page.evaluate("drawn"), what="the map is drawn again")
+    assert page.evaluate("drawn") == 1
+
+    page.keyboard.press("c")
+    page.wait_for_url("**colour=verdict")
+    expect(page.locator("#legend")).to_contain_text("isolate")
+    page.locator("#map").focus()
+    page.keyboard.press("End")
+    expect(page.locator("#say")).to_contain_text("gpu0032: nothing known against it")
+    page.keyboard.press("s")
+    page.wait_for_url("**place=r008*")
+    expect(page.locator("#nodes tbody tr")).to_have_count(4)
 
 
 def test_a_viewer_sees_all_and_presses_nothing(browser: Browser) -> None:

@@ -5,7 +5,7 @@ Run `python -m tests.support.console_site --nodes 1250 --port 8099` to look at t
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,6 +24,7 @@ from healer.console.reads import (
     IncidentQuery,
     JobHistory,
     NewSession,
+    NodeGauges,
     OpenIncident,
     Page,
     RuleBook,
@@ -36,6 +37,7 @@ from healer.console.routes import router
 from healer.console.views.runs import asks
 from healer.incidents.similar import similar_to
 from healer.model import (
+    ENDED_RUN_STATES,
     AuditRecord,
     Breaker,
     Catalogue,
@@ -45,6 +47,7 @@ from healer.model import (
     FleetFigure,
     GuardSettings,
     Incident,
+    IncidentState,
     LastHeard,
     LemonPart,
     LemonScore,
@@ -54,7 +57,6 @@ from healer.model import (
     Observation,
     Reference,
     Role,
-    Ruleset,
     Run,
     RunState,
     Slot,
@@ -67,6 +69,7 @@ from healer.ports.pull import Points
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
+from tests.support.console_telemetry import SLOW_NODE
 
 CSRF = "csrf-of-the-test"
 
@@ -132,6 +135,7 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         snapshot_version=1,
         slots=slots,
         granted_last_hour=len(slots),
+        rules=shipped(),
         detector_at=NOW,
     )
     return Sample(standing=standing, details=details, runs=runs, records=sealed)
@@ -155,22 +159,7 @@ class SampleReads:
         ]
         return msgspec.structs.replace(
             self.sample.standing,
-            open_incidents=tuple(
-                OpenIncident(
-                    id=one.id,
-                    severity=one.severity,
-                    state=one.state,
-                    rule=one.rule,
-                    title=one.title,
-                    root=one.root,
-                    opened=one.opened,
-                    nodes=one.nodes,
-                    known_bad_in_service=one.known_bad_in_service,
-                    owner=one.owner,
-                    acknowledged_by=one.acknowledged_by,
-                )
-                for one in incidents
-            ),
+            open_incidents=tuple(map(_opened, incidents)),
             asking=tuple(asking),
         )
 
@@ -180,9 +169,20 @@ class SampleReads:
         )
         return _page([one for one in reversed(rows) if _fits(one, query)], limit, cursor)
 
+    def incidents_named(self, ids: Sequence[str]) -> list[Incident]:
+        return [self.sample.details[name].incident for name in ids if name in self.sample.details]
+
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        runs = [run.run for name in ids for run in self.sample.details[name].runs]
+        return {run.incident: run for run in runs if run.incident and run.state not in ENDED_RUN_STATES}
+
     def incident(self, incident: str) -> IncidentDetail | None:
         found = [detail for key, detail in self.sample.details.items() if key.startswith(incident)]
-        return found[0] if len(found) == 1 and len(incident) >= 8 else None
+        if len(found) != 1 or len(incident) < 8:
+            return None
+        merged = (one.incident for one in self.sample.details.values())
+        parts = tuple(_opened(one) for one in merged if one.merged_into == found[0].incident.id)
+        return msgspec.structs.replace(found[0], merged=parts)
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
         rows = [detail.run for detail in self.sample.runs.values()]
@@ -222,9 +222,6 @@ class SampleReads:
     def catalogue(self) -> Catalogue:
         return shipped().catalogue
 
-    def rules(self) -> Ruleset:
-        return shipped()
-
     def rule_book(self, cluster: str) -> RuleBook:
         return console_telemetry.rule_book(shipped(), list(self.sample.details.values()))
 
@@ -249,6 +246,23 @@ class SampleReads:
         part = LemonPart(signal="faults", count=2.4, points=2.4, text="3 faults")
         known = LemonScore(cluster=cluster, node=node, score=2.4, parts=(part,))
         return known if node == "gpu0001" else None
+
+    def gauges(self, cluster: str) -> Mapping[str, NodeGauges]:
+        return {name: console_telemetry.gauges(at, hot=name == SLOW_NODE) for at, name in self._told()}
+
+    def paces(self, cluster: str) -> Mapping[str, float]:
+        return {name: 1.24 if name == SLOW_NODE else 0.98 + at % 9 / 100 for at, name in self._told()}
+
+    def lemons(self, cluster: str) -> Mapping[str, float]:
+        return {"gpu0001": 2.4, "gpu0009": 3.5}
+
+    def _told(self) -> Iterator[tuple[int, str]]:
+        """Nodes that tell what they measure: all but each tenth."""
+        return ((at, name) for at, name in enumerate(self._names()) if at % 10)
+
+    def _names(self) -> list[str]:
+        snapshot = self.sample.standing.snapshot
+        return [node.name for node in snapshot.gpu_nodes] if snapshot else []
 
     def unusual(self, cluster: str, node: str) -> Unusual | None:
         return console_telemetry.unusual(cluster, node)
@@ -289,6 +303,10 @@ class SampleReads:
         snapshot = self.sample.standing.snapshot
         shown = snapshot.jobs.get(job) if snapshot else None
         return console_telemetry.job_steps(job, shown.nodes) if shown else []
+
+
+def _opened(incident: Incident) -> OpenIncident:
+    return msgspec.convert(incident, OpenIncident, from_attributes=True)
 
 
 def _fits(incident: Incident, query: IncidentQuery) -> bool:
@@ -377,7 +395,25 @@ class Site:
             return JSONResponse(DRY_RUN)
         if self.refuse is not None:
             return JSONResponse(self.refuse, 409, media_type="application/problem+json")
+        taken = self._taken(path, body)
+        if taken is not None:
+            return JSONResponse(msgspec.to_builtins(taken))
         return JSONResponse({"id": "run-1", "state": "running"}, 202)
+
+    def _taken(self, path: str, body: dict[str, Any]) -> Incident | None:
+        """The incident as it is now, where a person's word of it is one that the pages show at once."""
+        name, _, verb = path.removeprefix("incidents/").partition("/")
+        change: dict[str, Any] = {}
+        if verb == "acknowledge":
+            change = {"acknowledged_by": "mara"}
+        elif verb == "merge":
+            change = {"state": IncidentState.resolved, "closed": NOW, "merged_into": body["into"]}
+        detail = self.sample.details.get(name)
+        if detail is None or not change:
+            return None
+        incident = msgspec.structs.replace(detail.incident, **change)
+        self.sample.details[name] = msgspec.structs.replace(detail, incident=incident)
+        return incident
 
     def say(self, event: str, data: dict[str, Any]) -> None:
         for loop, queue in list(self._listeners):

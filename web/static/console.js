@@ -32,14 +32,15 @@ setInterval(freshen, 5000);
 
 // --- live: an event makes the page fetch itself anew and swap the regions that are about it -----------
 const wanted = new Set();
-let timer = null, busy = false;
+let timer = null, busy = false, looked = 0;
 function about(region, name) {
   return (region.dataset.live || "").split(" ").some((word) => word === name || name === "all" || name.startsWith(word + ":") || word.startsWith(name + ":"));
 }
 function refresh(name) {
   wanted.add(name);
   document.dispatchEvent(new CustomEvent("healer:" + name.split(":")[0]));
-  if (!timer) timer = setTimeout(swap, 200);
+  // At once, and in a storm of events once a second.
+  if (!timer) timer = setTimeout(swap, Math.max(200, looked + 1000 - Date.now()));
 }
 async function swap() {
   timer = null;
@@ -49,6 +50,7 @@ async function swap() {
   const regions = [...document.querySelectorAll("[data-live]")].filter((region) => names.some((name) => about(region, name)));
   if (!regions.length || document.hidden && (names.forEach((name) => wanted.add(name)), true)) return;
   busy = true;
+  looked = Date.now();
   try {
     const answer = await fetch(location.href, { headers: { "X-Partial": "1" } });
     if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);

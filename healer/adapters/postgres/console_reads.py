@@ -1,20 +1,24 @@
 """What the pages read: `healer.console.reads.ConsoleReads` on PostgreSQL."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import lemons, rows, rule_texts, unusual, verdicts
+from healer.adapters.postgres import fleet_gauges, lemons, rows, rule_texts, unusual, verdicts
+from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.evidence import collected_for
 from healer.adapters.postgres.figures import lock_held, part_lock
 from healer.adapters.postgres.fleet_figures import read_standing
+from healer.adapters.postgres.fleet_gauges import Kept
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.job_history import job_history
 from healer.adapters.postgres.message_book import channels_told
+from healer.adapters.postgres.open_incidents import OpenIncidents, merged_into
 from healer.adapters.postgres.period import period
 from healer.adapters.postgres.references import changed_since, read_inventories, read_references
 from healer.adapters.postgres.rule_records import rule_records
@@ -41,8 +45,8 @@ from healer.console.reads import (
     IncidentDetail,
     IncidentQuery,
     JobHistory,
+    NodeGauges,
     Note,
-    OpenIncident,
     Page,
     RuleBook,
     RunDetail,
@@ -70,12 +74,15 @@ from healer.model import (
     Reference,
     Ruleset,
     Run,
+    SlurmSnapshot,
     UnknownSeries,
 )
 from healer.model.samples import Report, StepBatch
 from healer.model.unusual import Unusual
 from healer.ports import Clock, SignalReads
 from healer.ports.pull import Charts, Points
+
+T = TypeVar("T")
 
 #: Runs that want a person, and how many of them a page shows.
 _ASKING = ("waiting_approval", "proposed", "stuck", "held")
@@ -114,6 +121,11 @@ class PostgresConsoleReads:
         self._modes = modes or {}
         self._charts = charts
         self._arriving = arriving
+        self._open = OpenIncidents()
+        self._columns = PostgresColumns(engine)
+        self._gauges = Kept[NodeGauges](fleet_gauges.GAUGES_EVERY_S)
+        self._paces = Kept[float](fleet_gauges.PACES_EVERY_S)
+        self._lemons = Kept[float](fleet_gauges.PACES_EVERY_S)
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -157,9 +169,10 @@ class PostgresConsoleReads:
                 granted_last_hour=sum(at > now - _HOUR for at in facts.granted),
                 pauses=facts.pauses,
                 vetoes=facts.vetoes,
-                open_incidents=_open_incidents(conn, cluster),
+                open_incidents=self._open.read(conn, cluster),
                 asking=tuple(reversed(asked)),
                 rules_error=self._rules_error(),
+                rules=rules,
                 detector_at=now if held else None,
             )
 
@@ -181,6 +194,14 @@ class PostgresConsoleReads:
         with self._reading() as conn:
             items, more = rows.incident_page(conn, where, limit, cursor)
         return Page(items=tuple(items), next_cursor=more)
+
+    def incidents_named(self, ids: Sequence[str]) -> list[Incident]:
+        with self._reading() as conn:
+            return rows.incidents_named(conn, ids)
+
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        with self._reading() as conn:
+            return rows.at_work(conn, ids)
 
     def incident(self, incident: str) -> IncidentDetail | None:
         with self._reading() as conn:
@@ -213,6 +234,7 @@ class PostgresConsoleReads:
                 messages=_messages(conn, found.id),
                 similar=tuple(rows.similar_of(conn, found, self._snapshots.read(conn, found.cluster))),
                 collected=tuple(collected_for(conn, incident=found.id)),
+                merged=merged_into(conn, found.id),
             )
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
@@ -290,9 +312,6 @@ class PostgresConsoleReads:
     def catalogue(self) -> Catalogue:
         return self._rules().catalogue
 
-    def rules(self) -> Ruleset:
-        return self._rules()
-
     def rule_book(self, cluster: str) -> RuleBook:
         with self._reading() as conn:
             records = rule_records(conn, cluster, self._clock.now())
@@ -339,6 +358,31 @@ class PostgresConsoleReads:
         with self._reading() as conn:
             return lemons.read(conn, cluster, node).get(node)
 
+    def gauges(self, cluster: str) -> Mapping[str, NodeGauges]:
+        return self._gauges.get(cluster, lambda: self._of_fleet(cluster, self._read_gauges))
+
+    def paces(self, cluster: str) -> Mapping[str, float]:
+        return self._paces.get(cluster, lambda: self._of_fleet(cluster, fleet_gauges.paces))
+
+    def lemons(self, cluster: str) -> Mapping[str, float]:
+        def look(conn: sa.Connection, picture: SlurmSnapshot, _: datetime) -> dict[str, float]:
+            return {name: one.score for name, one in lemons.read(conn, picture.cluster).items()}
+
+        return self._lemons.get(cluster, lambda: self._of_fleet(cluster, look))
+
+    def _of_fleet(
+        self, cluster: str, look: Callable[[sa.Connection, SlurmSnapshot, datetime], dict[str, T]]
+    ) -> dict[str, T]:
+        """Nothing before Slurm's first picture."""
+        with self._reading() as conn:
+            picture = self._snapshots.read(conn, cluster)
+            return look(conn, picture, self._clock.now()) if picture is not None else {}
+
+    def _read_gauges(
+        self, conn: sa.Connection, picture: SlurmSnapshot, now: datetime
+    ) -> dict[str, NodeGauges]:
+        return fleet_gauges.gauges(conn, picture, self._columns, now)
+
     def unusual(self, cluster: str, node: str) -> Unusual | None:
         with self._reading() as conn:
             return unusual.read(conn, cluster, node, self._clock.now())
@@ -382,15 +426,6 @@ def _checkpoint(row: sa.Row) -> Checkpoint:
         key=row.key,
         signature=bytes(row.signature).hex(),
     )
-
-
-def _open_incidents(conn: sa.Connection, cluster: str) -> tuple[OpenIncident, ...]:
-    found = conn.execute(
-        sa.select(incidents.c.doc)
-        .where(incidents.c.cluster == cluster, incidents.c.state != "resolved")
-        .order_by(incidents.c.opened.desc())
-    )
-    return tuple(msgspec.convert(doc, OpenIncident) for doc in found.scalars())
 
 
 def _notes(conn: sa.Connection, incident: str) -> tuple[Note, ...]:

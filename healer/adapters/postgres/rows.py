@@ -21,6 +21,7 @@ from healer.adapters.postgres.tables import (
 from healer.incidents.lifecycle import PROBATION
 from healer.incidents.similar import MAY_BE_ALIKE, Similar, similar_to
 from healer.model import (
+    ENDED_RUN_STATES,
     AuditRecord,
     Decision,
     Finding,
@@ -50,6 +51,13 @@ def incident_named(conn: sa.Connection, name: str) -> Incident | None:
         docs = found.scalars().all()
         doc = docs[0] if len(docs) == 1 else None
     return None if doc is None else msgspec.convert(doc, Incident)
+
+
+def incidents_named(conn: sa.Connection, ids: Sequence[str]) -> list[Incident]:
+    """In the order of the ids, without those that are gone."""
+    rows = conn.execute(sa.select(incidents.c.id, incidents.c.doc).where(incidents.c.id.in_(ids)))
+    docs = {row.id: row.doc for row in rows}
+    return [msgspec.convert(docs[name], Incident) for name in ids if name in docs]
 
 
 def incident_page(
@@ -124,6 +132,16 @@ def runs_of(conn: sa.Connection, incident: str) -> list[Run]:
         sa.select(*_RUN).where(runs.c.incident == incident).order_by(runs.c.created_at, runs.c.id)
     )
     return [run_of(row) for row in rows]
+
+
+def at_work(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Run]:
+    """By incident: the newest run that has not ended; one that acts stands before one that only shows."""
+    rows = conn.execute(
+        sa.select(*_RUN)
+        .where(runs.c.incident.in_(ids), runs.c.state.not_in(list(ENDED_RUN_STATES)))
+        .order_by(runs.c.shadow.desc(), runs.c.created_at, runs.c.id)
+    )
+    return {run.incident: run for run in map(run_of, rows) if run.incident}
 
 
 def logs_of(conn: sa.Connection, names: Sequence[str]) -> dict[str, list[LogEntry]]:

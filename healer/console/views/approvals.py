@@ -6,7 +6,7 @@ import msgspec
 
 from healer.console.reads import OpenIncident, RunDetail, Standing
 from healer.console.views.buttons import Button, run_buttons
-from healer.console.views.room import Cap
+from healer.console.views.caps import Cap
 from healer.console.views.runs import GuardRow, RunRow, guard_rows, last_decision
 from healer.model import AnswerKind, Role, Severity, SlurmJob
 
@@ -70,5 +70,5 @@ def approval(
 
 
 def room_words(caps: Sequence[Cap]) -> str:
-    """`Floor of service: 3 left; Slots: 1 left; …`, of the whole cluster."""
-    return "; ".join(f"{cap.name}: {cap.left:,} left" for cap in caps[:3])
+    """`at once 1; in an hour 0; floor of service 3`: how many nodes each leaves."""
+    return "; ".join(f"{cap.name.lower()} {cap.left:,}" for cap in caps[:3] if cap.left is not None)

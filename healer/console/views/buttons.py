@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from healer.console.reads import IncidentDetail
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import target
 from healer.decisions import stands_beside
@@ -207,6 +208,26 @@ def review_buttons(incident: Incident) -> tuple[Button, ...]:
     return (
         review_button(incident, "true_fault", "True fault", "Counts as a hit for the rule."),
         review_button(incident, "false_alarm", "False alarm", "Counts against the rule's precision."),
+    )
+
+
+def split_buttons(detail: IncidentDetail, role: Role) -> dict[str, Button]:
+    """By id of what was merged into the incident, and under an empty one for all of it."""
+    merged = [one.id for one in detail.merged]
+    if not may_respond(role) or not merged:
+        return {}
+    alone = {name: _split(detail.incident, [name], "Split off") for name in merged}
+    return alone | ({"": _split(detail.incident, merged, "Split all")} if len(merged) > 1 else {})
+
+
+def _split(incident: Incident, parts: list[str], label: str) -> Button:
+    what = f"incident {parts[0][:8]}" if len(parts) == 1 else f"{len(parts)} incidents"
+    return Button(
+        label=label,
+        action=f"/api/v1/incidents/{incident.id}/split",
+        title=f"Split {what} from {incident.short_id}",
+        effect="Each is an incident of its own again, acknowledged by you; only a person merges it anew.",
+        body={"incidents": parts},
     )
 
 

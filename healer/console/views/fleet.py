@@ -1,9 +1,9 @@
 """The fleet: what each node is to a person, and the body of `/fleet.json` that the canvas draws."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -51,6 +51,18 @@ KIND_LETTERS = {
     NodeKind.idle: "",
 }
 
+#: Colours of console.css.
+KIND_PAINT = {
+    NodeKind.bad_in_service: "c-bad",
+    NodeKind.out_healer: "c-healer",
+    NodeKind.out_slurm: "c-slurm",
+    NodeKind.out_person: "c-person",
+    NodeKind.unknown: "c-unknown",
+    NodeKind.planned: "c-planned",
+    NodeKind.busy: "c-busy",
+    NodeKind.idle: "c-idle",
+}
+
 _KIND_OF_OWNER = {
     OwnerKind.healer: NodeKind.out_healer,
     OwnerKind.slurm: NodeKind.out_slurm,
@@ -72,7 +84,7 @@ _RANK = {kind: index for index, kind in enumerate(NodeKind)}
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as the map and the table show it. `where` is pod, rack and switch as far as known."""
+    """One node as the map and the table show it. `places` are pod, row, rack and leaf as far as known."""
 
     name: str
     kind: NodeKind
@@ -85,10 +97,12 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     gpu_model: str
     driver: str
     pod: str
+    row: str = ""
     rack: str
     switch: str
     bad_gpus: tuple[int, ...]
     incidents: tuple[OpenIncident, ...]
+    has_slot: bool = False
 
     @property
     def word(self) -> str:
@@ -116,8 +130,12 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         return KIND_LETTERS[self.kind]
 
     @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(part for part in (self.pod, self.row, self.rack, self.switch) if part)
+
+    @property
     def where(self) -> str:
-        return " · ".join(part for part in (self.pod, self.rack, self.switch) if part)
+        return " · ".join(self.places)
 
     @property
     def in_service(self) -> bool:
@@ -126,6 +144,9 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worst(self) -> Severity | None:
         return min((incident.severity for incident in self.incidents), default=None)
+
+
+_NO_ROWS: Mapping[str, NodeRow] = {}
 
 
 def kind_of(node: SlurmNode, *, held_by_us: bool, known_bad: bool) -> NodeKind:
@@ -148,8 +169,11 @@ def _out_by(node: SlurmNode, *, held_by_us: bool) -> NodeKind:
     return _KIND_OF_OWNER[owner_of(node.reason, node.reason_user).kind]
 
 
-def node_rows(standing: Standing) -> list[NodeRow]:
-    """All GPU nodes, in Slurm's order. Empty before the first snapshot."""
+def node_rows(standing: Standing, before: Mapping[str, NodeRow] = _NO_ROWS) -> list[NodeRow]:
+    """All GPU nodes, in Slurm's order. Empty before the first snapshot.
+
+    `before`: rows of an earlier standing; of a node of which nothing else is said the same row comes back.
+    """
     if standing.snapshot is None:
         return []
     held = {slot.node for slot in standing.slots}
@@ -157,13 +181,18 @@ def node_rows(standing: Standing) -> list[NodeRow]:
     for incident in standing.open_incidents:
         for name in incident.nodes or ([incident.root.node] if incident.root.node else []):
             by_node.setdefault(name, []).append(incident)
-    return [
-        _row(node, by_node.get(node.name, []), held_by_us=node.name in held)
-        for node in standing.snapshot.gpu_nodes
-    ]
+    rows: list[NodeRow] = []
+    for node in standing.snapshot.gpu_nodes:
+        incidents = tuple(sorted(by_node.get(node.name, ()), key=lambda incident: incident.severity))
+        has_slot, row = node.name in held, before.get(node.name)
+        same = row is not None and row.has_slot is has_slot and row.incidents == incidents
+        rows.append(
+            row if row is not None and same and row.slurm == node else _row(node, incidents, has_slot)
+        )
+    return rows
 
 
-def _row(node: SlurmNode, incidents: list[OpenIncident], *, held_by_us: bool) -> NodeRow:
+def _row(node: SlurmNode, incidents: tuple[OpenIncident, ...], has_slot: bool) -> NodeRow:
     verdicts = [incident.nodes.get(node.name, Verdict.healthy) for incident in incidents]
     bad_gpus = {
         incident.root.gpu
@@ -174,7 +203,7 @@ def _row(node: SlurmNode, incidents: list[OpenIncident], *, held_by_us: bool) ->
         name=node.name,
         kind=kind_of(
             node,
-            held_by_us=held_by_us,
+            held_by_us=has_slot,
             known_bad=any(node.name in incident.bad_nodes for incident in incidents),
         ),
         verdict=max(verdicts, key=_VERDICT_RANK.__getitem__, default=Verdict.healthy),
@@ -186,10 +215,12 @@ def _row(node: SlurmNode, incidents: list[OpenIncident], *, held_by_us: bool) ->
         gpu_model=node.gpu_model,
         driver=node.driver,
         pod=node.pod,
+        row=node.row,
         rack=node.rack,
         switch=node.switch,
         bad_gpus=tuple(sorted(bad_gpus)),
-        incidents=tuple(sorted(incidents, key=lambda incident: incident.severity)),
+        incidents=incidents,
+        has_slot=has_slot,
     )
 
 
@@ -198,42 +229,24 @@ def by_trouble(rows: Iterable[NodeRow]) -> list[NodeRow]:
     return sorted(rows, key=lambda row: (_RANK[row.kind], -_VERDICT_RANK[row.verdict]))
 
 
-def matches(row: NodeRow, text: str) -> bool:
-    """Whether a word of the search box is found in the node's name, place, state, reason or kind."""
+def matches(row: NodeRow, text: str, place: str = "") -> bool:
+    """Whether each word of the search box is found in the node's name, place, state, reason or kind, and it
+    stands in this place."""
+    if place and place not in row.places:
+        return False
+    if not text:
+        return True
     parts = (row.name, row.where, row.state, row.reason, row.word, row.verdict, row.driver, row.gpu_model)
     haystack = " ".join(parts).lower()
     return all(word in haystack for word in text.lower().split())
 
 
-def fleet_body(standing: Standing, rows: list[NodeRow]) -> dict[str, Any]:
-    """The body of `/fleet.json`. Places are interned: `groups` rows are `[pod, rack, switch]`.
-
-    `nodes` rows: `[name, group, kind, verdict, state, gpus, bad gpus, worst severity or ""]`.
-    """
-    groups: dict[tuple[str, str, str], int] = {}
-    nodes: list[list[Any]] = []
-    for row in rows:
-        place = (row.pod, row.rack, row.switch)
-        group = groups.setdefault(place, len(groups))
-        worst = row.worst
-        nodes.append(
-            [
-                row.name, group, row.kind.value, row.verdict.value, row.state, row.gpus,
-                list(row.bad_gpus), worst.value if worst else "",
-            ]
-        )  # fmt: skip
-    return {
-        "cluster": standing.cluster,
-        "version": standing.snapshot_version,
-        "groups": [list(place) for place in groups],
-        "nodes": nodes,
-    }
-
-
 def legend(rows: list[NodeRow]) -> list[tuple[NodeKind, str, str, int]]:
     """Kind, letter, words and number of nodes, for every kind that occurs and the two that always may."""
+    found = Counter(row.kind for row in rows)
+    always = (NodeKind.busy, NodeKind.idle)
     return [
-        (kind, KIND_LETTERS[kind], KIND_WORDS[kind], count)
+        (kind, KIND_LETTERS[kind], KIND_WORDS[kind], found[kind])
         for kind in NodeKind
-        if (count := sum(row.kind is kind for row in rows)) or kind in (NodeKind.busy, NodeKind.idle)
+        if found[kind] or kind in always
     ]

@@ -11,7 +11,7 @@ from healer.console.machine_routes import ALERTS_SHOWN
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.console.sign_in import _local
 from healer.console.views.signals import LOSS_WORDS
-from healer.model import Bundle, EvidenceFile, LossReason, Retest, Role, SetAside
+from healer.model import Bundle, EvidenceFile, IncidentState, LossReason, Retest, Role, SetAside, Severity
 from tests.support.console_site import CSRF, Site, make_sample
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
@@ -89,6 +89,52 @@ def test_lists_are_paged(client: TestClient) -> None:
     assert "Newest" in second
 
 
+def test_the_queue_is_filtered_by_its_address(client: TestClient) -> None:
+    def found(query: str) -> list[str]:
+        text = client.get(f"/incidents?{query}", headers=COOKIE).text
+        return re.findall(r'class="sev (P\d)"', text.partition("<tbody>")[2])
+
+    everything = found("")
+    assert everything == sorted(everything) and everything.count("P1") == 3
+    assert found("severity=P1&needs=decision") == ["P1", "P1"]
+    assert found("needs=me") == ["P1"] and found("state=verifying") == ["P2"]
+    assert found("needs=nonsense&state=nonsense") == everything
+    assert "No open incident fits." in client.get("/incidents?needs=me&q=gpu0002", headers=COOKIE).text
+
+
+def test_the_queue_is_paged_by_urgency() -> None:
+    sample = make_sample(32)
+    (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
+    for number in range(60):
+        one = msgspec.structs.replace(lost.incident, id=f"{number:08x}", severity=Severity.P3)
+        sample.details[one.id] = msgspec.structs.replace(lost, incident=one, runs=())
+    client = TestClient(Site(sample).app, headers=COOKIE)
+    first = client.get("/incidents").text
+    assert "50 of 71, the most urgent first" in first and "cursor=50" in first
+    second = client.get("/incidents?show=open&cursor=50").text
+    assert second.count("<tr data-row=") == 21 and "Most urgent" in second
+
+
+def test_what_was_merged_can_be_split_by_those_who_may() -> None:
+    sample = make_sample(32)
+    (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
+    part = msgspec.structs.replace(
+        lost.incident, id="a" * 64, state=IncidentState.resolved, merged_into=lost.incident.id
+    )
+    sample.details[part.id] = msgspec.structs.replace(lost, incident=part)
+    pages = {
+        role: TestClient(Site(sample, role=role).app)
+        .get(f"/incidents/{lost.incident.id}", headers=COOKIE)
+        .text
+        for role in (Role.responder, Role.viewer)
+    }
+    assert all(f'href="/incidents/{part.id}"' in page for page in pages.values())
+    assert "Split off" in pages[Role.responder] and f"incidents&#34;:[&#34;{part.id}" in pages[Role.responder]
+    assert "Split off" not in pages[Role.viewer]
+    queue = TestClient(Site(sample, role=Role.viewer).app).get("/incidents", headers=COOKIE).text
+    assert "checkbox" not in queue and "triage.js" not in queue
+
+
 def test_empty_lists_say_so() -> None:
     client = TestClient(Site(make_sample(8, empty=True)).app)
     assert "No open incidents." in client.get("/incidents", headers=COOKIE).text
@@ -96,11 +142,47 @@ def test_empty_lists_say_so() -> None:
     assert "No records yet." in client.get("/audit", headers=COOKIE).text
 
 
-def test_fleet_json_answers_304_when_nothing_changed(client: TestClient) -> None:
-    first = client.get("/fleet.json", headers=COOKIE)
-    assert len(first.json()["nodes"]) == 32
-    again = client.get("/fleet.json", headers={**COOKIE, "If-None-Match": first.headers["etag"]})
-    assert again.status_code == 304
+def test_the_map_is_sent_once_and_then_what_changed() -> None:
+    sample = make_sample(32)
+    client = TestClient(Site(sample).app, headers=COOKIE)
+    first = client.get("/fleet.json").json()
+    assert len(first["nodes"]) == 32 and first["kinds"]["bad_in_service"][2] == "!"
+    assert client.get(f"/fleet.json?since={first['tag']}").status_code == 204
+    snapshot = sample.standing.snapshot
+    assert snapshot is not None
+    down = msgspec.structs.replace(snapshot.nodes["gpu0004"], state=("DOWN",))
+    shown = msgspec.structs.replace(snapshot, nodes={**snapshot.nodes, "gpu0004": down})
+    sample.standing = msgspec.structs.replace(sample.standing, snapshot=shown)
+    second = client.get(f"/fleet.json?since={first['tag']}").json()
+    ((place, cell),) = second["changed"]
+    assert first["nodes"][place][0] == cell[0] == "gpu0004" and cell[2] == "out_slurm"
+    # Whoever has a version that nobody knows, or one of another fleet, gets all.
+    assert len(client.get("/fleet.json?since=nonsense").json()["nodes"]) == 32
+    fewer = {name: node for name, node in shown.nodes.items() if name != "gpu0032"}
+    fewer_shown = msgspec.structs.replace(shown, nodes=fewer)
+    sample.standing = msgspec.structs.replace(sample.standing, snapshot=fewer_shown)
+    assert len(client.get(f"/fleet.json?since={second['tag']}").json()["nodes"]) == 31
+
+
+def test_the_map_is_coloured_by_its_address_and_a_rack_stands_alone(client: TestClient) -> None:
+    hot = client.get("/?colour=temperature", headers=COOKIE).text
+    assert re.search(r'aria-current="true">Temperature', hot)
+    assert re.findall(r'data-row="([^"]+)"', hot)[0] == "gpu0007" and "91 °C, GPU 5, 1 unknown" in hot
+    assert '<i class="cell unknown" aria-hidden="true"></i>unknown <b>4</b>' in hot
+    body = client.get("/fleet.json?colour=temperature", headers=COOKIE).json()
+    codes = {cell[0]: cell[8] for cell in body["nodes"]}
+    assert codes["gpu0001"] == "--------" and codes["gpu0007"][5:] == "51-"
+    rack = client.get("/?place=r005", headers=COOKIE).text
+    assert re.findall(r'data-row="([^"]+)"', rack) == ["gpu0017", "gpu0020", "gpu0019", "gpu0018"]
+    assert client.get("/?colour=nonsense", headers=COOKIE).status_code == 200
+
+
+def test_the_fleet_says_what_is_left_under_each_cap(client: TestClient) -> None:
+    text = client.get("/", headers=COOKIE).text
+    panel = text[text.index('id="caps"') : text.index('id="nodes"')]
+    told = re.findall(r"<span>([^<]+)</span> <b>([^<]+)</b> <small>([^<]+)</small>", panel)
+    assert told[0] == ("At once", "0 left", "2 of 1")
+    assert ("Racks (8)", "full: r002, r005", "2 of 1 each") in told
 
 
 def test_steps_json_answers_304_when_nothing_changed(client: TestClient) -> None:

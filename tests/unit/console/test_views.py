@@ -4,10 +4,12 @@ import msgspec
 import pytest
 
 from healer.console import words
-from healer.console.reads import IncidentDetail, Standing
-from healer.console.views import audit, fleet, incident, runs, standing, timeline
+from healer.console.reads import IncidentDetail, NodeGauges, Standing
+from healer.console.views import audit, colours, fleet, incident, runs, standing, timeline
 from healer.console.views.buttons import run_buttons
-from healer.console.views.fleet import NodeKind
+from healer.console.views.caps import caps
+from healer.console.views.colours import Colour, Told
+from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.report import report
 from healer.model import AuditRecord, Component, Controller, Role, RunState, SlurmNode, StepEvent, Trouble
 from tests.support import console_sample
@@ -280,12 +282,70 @@ def test_report_makes_markup_of_a_log_inert(sample: Sample) -> None:
     assert code and all(line.startswith("      NVRM") for line in code)
 
 
-def test_fleet_body_of_a_large_cluster_is_small() -> None:
-    now = stands(make_sample(1250))
-    body = fleet.fleet_body(now, fleet.node_rows(now))
-    assert len(body["nodes"]) == 1250
-    assert len(body["groups"]) == 313
-    assert len(msgspec.json.encode(body)) < 100_000
+def test_the_map_of_a_large_cluster_is_small() -> None:
+    rows = fleet.node_rows(stands(make_sample(1250)))
+    places, cells = colours.cells(rows, Colour.service, Told())
+    assert (len(cells), len(places)) == (1250, 313)
+    assert len(msgspec.json.encode([places, cells])) < 100_000
+
+
+def test_only_rows_of_which_something_else_is_said_are_made_anew(sample: Sample) -> None:
+    now = stands(sample)
+    before = {row.name: row for row in fleet.node_rows(now)}
+    assert now.snapshot is not None
+    down = msgspec.structs.replace(now.snapshot.nodes["gpu0004"], state=("DOWN",))
+    shown = msgspec.structs.replace(now.snapshot, nodes={**now.snapshot.nodes, "gpu0004": down})
+    fewer = tuple(one for one in now.open_incidents if one.root.node != "gpu0009")
+    later = msgspec.structs.replace(now, snapshot=shown, open_incidents=fewer, slots=())
+    rows = fleet.node_rows(later, before)
+    held = {slot.node for slot in now.slots}
+    assert {row.name for row in rows if row is not before[row.name]} == {"gpu0004", "gpu0009", *held}
+
+
+def cell_of(row: NodeRow, colour: Colour, **told: object) -> tuple[str, str]:
+    known = Told(**told)  # type: ignore[arg-type]
+    return colours.shade(colour, row, known), colours.says(colour, row, known)
+
+
+def test_colours_tell_what_is_known_and_leave_the_rest_unknown(sample: Sample) -> None:
+    rows = {row.name: row for row in fleet.node_rows(stands(sample))}
+    row, nothing = rows["gpu0003"], NodeGauges()
+    assert cell_of(row, Colour.service) == ("", "")
+    assert cell_of(rows["gpu0009"], Colour.verdict) == ("3", "isolate")
+    assert cell_of(rows["gpu0030"], Colour.slurm) == ("4", "draining, drained")
+    strange = msgspec.structs.replace(row, slurm=SlurmNode(name="gpu0003", state=("FUTURE",)))
+    assert cell_of(strange, Colour.slurm) == ("-", "unknown")
+    for colour in (Colour.temperature, Colour.throttle):
+        assert (
+            cell_of(row, colour) == cell_of(row, colour, gauges={row.name: nothing}) == ("-" * 8, "unknown")
+        )
+    assert cell_of(row, Colour.steps) == ("-", "unknown")
+    assert cell_of(row, Colour.lemon) == ("0", "none kept")
+
+    gauges = {row.name: NodeGauges((49.9, 50.0, None, 95.0), (1.0, 4.0, 0x88, 0x20 | 0x4, None))}
+    assert cell_of(row, Colour.temperature, gauges=gauges) == ("01-5----", "95 °C, GPU 3, 5 unknown")
+    reasons = console_sample.shipped().catalogue.signals["clock_event_reasons"].bits
+    told = {"gauges": gauges, "reasons": reasons}
+    assert cell_of(row, Colour.throttle, **told) == ("0123----", "by heat, GPU 3, 4 unknown")
+    assert cell_of(row, Colour.steps, paces={row.name: 1.2}) == ("4", "1.20 of its peers")
+    assert cell_of(row, Colour.lemon, lemons={row.name: 3.0}) == ("3", "3 points")
+
+
+def test_a_legend_counts_nodes_by_their_worst_and_the_unknown() -> None:
+    found = [(one.text, count) for one, count in colours.counts(Colour.verdict, [0, 0, 3, -1]) if count]
+    assert found == [("nothing known against it", 2), ("isolate", 1), ("unknown", 1)]
+    assert colours.counts(Colour.service, [-1]) == []
+
+
+def test_caps_tell_what_is_left(sample: Sample) -> None:
+    now = stands(sample)
+    told = caps(now, standing.strip(now, fleet.node_rows(now), NOW))
+    assert [(cap.name, cap.used, cap.left, cap.full) for cap in told] == [
+        ("At once", 2, 0, ""), ("In an hour", 3, 0, ""), ("Floor of service", 28, 0, ""),
+        ("Racks (8)", 2, None, "r002, r005"), ("Leaf switch leaf01", 2, 6, ""), ("Partition train", 2, 6, ""),
+    ]  # fmt: skip
+    blind = msgspec.structs.replace(now, snapshot=None)
+    assert caps(blind, standing.strip(blind, [], NOW)) == []
 
 
 def test_legend_counts_all_nodes(sample: Sample) -> None:

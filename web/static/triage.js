@@ -1,0 +1,118 @@
+// The queue of incidents: select rows, then acknowledge or merge them. console.js has the keys that move, and `send`.
+"use strict";
+(() => {
+  const chosen = new Set(); // ids: they outlive an exchange of the rows
+  const boxes = () => [...document.querySelectorAll("#list td.pick input")];
+  const WORDS = {
+    acknowledge: { title: "Acknowledge", effect: "Says that you look after these incidents. It stops nothing.", done: "acknowledged" },
+    merge: { title: "Merge", effect: "The others end as parts of one incident. They can be split off again.", done: "merged" },
+  };
+  document.body.classList.add("picks");
+
+  function show() {
+    const open = new Set(boxes().map((box) => box.value));
+    for (const id of chosen) if (!open.has(id)) chosen.delete(id); // it is over, or on another page
+    for (const box of boxes()) box.checked = chosen.has(box.value);
+    const all = $("pick-all");
+    if (all) { all.checked = open.size > 0 && chosen.size === open.size; all.indeterminate = chosen.size > 0 && !all.checked; }
+    $("bulk").hidden = !chosen.size;
+    $("bulk-count").textContent = `${chosen.size} selected`;
+    $("bulk").querySelector("[data-bulk=merge]").disabled = chosen.size < 2;
+  }
+  const pick = (box, on) => on ? chosen.add(box.value) : chosen.delete(box.value);
+  const here = () => document.querySelector("#list tr.at td.pick input");
+
+  // --- the dialog: what will be done to which, and then what healer confirmed of each ---------------------
+  let press = null; // { verb, ids: id -> title, keys: id -> that of its request, told: id -> what healer said }
+  function begin(verb) {
+    const picked = chosen.size ? boxes().filter((box) => chosen.has(box.value)) : [here()].filter(Boolean);
+    const ids = new Map(picked.map((box) => [box.value, box.dataset.title])); // the most urgent first
+    if (!ids.size || verb === "merge" && ids.size < 2) return say(verb === "merge" ? "Select two or more to merge." : "No row is chosen.");
+    press = { verb, ids, keys: new Map(), told: new Map() };
+    const merge = verb === "merge", words = WORDS[verb];
+    $("triage-title").textContent = `${words.title} ${ids.size} incident${ids.size === 1 ? "" : "s"}`;
+    $("triage-effect").textContent = words.effect;
+    $("triage-go").textContent = words.title;
+    $("triage-go").disabled = false;
+    $("triage-problem").hidden = true;
+    for (const name of ["into", "into-label", "reason", "reason-label"]) $("triage-" + name).hidden = !merge;
+    $("triage-reason").value = "";
+    $("triage-into").replaceChildren(...(merge ? [...ids].map(([id, title]) => new Option(`${id.slice(0, 8)} ${title}`, id)) : []));
+    list();
+    $("triage").showModal();
+    $(merge ? "triage-into" : "triage-go").focus();
+  }
+  const targets = () => [...press.ids.keys()].filter((id) => press.verb !== "merge" || id !== $("triage-into").value);
+  function list() {
+    $("triage-list").replaceChildren(...targets().map((id) => {
+      const row = el("li", press.ids.get(id)), told = press.told.get(id);
+      if (told) row.append(" ", told.ok ? el("b", told.text, "good") : told.node);
+      return row;
+    }));
+  }
+  async function tell(mine, id, body) {
+    if (!mine.keys.has(id)) mine.keys.set(id, crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now());
+    try {
+      const answer = await send("POST", `/api/v1/incidents/${id}/${mine.verb}`, body, mine.keys.get(id));
+      mine.keys.delete(id); // a finished answer: the next press is another request
+      if (!answer.ok) return { ok: false, node: problem(answer) };
+      // 202: stored, and the detector has not taken it yet.
+      return { ok: true, text: answer.status === 202 ? "stored, soon done" : WORDS[mine.verb].done };
+    } catch { return { ok: false, node: el("span", "No answer. Press again: the same press is never done twice.", "problem") }; }
+  }
+  async function go(event) {
+    event.preventDefault();
+    const mine = press, reason = $("triage-reason").value.trim();
+    if (mine.verb === "merge" && !reason) {
+      $("triage-problem").textContent = "Reason is missing: it stands in the audit.";
+      $("triage-problem").hidden = false;
+      return $("triage-reason").focus();
+    }
+    $("triage-problem").hidden = true;
+    $("triage-go").disabled = $("triage-into").disabled = true;
+    const body = mine.verb === "merge" ? { into: $("triage-into").value, reason } : {};
+    for (const id of targets()) {
+      if (mine.told.get(id)?.ok) continue;
+      mine.told.set(id, await tell(mine, id, body));
+      if (press === mine) list();
+    }
+    $("triage-go").disabled = $("triage-into").disabled = false;
+    const told = [...mine.told.values()], good = told.filter((one) => one.ok).length;
+    const text = `${good} of ${told.length} ${WORDS[mine.verb].done}${told.some((one) => one.text?.startsWith("stored")) ? ", some as soon as the detector takes them" : ""}.`;
+    $("bulk-said").textContent = text;
+    refresh("all");
+    if (good < told.length || press !== mine) return;
+    chosen.clear();
+    $("triage").close();
+    show();
+  }
+  $("triage-go").addEventListener("click", go);
+  $("triage-close").addEventListener("click", () => $("triage").close());
+  $("triage").addEventListener("close", () => { press = null; });
+  $("triage-into").addEventListener("change", list);
+
+  document.addEventListener("change", (event) => {
+    if (event.target.id === "pick-all") for (const box of boxes()) pick(box, event.target.checked);
+    else if (event.target.closest("td.pick")) pick(event.target, event.target.checked);
+    else return;
+    show();
+  });
+  document.addEventListener("click", (event) => {
+    const verb = event.target.closest("[data-bulk]")?.dataset.bulk;
+    if (verb === "clear") { chosen.clear(); show(); } else if (verb) begin(verb);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (pending || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]") || event.target.closest("textarea, select, input:not([type=checkbox])")) return;
+    if (event.key === "x" && here()) pick(here(), !here().checked);
+    else if (event.key === "X") { const on = chosen.size < boxes().length; for (const box of boxes()) pick(box, on); }
+    else if (event.key === "Escape" && chosen.size) chosen.clear();
+    else if (event.key === "a") begin("acknowledge");
+    else if (event.key === "m") begin("merge");
+    else return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    show();
+  }, true);
+  document.addEventListener("healer:swapped", show);
+  show();
+})();

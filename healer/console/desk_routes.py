@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from healer.console.own import OwnReads
 from healer.console.pages import Pages, guarded, link
 from healer.console.reads import AuditQuery
-from healer.console.views import approvals, breaker, caps, health, pauses, playbooks, runs, signals
+from healer.console.views import approvals, caps, health, pauses, playbooks, runs, signals
 
 #: Records of pauses that are looked at for those that are over.
 PAUSE_RECORDS = 200
@@ -28,7 +28,8 @@ def _approval_routes(routes: APIRouter, pages: Pages) -> None:
             stands, role = context["standing"], context["session"].role
             rows = [runs.run_row(run, context["now"]) for run in stands.asking]
             waits = approvals.most_urgent(rows, stands)
-            takes = {name: playbooks.takes(one) for name, one in stands.rules.playbooks.items()}
+            rules = pages.reads.rules()
+            takes = {name: playbooks.takes(one) for name, one in rules.playbooks.items()}
             context |= {
                 "approvals": [
                     approvals.approval(row, pages.reads.run(row.run.id), stands, takes, role)
@@ -36,7 +37,7 @@ def _approval_routes(routes: APIRouter, pages: Pages) -> None:
                 ],
                 "count": len(waits),
                 "held": len(rows) - len(waits),
-                "room": approvals.room_words(caps.caps(stands, context["strip"])),
+                "room": approvals.room(caps.caps(stands, context["strip"], rules)),
                 "link": link,
             }
             return pages.show("approvals.html", context)
@@ -51,16 +52,17 @@ def _pause_routes(routes: APIRouter, pages: Pages) -> None:
             context = pages.context(request, "pauses")
             stands, now, session = context["standing"], context["now"], context["session"]
             several = len(context["clusters"]) > 1 and not session.clusters
+            rules = pages.reads.rules()
             told = pages.reads.audit(
                 AuditQuery(cluster=stands.cluster, verb="pause."), limit=PAUSE_RECORDS
             ).items
             context |= {
                 "pauses": pauses.pause_rows(stands, session.role, now),
                 "past": pauses.past_pauses(told, stands.pauses, now),
-                "add": pauses.add_buttons(stands, session.role, now, several=several),
-                "caps": caps.caps(stands, context["strip"]),
+                "add": pauses.add_buttons(stands, rules, session.role, now, several=several),
+                "caps": caps.caps(stands, context["strip"], rules),
                 "breaker": stands.breaker,
-                "breaker_view": breaker.breaker_view(stands),
+                "breaker_view": caps.breaker_view(stands),
                 "link": link,
             }
             return pages.show("pauses.html", context)
@@ -73,8 +75,9 @@ def _health_routes(routes: APIRouter, pages: Pages, own: OwnReads) -> None:
     def health_page(request: Request) -> Response:
         def show() -> Response:
             context = pages.context(request, "health")
-            stands, cluster, now = context["standing"], context["cluster"], context["now"]
+            cluster, now = context["cluster"], context["now"]
             told, known = pages.reads.arriving(cluster, limit=ARRIVING_SEEN), own(cluster)
+            rules = pages.reads.rules()
             arrives = health.Arrives(
                 losses=tuple(signals.loss_rows(told.losses, now)),
                 senders=tuple(signals.sender_rows(told.senders, now)),
@@ -82,7 +85,7 @@ def _health_routes(routes: APIRouter, pages: Pages, own: OwnReads) -> None:
                 unknown=tuple(pages.reads.unknown_series(cluster, limit=ARRIVING_SEEN)),
             )
             context["health"] = health.health(
-                known, stands, arrives, len(stands.rules.rules), len(stands.rules.playbooks), now
+                known, context["standing"], arrives, len(rules.rules), len(rules.playbooks), now
             )
             context["link"] = link
             return pages.show("health.html", context)

@@ -46,7 +46,7 @@ def fleet_routes(routes: APIRouter, pages: Pages) -> None:
                 "number": number,
                 "legend": fleet.legend(rows),
                 "scale": colours.counts(by, worst.values()),
-                "caps": caps(context["standing"], context["strip"]),
+                "caps": caps(context["standing"], context["strip"], context["standing"].rules),
                 "link": link,
             }
             return pages.show("fleet.html", context)

@@ -61,8 +61,8 @@ class Pages:
         self.session_of = session_of
         self.render = Renderer(clock)
         self.clock = clock
-        self.runbooks = Runbooks(runbooks_dir())
         self.fleet_rows = FleetRows()
+        self.runbooks = Runbooks(runbooks_dir())
         #: Whether changes of the rules can be tried here.
         self.tries = False
         #: Whether the health of healer itself has a page here.

@@ -68,7 +68,7 @@ def playbook_routes(routes: APIRouter, pages: Pages) -> None:
                 "title": pages.runbooks.title(name),
                 "text": pages.runbooks.html(name),
                 "playbooks": sorted(
-                    one.name for one in context["standing"].rules.playbooks.values() if one.runbook == name
+                    one.name for one in pages.reads.rules().playbooks.values() if one.runbook == name
                 ),
                 "link": link,
             }

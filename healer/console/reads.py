@@ -418,6 +418,10 @@ class ConsoleReads(Protocol):
         """What may be measured."""
         ...
 
+    def rules(self) -> Ruleset:
+        """Those in force, by themselves: nothing is read of the database."""
+        ...
+
     def rule_book(self, cluster: str) -> RuleBook: ...
 
     def period(self, cluster: str, since: datetime) -> Period:

@@ -57,6 +57,7 @@ from healer.model import (
     Observation,
     Reference,
     Role,
+    Ruleset,
     Run,
     RunState,
     Slot,
@@ -221,6 +222,9 @@ class SampleReads:
 
     def catalogue(self) -> Catalogue:
         return shipped().catalogue
+
+    def rules(self) -> Ruleset:
+        return shipped()
 
     def rule_book(self, cluster: str) -> RuleBook:
         return console_telemetry.rule_book(shipped(), list(self.sample.details.values()))

@@ -312,6 +312,9 @@ class PostgresConsoleReads:
     def catalogue(self) -> Catalogue:
         return self._rules().catalogue
 
+    def rules(self) -> Ruleset:
+        return self._rules()
+
     def rule_book(self, cluster: str) -> RuleBook:
         with self._reading() as conn:
             records = rule_records(conn, cluster, self._clock.now())

@@ -69,6 +69,6 @@ def approval(
     )
 
 
-def room_words(caps: Sequence[Cap]) -> str:
-    """`at once 1; in an hour 0; floor of service 3`: how many nodes each leaves."""
-    return "; ".join(f"{cap.name.lower()} {cap.left:,}" for cap in caps[:3] if cap.left is not None)
+def room(caps: Sequence[Cap]) -> str:
+    """`Floor of service: 3 left; Slots: 1 left; …`, of the whole cluster."""
+    return "; ".join(f"{cap.name}: {cap.left:,} left" for cap in caps[:3])

@@ -1,84 +1,121 @@
-"""What healer may still take out of service: what is left under each cap, and above the floor."""
+"""How much healer may still take out: the floor, each cap with what is left, and the breaker."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
 from healer.console import words
 from healer.console.reads import Standing
 from healer.console.views.standing import Strip
-from healer.decisions.capacity import hourly_limit, partition_limit, place_limit
+from healer.decisions.breaker import is_off, threshold
+from healer.decisions.capacity import hourly_limit, partition_limit, place_limit, slots_limit
 from healer.decisions.fleet import fleet_of, nodes_at
+from healer.model import BreakerState, Ruleset
 
-_KINDS = (("rack", "Rack"), ("domain", "NVLink domain"), ("switch", "Leaf switch"))
+#: Places in which healer holds slots, the fullest first.
+PLACES_SHOWN = 30
+
+_STATES = {
+    BreakerState.closed: ("closed", "good"),
+    BreakerState.open: ("open", "bad"),
+    BreakerState.half_open: ("half-open", "warn"),
+}
 
 
 class Cap(msgspec.Struct, frozen=True, kw_only=True):
-    """`left` is how many nodes more; None where each place has its own; `full` names those without any."""
+    """`room` is how many more nodes may go before this one holds; below 0 it is exceeded already."""
 
     name: str
     used: int
-    limit: str
-    left: int | None
-    full: str = ""
+    limit: int
+    room: int
+    text: str = ""
+
+    @property
+    def left(self) -> int:
+        return max(0, self.room)
+
+    @property
+    def tone(self) -> str:
+        return "bad" if not self.left else "warn" if self.left == 1 else "good"
 
 
-def caps(standing: Standing, strip: Strip) -> list[Cap]:
-    """The tightest of all holds a node back. Surely unusable nodes count in none of them but the floor."""
-    if standing.snapshot is None:
+def caps(standing: Standing, strip: Strip, rules: Ruleset) -> list[Cap]:
+    """Of the whole cluster first, then of the places where healer holds slots. Empty before the first
+    picture of Slurm."""
+    if standing.snapshot is None or not strip.nodes:
         return []
-    guards, count = standing.guards, strip.nodes
+    n, settings = len(fleet_of(standing.snapshot).names), standing.guards
     serve = strip.in_service + strip.planned
-    hour = hourly_limit(guards, count)
-    found = [
-        _cap("At once", strip.slots_used, strip.slots_limit),
-        _cap("In an hour", standing.granted_last_hour, hour),
+    slots, hourly = slots_limit(settings, n), hourly_limit(settings, n)
+    share = f"{settings.min_service_share:.0%}"
+    return [
         Cap(
             name="Floor of service",
             used=serve,
-            limit=f"{strip.floor:,} at least",
-            left=max(0, serve - strip.floor),
+            limit=strip.floor,
+            room=serve - strip.floor,
+            text=f"nodes in service or planned; {share} must stay, whoever took the others out",
         ),
-    ]
-    rules, snapshot = standing.rules, standing.snapshot
-    counted = frozenset(slot.node for slot in standing.slots if not slot.unusable)
-    for kind, title in _KINDS:
-        there = nodes_at(snapshot, rules, kind)
-        found += _places(title, there, counted, lambda _, size: place_limit(guards.rack_share, size))
-    inside = fleet_of(snapshot).partitions
-    settings = {name: rules.guards_in(standing.cluster, name) for name in inside}
-    found += _places("Partition", inside, counted, lambda name, size: partition_limit(settings[name], size))
-    return found
-
-
-def _cap(name: str, used: int, limit: int) -> Cap:
-    return Cap(name=name, used=used, limit=f"{limit:,}", left=max(0, limit - used))
-
-
-def _places(
-    title: str,
-    places: Mapping[str, frozenset[str]],
-    counted: frozenset[str],
-    limit_of: Callable[[str, int], int],
-) -> list[Cap]:
-    """One row for all places of a kind, with those that are full; a single place is told like a whole."""
-    limits = {name: limit_of(name, len(nodes)) for name, nodes in places.items()}
-    used = {name: len(nodes & counted) for name, nodes in places.items()}
-    if len(places) == 1:
-        ((name, limit),) = limits.items()
-        return [
-            _cap(f"{title.removesuffix('es' if title.endswith('ches') else 's')} {name}", used[name], limit)
-        ]
-    if not places:
-        return []
-    full = sorted(name for name in places if used[name] >= limits[name])
-    least, most = min(limits.values()), max(limits.values())
-    return [
         Cap(
-            name=f"{title}{'es' if title.endswith('ch') else 's'} ({len(places):,})",
-            used=sum(used.values()),
-            limit=f"{least:,} each" if least == most else f"{least:,} to {most:,} each",
-            left=None,
-            full=words.names(full, 4),
-        )
+            name="Slots",
+            used=strip.slots_used,
+            limit=slots,
+            room=slots - strip.slots_used,
+            text="nodes out by healer at once",
+        ),
+        Cap(
+            name="Slots an hour",
+            used=standing.granted_last_hour,
+            limit=hourly,
+            room=hourly - standing.granted_last_hour,
+            text="granted in the last 60 min",
+        ),
+        *sorted(_places(standing, rules), key=lambda one: (one.room, one.name))[:PLACES_SHOWN],
     ]
+
+
+def _places(standing: Standing, rules: Ruleset) -> Iterator[Cap]:
+    snapshot, settings = standing.snapshot, standing.guards
+    if snapshot is None:
+        return
+    held = {slot.node for slot in standing.slots if not slot.unusable}
+    for kind, label in (("rack", "Rack"), ("switch", "Switch"), ("domain", "NVLink domain")):
+        for name, there in nodes_at(snapshot, rules, kind).items():
+            if used := len(held & there):
+                yield _place(f"{label} {name}", used, place_limit(settings.rack_share, len(there)), there)
+    for name, there in fleet_of(snapshot).partitions.items():
+        if used := len(held & there):
+            limit = partition_limit(rules.guards_in(standing.cluster, name), len(there))
+            yield _place(f"Partition {name}", used, limit, there)
+
+
+def _place(name: str, used: int, limit: int, there: frozenset[str]) -> Cap:
+    text = f"out by healer of {words.plural(len(there), 'node')}"
+    return Cap(name=name, used=used, limit=limit, room=limit - used, text=text)
+
+
+class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
+    """`opens` is when it opens, in words."""
+
+    word: str
+    tone: str
+    meaning: str
+    opens: str
+
+
+def breaker_view(standing: Standing) -> BreakerView:
+    word, tone = _STATES[standing.breaker.state]
+    meaning = {
+        BreakerState.closed: "healer may act.",
+        BreakerState.open: "healer takes no node out; it still detects, pages and returns nodes.",
+        BreakerState.half_open: "One canary may run; all else waits for its end.",
+    }[standing.breaker.state]
+    nodes = len(fleet_of(standing.snapshot).names) if standing.snapshot else 0
+    opens = (
+        "It is switched off (breaker_share 1.0)."
+        if is_off(standing.guards)
+        else f"It opens at {threshold(standing.guards, nodes)} roots of one fault class in 5 min, and when "
+        "more than half of the last ten removing steps failed. It never closes by itself."
+    )
+    return BreakerView(word=word, tone=tone, meaning=meaning, opens=opens)

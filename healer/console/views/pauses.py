@@ -10,7 +10,7 @@ from healer.console.reads import Standing
 from healer.console.views.buttons import Button, InputField, may_act
 from healer.console.views.standing import end_pause_button, pause_scope
 from healer.decisions.guards import concerns
-from healer.model import AuditRecord, GateFacts, Pause, Proposal, Role, Run, RunState, Verb
+from healer.model import AuditRecord, GateFacts, Pause, Proposal, Role, Ruleset, Run, RunState, Verb
 
 _LASTS = (1, 4, 12, 24, 72, 168)
 _USUAL_H = 4
@@ -101,7 +101,7 @@ def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> PastPa
 
 
 def add_buttons(
-    standing: Standing, role: Role, now: datetime, *, several: bool = False
+    standing: Standing, rules: Ruleset, role: Role, now: datetime, *, several: bool = False
 ) -> tuple[Button, ...]:
     """One for each scope; each asks for what it needs and nothing else. `several`: there are other clusters
     that this person may pause too."""
@@ -111,8 +111,8 @@ def add_buttons(
     known = standing.snapshot.nodes.values() if standing.snapshot else ()
     partitions = sorted({name for node in known for name in node.partitions})
     choices: dict[str, Iterable[str]] = {
-        "rule": standing.rules.by_name,
-        "playbook": sorted(standing.rules.playbooks),
+        "rule": rules.by_name,
+        "playbook": sorted(rules.playbooks),
         "node": (),
         "partition": partitions,
     }

@@ -1,4 +1,4 @@
-"""The page of pauses and the breaker."""
+"""The page of pauses, caps and the breaker."""
 
 from datetime import timedelta
 
@@ -7,10 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.console.reads import Standing
-from healer.console.views import breaker, pauses
+from healer.console.views import caps, fleet, pauses, standing
 from healer.model import Breaker, Pause, Role, Run, RunState
 from tests.support import console_sample
-from tests.support.console_sample import CLUSTER, NOW, pause_records
+from tests.support.console_sample import CLUSTER, NOW, pause_records, shipped
 from tests.support.console_site import SampleReads, Site, make_sample
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
@@ -61,11 +61,11 @@ def test_pauses_that_are_over_say_how_they_ended() -> None:
 
 def test_a_pause_is_added_with_what_its_scope_needs() -> None:
     site = stands()
-    assert pauses.add_buttons(site, Role.responder, NOW) == ()
-    buttons = {one.body["scope"]: one for one in pauses.add_buttons(site, Role.operator, NOW)}
+    assert pauses.add_buttons(site, shipped(), Role.responder, NOW) == ()
+    buttons = {one.body["scope"]: one for one in pauses.add_buttons(site, shipped(), Role.operator, NOW)}
     assert set(buttons) == {"cluster", "rule", "playbook", "node", "partition"}
     assert buttons["cluster"].body["name"] == CLUSTER
-    more = pauses.add_buttons(site, Role.operator, NOW, several=True)
+    more = pauses.add_buttons(site, shipped(), Role.operator, NOW, several=True)
     assert [one.body for one in more if one not in buttons.values()] == [{"scope": "all"}]
     assert [one.name for one in buttons["cluster"].inputs] == ["until"]
     name, until = buttons["partition"].inputs
@@ -73,6 +73,18 @@ def test_a_pause_is_added_with_what_its_scope_needs() -> None:
     assert "gpu-lost" in buttons["rule"].inputs[0].choices
     assert (until.default, until.choices[-1]) == ("2026-11-20T07:17Z", "")
     assert until.labels[0] == "Fri 04:17 UTC, in 1 h" and len(until.labels) == len(until.choices)
+
+
+def test_caps_count_as_the_gate_does_and_list_only_places_with_slots() -> None:
+    site = stands()
+    strip = standing.strip(site, fleet.node_rows(site), NOW)
+    found = {one.name: one for one in caps.caps(site, strip, shipped())}
+    assert (found["Slots"].used, found["Slots"].limit) == (strip.slots_used, strip.slots_limit)
+    assert (found["Floor of service"].limit, found["Floor of service"].left) == (29, 0)
+    racks = [name for name in found if name.startswith("Rack")]
+    held = {slot.node for slot in site.slots if not slot.unusable}
+    assert len(racks) == len(held) and found["Partition train"].used == len(held)
+    assert caps.caps(stands(snapshot=None), strip, shipped()) == []
 
 
 @pytest.mark.parametrize(("share", "word"), [(0.15, "at 5 roots"), (1.0, "switched off")])
@@ -83,7 +95,7 @@ def test_the_breaker_says_when_it_opens(share: float, word: str) -> None:
         guards=msgspec.structs.replace(site.guards, breaker_share=share),
         breaker=Breaker(cluster=CLUSTER),
     )
-    view = breaker.breaker_view(site)
+    view = caps.breaker_view(site)
     assert view.word == "closed" and word in view.opens
 
 
@@ -100,7 +112,7 @@ def test_the_page_shows_only_what_the_role_may_press(role: Role, adds: bool, res
     assert ('data-act="/api/v1/pauses/pause-1"' in main) is adds
     assert ('data-act="/api/v1/breaker/reset"' in main) is resets
     assert "rule nvswitch-degraded" in main and "&lt;b&gt;BIOS&lt;/b&gt; upgrade" in main
-    assert "Floor of service" in main and "gpu0040" in main and "3 roots by nvswitch-fatal" in main
+    assert "gpu0040" in main and "3 roots by nvswitch-fatal" in main
 
 
 def test_a_quiet_site_says_so() -> None:

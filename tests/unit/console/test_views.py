@@ -7,7 +7,6 @@ from healer.console import words
 from healer.console.reads import IncidentDetail, NodeGauges, Standing
 from healer.console.views import audit, colours, fleet, incident, runs, standing, timeline
 from healer.console.views.buttons import run_buttons
-from healer.console.views.caps import caps
 from healer.console.views.colours import Colour, Told
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.report import report
@@ -335,17 +334,6 @@ def test_a_legend_counts_nodes_by_their_worst_and_the_unknown() -> None:
     found = [(one.text, count) for one, count in colours.counts(Colour.verdict, [0, 0, 3, -1]) if count]
     assert found == [("nothing known against it", 2), ("isolate", 1), ("unknown", 1)]
     assert colours.counts(Colour.service, [-1]) == []
-
-
-def test_caps_tell_what_is_left(sample: Sample) -> None:
-    now = stands(sample)
-    told = caps(now, standing.strip(now, fleet.node_rows(now), NOW))
-    assert [(cap.name, cap.used, cap.left, cap.full) for cap in told] == [
-        ("At once", 2, 0, ""), ("In an hour", 3, 0, ""), ("Floor of service", 28, 0, ""),
-        ("Racks (8)", 2, None, "r002, r005"), ("Leaf switch leaf01", 2, 6, ""), ("Partition train", 2, 6, ""),
-    ]  # fmt: skip
-    blind = msgspec.structs.replace(now, snapshot=None)
-    assert caps(blind, standing.strip(blind, [], NOW)) == []
 
 
 def test_legend_counts_all_nodes(sample: Sample) -> None:

@@ -97,11 +97,13 @@ def _open(pages: Pages, context: dict[str, Any], wanted: Wanted, _: str, cursor:
     standing = context["standing"]
     fit = queue(standing.open_incidents, asking_ids(standing.asking), wanted)
     try:
-        start = int(cursor or 0)
+        wished = int(cursor or 0)
     except ValueError as error:
         raise BadCursor(cursor) from error
-    end = max(start, 0) + PAGE_ROWS
-    found = pages.reads.incidents_named([one.id for one in fit[max(start, 0) : end]])
+    # The queue may have become shorter meanwhile: then its last page.
+    start = max(0, min(wished, (len(fit) - 1) // PAGE_ROWS * PAGE_ROWS))
+    end = start + PAGE_ROWS
+    found = pages.reads.incidents_named([one.id for one in fit[start:end]])
     return found, str(end) if end < len(fit) else "", len(fit)
 
 

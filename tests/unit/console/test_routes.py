@@ -111,8 +111,9 @@ def test_the_queue_is_paged_by_urgency() -> None:
     client = TestClient(Site(sample).app, headers=COOKIE)
     first = client.get("/incidents").text
     assert "50 of 71, the most urgent first" in first and "cursor=50" in first
-    second = client.get("/incidents?show=open&cursor=50").text
-    assert second.count("<tr data-row=") == 21 and "Most urgent" in second
+    for start in (50, 5000):  # the queue became shorter meanwhile
+        second = client.get(f"/incidents?show=open&cursor={start}").text
+        assert second.count("<tr data-row=") == 21 and "Most urgent" in second
 
 
 def test_what_was_merged_can_be_split_by_those_who_may() -> None:

@@ -346,7 +346,9 @@ class Driver:
         own = intent.key.partition(":")[2]
         begun = is_started(entries, intent.key)
         ctx = self._context(claim, msgspec.structs.replace(part, key=own), entries)
-        ctx = msgspec.structs.replace(ctx, asked=begun, fence=self._fence(claim, intent.item))
+        # The line that it began proves the claim anew: so it looks for a pause however fresh that is.
+        fence = self._fence(claim, intent.item, always=True)
+        ctx = msgspec.structs.replace(ctx, asked=begun, fence=fence)
         if not begun:
             # Whoever sees the node come back knows by this that it is no person's doing.
             lifts = {"verb": str(Verb.undrain)} if step.do in REMOVING_VERBS else {}
@@ -370,16 +372,16 @@ class Driver:
             self.checkpoint(f"done:{key}")
         return result if result is not None else action.verify(ctx)
 
-    def _fence(self, claim: RunClaim, item: str | None = None) -> Callable[[], None]:
+    def _fence(self, claim: RunClaim, item: str | None = None, *, always: bool = False) -> Callable[[], None]:
         """A fence that also sees a pause which came since the gate let this step go.
 
         A worker that was stopped between the two, or a probe that took long, may find one. It is looked for
-        only where the claim had to be proven anew: within `FRESH_S` of the gate's answer none is asked.
+        where the claim had to be proven anew: within `FRESH_S` of the gate's answer none is asked.
         """
 
         def fence() -> None:
-            for _ in range(PROOFS):
-                if not claim.fence():
+            for proofs in range(PROOFS):
+                if not claim.fence() and (proofs or not always):
                     return
                 if paused(claim, self.clock, item):
                     raise LeaseLost(f"run {claim.run.id} was paused before its effect")

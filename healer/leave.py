@@ -315,11 +315,11 @@ class Leave:
 
 def paused(claim: RunClaim, clock: Clock, job: str | None = None) -> bool:
     """Nothing is written for this run, or of it for this job, now, not even what takes nothing. Mostly there
-    is no pause at all: then the gate, for which everybody waits, is left alone."""
+    is no pause at all: then nothing more is read. Nobody waits for this at the gate."""
     if not claim.paused():
         return False
     asked = proposal_of(claim.run, Verb.notify, None, job=job)
-    return claim.gate(lambda tx: is_paused(asked, tx.facts, clock.now()))
+    return is_paused(asked, claim.facts(()), clock.now())
 
 
 def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datetime) -> RemedyUse:

@@ -230,13 +230,14 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     """`verb` and `subject` match from the start (`incident.`, `node/gpu0001`), `actor` whole. `people_since`:
-    only what others than healer did, and since then."""
+    only what others than healer did, and since then, without the verbs that begin as one of `but`."""
 
     cluster: str
     actor: str = ""
     verb: str = ""
     subject: str = ""
     people_since: datetime | None = None
+    but: tuple[str, ...] = ()
 
 
 class Queue(NamedTuple):

@@ -62,7 +62,7 @@ def _handover(pages: Pages, context: dict[str, Any]) -> handover.Handover:
     told = (
         reads.incidents(ended, limit=some).items,
         reads.runs(RunQuery(cluster=cluster), limit=RUNS_READ).items,
-        reads.audit(AuditQuery(cluster=cluster, people_since=since), limit=some).items,
+        reads.audit(AuditQuery(cluster=cluster, people_since=since, but=handover.DOORS), limit=some).items,
     )
     return handover.handover(
         context["standing"], context["strip"], context["rows"], told, since, context["now"]

@@ -104,6 +104,6 @@ def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
             if one.is_dir(follow_symlinks=False):
                 yield from _files(one.path)
             elif one.name.endswith((".yaml", ".sh")):
-                with suppress(FileNotFoundError):
+                with suppress(OSError):
                     told = one.stat()
                     yield one.path, told.st_mtime_ns, told.st_size

@@ -341,6 +341,24 @@ def test_the_run_at_work_is_the_newest_that_has_not_ended(fresh_database: sa.Eng
     assert {name: run.id for name, run in found.items()} == {one.id: "r1"}
 
 
+def test_a_storm_of_held_runs_hides_none_that_asks(fresh_database: sa.Engine) -> None:
+    PostgresSnapshots(fresh_database).put(snapshot())
+    with fresh_database.begin() as conn:
+        for number in range(70):
+            state = RunState.held if number else RunState.stuck
+            at = NOW - timedelta(hours=1) + timedelta(seconds=number)
+            save_run(
+                conn,
+                Run(
+                    id=f"r{number}", cluster=CLUSTER, playbook="drain", state=state, by="healer", reason="x",
+                    created_at=at, node=f"gpu{number:04d}",
+                ),
+            )  # fmt: skip
+    standing = reads_of(fresh_database).standing(CLUSTER)
+    assert standing is not None
+    assert [one.id for one in standing.asking[:2]] == ["r0", "r20"]
+
+
 def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.Engine) -> None:
     PostgresSnapshots(fresh_database).put(snapshot())
     reads = reads_of(fresh_database, pod1=Mode.auto, pod2=Mode.suggest)
@@ -386,8 +404,8 @@ def came_back(number: int, node: str, **more: Any) -> Incident:
 
 
 def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: sa.Engine) -> None:
-    first = came_back(60, "gpu0001", review=Review.true_fault)
-    again = came_back(30, "gpu0001", review=Review.false_alarm)
+    first = came_back(60, "gpu0001", review=Review.false_alarm)
+    again = came_back(30, "gpu0001", review=Review.true_fault)
     fine = came_back(50, "gpu0002")
     mild = msgspec.structs.replace(
         incident(20, node="gpu0002"), rule="gpu-hot", fault_class=FaultClass.informational
@@ -433,5 +451,7 @@ def test_a_shift_is_told_by_what_ended_and_what_people_did_in_it(fresh_database:
     assert [one.id for one in ended] == [late.id]
     people = reads.audit(AuditQuery(cluster=CLUSTER, people_since=since), limit=9).items
     assert [one.actor for one in people] == ["jonas", "mara"]
+    none = AuditQuery(cluster=CLUSTER, people_since=since, but=("access.", "x."))
+    assert reads.audit(none, limit=9).items == ()
     everything = AuditQuery(cluster=CLUSTER, people_since=NOW - timedelta(days=9))
     assert len(reads.audit(everything, limit=9).items) == 3

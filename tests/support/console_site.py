@@ -201,6 +201,7 @@ class SampleReads:
             if record.verb.startswith(query.verb)
             and record.subject.startswith(query.subject)
             and query.actor in ("", record.actor)
+            and not record.verb.startswith(query.but or ("nothing begins so",))
             and (query.people_since is None or (record.actor != "healer" and record.at >= query.people_since))
         ]
         return _page(rows, limit, cursor)

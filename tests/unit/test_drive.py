@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from healer.model import (
     BreakerState,
     Component,
+    LogEntry,
     Mode,
     RequeueUse,
     Run,
@@ -19,7 +20,7 @@ from healer.model import (
     SlurmNode,
     StepEvent,
 )
-from healer.playbooks import Do, Finish, Skip, Sleep, advance
+from healer.playbooks import UNDO, Do, Finish, Skip, Sleep, advance
 from healer.ports import SchedulerRefused, SchedulerUnavailable
 from healer.sim.ledger import MemoryClaim, Tables
 from healer.sim.slurm_core import SimScheduler
@@ -220,6 +221,29 @@ def test_a_worker_that_was_stopped_goes_on_where_no_pause_of_its_own_came(
     site.drive()
     assert site.checkpoints == ["started:drain"]
     assert site.scheduler.writes[0] == "drain"
+
+
+def test_a_worker_that_was_stopped_before_it_takes_back_sees_the_pause_that_came() -> None:
+    """It has just written that it begins, so its claim is fresh."""
+    site, _ = faulty()
+    site.run_for(20)
+    run = only_run(site).id
+    entry = LogEntry(run=run, at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text="bob: no")
+    site.ledger.tables.log[run].append(entry)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(run, RunState.running, why="bob: no", at=site.now)
+
+    def stop(at: str) -> None:
+        if at == "undoing:drain" and not site.ledger.tables.pauses:
+            site.pause()
+
+    site.on_checkpoint = stop
+    site.run_for(60)
+    assert site.ledger.tables.pauses and site.node(1).drain
+    site.on_checkpoint = lambda _: None
+    site.end_pause()
+    site.run_for(30)
+    assert not site.node(1).drain and only_run(site).state is RunState.undone
 
 
 def test_the_decision_that_holds_is_stored_once() -> None:

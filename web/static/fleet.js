@@ -155,7 +155,7 @@
   }
   function measured(code) { // the worst, of which GPUs, and of how many nothing is known
     if (!code) return "";
-    const known = [...code].filter((one) => one !== "-"), worst = known.sort().pop();
+    const known = [...code].filter((one) => one !== "-"), worst = [...known].sort().pop();
     if (!worst) return "unknown";
     const which = [...code].flatMap((one, gpu) => one === worst ? [gpu] : []);
     return bin(worst)[1] + (code.length > 1 && which.length < code.length ? ` (GPU ${which.join(", ")})` : "") + (known.length < code.length ? `, ${code.length - known.length} unknown` : "");

@@ -85,8 +85,9 @@ from healer.ports.pull import Charts, Points
 T = TypeVar("T")
 
 #: Runs that want a person, and how many of them a page shows.
-_ASKING = ("waiting_approval", "proposed", "stuck", "held")
-_ASKING_SHOWN = 50
+_ASKING = ("waiting_approval", "proposed", "stuck")
+#: A storm holds many runs at a time: they hide none of those that ask.
+_ASKING_SHOWN, _HELD_SHOWN = 200, 50
 _RECORDS = 200
 _HOUR = timedelta(hours=1)
 
@@ -156,6 +157,8 @@ class PostgresConsoleReads:
             )
             wanted = [runs.c.cluster == cluster, asking]
             asked, _ = rows.run_page(conn, wanted, _ASKING_SHOWN, None)
+            held_back = [runs.c.cluster == cluster, runs.c.state == "held"]
+            asked += rows.run_page(conn, held_back, _HELD_SHOWN, None)[0]
             return Standing(
                 cluster=cluster,
                 breaker=facts.breaker,
@@ -170,7 +173,7 @@ class PostgresConsoleReads:
                 pauses=facts.pauses,
                 vetoes=facts.vetoes,
                 open_incidents=self._open.read(conn, cluster),
-                asking=tuple(reversed(asked)),
+                asking=tuple(sorted(asked, key=lambda one: (one.created_at, one.id))),
                 rules_error=self._rules_error(),
                 rules=rules,
                 detector_at=now if held else None,
@@ -276,6 +279,7 @@ class PostgresConsoleReads:
             where += [
                 audit_records.c.actor != "healer",
                 audit_records.c.id > _last_before(query.people_since),
+                *(~rows.begins(audit_records.c.verb, one) for one in query.but),
             ]
         with self._reading() as conn:
             items, more = rows.audit_page(conn, where, limit, cursor)

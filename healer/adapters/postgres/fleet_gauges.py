@@ -49,9 +49,13 @@ CROSS JOIN LATERAL (
 """)
 
 
+#: What was looked up longer ago is not what stands now: then nothing is known.
+OLD_S = 60.0
+
+
 class Kept(Generic[T]):
     """One mapping per cluster, the same object while it says the same. Nobody waits long for it: it is looked
-    up in a thread of its own, and until that has come what was known before stands."""
+    up in a thread of its own, and until that has come what was known before stands, for `OLD_S`."""
 
     def __init__(self, every_s: float, *, wait_s: float = _WAIT_S) -> None:
         self._every_s, self._wait_s = every_s, wait_s
@@ -67,11 +71,12 @@ class Kept(Generic[T]):
             thread = self._looking.get(cluster)
             if thread is None:
                 thread = threading.Thread(target=self._renew, args=(cluster, look), daemon=True)
-                self._looking[cluster] = thread
                 thread.start()
+                self._looking[cluster] = thread
         thread.join(self._wait_s)
         with self._lock:
-            return self._known.get(cluster, (0.0, known))[1]
+            at, known = self._known.get(cluster, (-math.inf, {}))
+        return known if time.monotonic() - at < OLD_S else {}
 
     def _renew(self, cluster: str, look: Callable[[], Mapping[str, T]]) -> None:
         try:

@@ -116,6 +116,7 @@ def _relapses(cluster: str, since: datetime) -> sa.Select[int, int]:
         later.c.opened < probation,
         later.c.doc["fault_class"].astext.in_(sorted(HARDWARE)),
         later.c.doc["merged_into"].astext.is_(None),
+        later.c.doc["review"].astext.is_distinct_from(Review.false_alarm.value),
     )
     return sa.select(sa.func.count(), sa.func.count().filter(again)).where(
         incidents.c.cluster == cluster,

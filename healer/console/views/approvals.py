@@ -26,6 +26,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     takes: str
     jobs: tuple[SlurmJob, ...]
     jobs_more: int
+    jobs_known: bool
     why: str
     against: tuple[GuardRow, ...]
     buttons: tuple[Button, ...]
@@ -62,6 +63,7 @@ def approval(
         takes=takes.get(run.playbook, ""),
         jobs=tuple(jobs[:JOBS_SHOWN]),
         jobs_more=max(0, len(jobs) - JOBS_SHOWN),
+        jobs_known=picture is not None and (run.node is None or run.node in picture.nodes),
         why=decision.why if decision else "",
         against=tuple(guard_rows(tuple(against))),
         # Keys would fit several of them: here each is pressed by itself.

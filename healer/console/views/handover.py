@@ -18,7 +18,7 @@ from healer.model import AuditRecord, Incident, Run
 #: So many of each list; the pages of incidents, runs and audit have all.
 SHOWN = 100
 #: Who came in, and with what: that is for the audit, not for the next shift.
-_DOORS = ("access.", "session.", "token.")
+DOORS = ("access.", "session.", "token.")
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +51,7 @@ def handover(
         "open incidents": sorted(standing.open_incidents, key=lambda one: (one.severity, one.opened)),
         "incidents that ended": list(ended),
         "runs": [run_row(one, now) for one in runs if one.created_at >= since and not one.shadow],
-        "words of people": [
-            audit_row(one, standing.cluster) for one in records if not one.verb.startswith(_DOORS)
-        ],
+        "words of people": [audit_row(one, standing.cluster) for one in records],
     }
     return Handover(
         cluster=standing.cluster,

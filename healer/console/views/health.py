@@ -170,8 +170,13 @@ def _signals(arrives: Arrives, own: Own, now: datetime) -> Iterator[Row]:
     quiet = [row.sender for row in arrives.senders if row.quiet]
     names = words.names([f"{one.who} ({one.source})" for one in quiet], SENDERS_NAMED)
     sends = words.plural(len(arrives.senders), "sender")
-    yield _row("Senders", not quiet, f"not heard from: {names}" if quiet else f"{sends}, none is quiet",
-               "Is the sender down, or was it taken away?", bad=False, href="/signals")  # fmt: skip
+    if not arrives.senders:
+        yield Row(
+            name="Senders", tone="plain", word="none", text="nobody has sent anything yet", href="/signals"
+        )
+    else:
+        yield _row("Senders", not quiet, f"not heard from: {names}" if quiet else f"{sends}, none is quiet",
+                   "Is the sender down, or was it taken away?", bad=False, href="/signals")  # fmt: skip
     fresh = sorted((row for row in arrives.losses if row.fresh), key=lambda row: -row.entries)
     lost = ", ".join(f"{row.entries:,} {row.reason}" for row in fresh)
     yield _row("Not stored", not fresh, lost or "nothing in the last day",
@@ -182,10 +187,9 @@ def _signals(arrives: Arrives, own: Own, now: datetime) -> Iterator[Row]:
         yield Row(name="Unknown series", tone="plain", word="told", text=text, href="/signals")
     if (scrape := own.stored.scrape) is not None:
         down = [one.target for one in scrape.targets if one.up is False]
+        up = sum(one.up is True for one in scrape.targets)
         text = (
-            words.names(down, SENDERS_NAMED)
-            if down
-            else f"{words.plural(len(scrape.targets), 'target')}, all up"
+            words.names(down, SENDERS_NAMED) or f"{up:,} of {words.plural(len(scrape.targets), 'target')} up"
         )
         yield _row("Scraped", not down, f"{len(down)} down: {text}" if down else text,
                    "A target that does not answer says nothing of its node.", bad=False)  # fmt: skip

@@ -34,7 +34,7 @@ def shift(sample: Sample, hours: float = 12) -> handover.Handover:
     told = (
         reads.incidents(ended, limit=101).items,
         reads.runs(RunQuery(cluster=CLUSTER), limit=300).items,
-        reads.audit(AuditQuery(cluster=CLUSTER, people_since=since), limit=101).items,
+        reads.audit(AuditQuery(cluster=CLUSTER, people_since=since, but=handover.DOORS), limit=101).items,
     )
     return handover.handover(site, standing.strip(site, rows, NOW), rows, told, since, NOW)
 

@@ -106,7 +106,8 @@ class Postgres:
             "listen_addresses": "",
             "unix_socket_directories": str(self.sockets),
             "unix_socket_permissions": "0700",
-            "max_connections": "100",
+            # Two of each process that all come back at once after this server died need more than 100.
+            "max_connections": "200",
             "timezone": "UTC",
             "log_timezone": "UTC",
             "jit": "off",  # short statements only; compiling them costs more than it saves

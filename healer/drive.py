@@ -537,12 +537,10 @@ class Driver:
         """`early`: not by its last step; its incident stands as if nobody had worked on it. `by`: who ended
         it, where that is not who asked for it."""
         tell = self._news(claim.run, state)
-        if tell is not None and by is not None:
-            tell = msgspec.structs.replace(tell, by=by)
-        if tell is not None and early:
-            tell = msgspec.structs.replace(tell, data={**tell.data, "early": True})
-        if tell is not None and restarted(entries):
-            tell = msgspec.structs.replace(tell, data={**tell.data, "restarted": True})
+        if tell is not None:
+            more = {name: True for name, so in (("early", early), ("restarted", restarted(entries))) if so}
+            who = tell.by if by is None else by
+            tell = msgspec.structs.replace(tell, by=who, data={**tell.data, **more})
         claim.set_state(state, why=why, tell=tell)
 
 

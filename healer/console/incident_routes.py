@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import PAGE_ROWS, Pages, Stop, guarded, link
-from healer.console.reads import BadCursor, IncidentDetail, IncidentQuery
+from healer.console.reads import BadCursor, IncidentDetail, IncidentQuery, Session
 from healer.console.render import PAGE_HEADERS, one_of
 from healer.console.views import charts, incident, timeline
 from healer.console.views.buttons import split_buttons
@@ -56,9 +56,7 @@ def incident_routes(routes: APIRouter, pages: Pages) -> None:
     def incident_report(request: Request, incident_id: str) -> Response:
         def show() -> Response:
             session = pages.session(request)
-            detail = pages.reads.incident(incident_id)
-            if detail is None or detail.incident.cluster not in pages.clusters(session):
-                raise Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
+            detail = _detail(pages, session, incident_id)
             name = f"incident-{detail.incident.short_id}.md"
             headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
             return Response(report(detail, pages.clock()), media_type="text/markdown", headers=headers)
@@ -69,9 +67,7 @@ def incident_routes(routes: APIRouter, pages: Pages) -> None:
     def incident_page(request: Request, incident_id: str) -> Response:
         def show() -> Response:
             session = pages.session(request)
-            detail = pages.reads.incident(incident_id)
-            if detail is None or detail.incident.cluster not in pages.clusters(session):
-                raise Stop(pages.problem(404, "No such incident", f"No incident begins with {incident_id}."))
+            detail = _detail(pages, session, incident_id)
             context = pages.context(request, "incident", detail.incident.cluster)
             now = context["now"]
             context |= {
@@ -87,6 +83,14 @@ def incident_routes(routes: APIRouter, pages: Pages) -> None:
             return pages.show("incident.html", context)
 
         return guarded(show)
+
+
+def _detail(pages: Pages, session: Session, name: str) -> IncidentDetail:
+    """The incident whose id begins so, of a cluster that the session sees. Raises Stop."""
+    detail = pages.reads.incident(name)
+    if detail is None or detail.incident.cluster not in pages.clusters(session):
+        raise Stop(pages.problem(404, "No such incident", f"No incident begins with {name}."))
+    return detail
 
 
 _Listed = tuple[list[Incident], str, int | None]

@@ -1,0 +1,163 @@
+"""The console's second language: English sentences to those of a catalogue, finished ones too. Pure.
+
+Pages are written in English. A catalogue (`web/words/zh/*.yaml`) maps each sentence to the other language:
+
+    Sign out: 退出登录
+    "{count} nodes": "{count} 个节点"
+    "{who} approved step {step}, {when|t}": "{when}，{who} 批准了步骤 {step}"
+
+A name in braces stands for any text and is kept as it is; with `|t` what stood there is translated in turn.
+So a sentence that was stored months ago reads as well as one that a template writes now. What no entry fits
+is shown as it came: a site's own words, a line of a log, a reason somebody typed.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+LANGUAGES = {"en": "English", "zh": "简体中文"}
+COOKIE = "healer_language"
+
+#: The language of the request that is being answered.
+current: ContextVar[str] = ContextVar("language", default="en")
+
+_HOLE = re.compile(r"\{(\w+)(\|t)?\}")
+_PERCENT = re.compile(r"%\((\w+)\)s")
+#: healer writes sentences within sentences no deeper; text from outside ends here too.
+_DEPTH = 4
+#: Longer texts are stories of others: logs, output of commands.
+MOST_CHARS = 4000
+_KEPT = 20_000
+
+
+class CatalogueError(ValueError):
+    """Names the file and the entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    regex: re.Pattern[str]
+    #: The longest run of plain characters: a text without it cannot fit.
+    core: str
+    said: str
+    #: Names whose text is translated in turn.
+    inner: frozenset[str]
+
+
+class Catalogue:
+    """Sentences of one language. `translate` never raises and gives back what it does not know."""
+
+    def __init__(self, entries: Mapping[str, str]) -> None:
+        self._whole = {key: said for key, said in entries.items() if not _HOLE.search(key)}
+        #: For templates: `{n|t} runs` and `{n} runs` are one.
+        self._forms = {_HOLE.sub(r"{\1}", key): said for key, said in entries.items()}
+        self._by_start: dict[str, list[_Pattern]] = {}
+        for key in sorted((key for key in entries if _HOLE.search(key)), key=_weight, reverse=True):
+            self._by_start.setdefault(_start(key), []).append(_pattern(key, entries[key]))
+        self._cached = lru_cache(_KEPT)(self._find)
+
+    def translate(self, text: str) -> str:
+        """The sentence in this language; the text itself where no entry fits it."""
+        if not text or len(text) > MOST_CHARS:
+            return text
+        found = self._cached(text, _DEPTH)
+        return text if found is None else found
+
+    def knows(self, text: str) -> bool:
+        return self._cached(text, _DEPTH) is not None
+
+    def form(self, message: str) -> str:
+        """For a template's `trans` block: the sentence with its placeholders (`%(name)s`) still in it."""
+        said = self._forms.get(_PERCENT.sub(r"{\1}", message).replace("%%", "%"))
+        return message if said is None else _HOLE.sub(r"%(\1)s", said.replace("%", "%%"))
+
+    def _find(self, text: str, depth: int) -> str | None:
+        body = text.strip()
+        if body != text:
+            inner = self._find(body, depth) if body else None
+            return None if inner is None else text.replace(body, inner, 1)
+        said = self._whole.get(text)
+        if said is not None or not depth:
+            return said
+        for start in (text[:1], ""):
+            for one in self._by_start.get(start, ()):
+                if one.core in text and (fits := one.regex.fullmatch(text)):
+                    return self._said(one, fits.groupdict(), depth)
+        return None
+
+    def _said(self, one: _Pattern, parts: dict[str, str], depth: int) -> str:
+        def part(hole: re.Match[str]) -> str:
+            name = hole[1]
+            found = self._cached(parts[name], depth - 1) if name in one.inner else None
+            return parts[name] if found is None else found
+
+        return _HOLE.sub(part, one.said)
+
+
+def _weight(key: str) -> int:
+    """How much of it is plain: the sentence that says most fits first."""
+    return len(_HOLE.sub("", key))
+
+
+def _start(key: str) -> str:
+    return "" if _HOLE.match(key) else key[0]
+
+
+def _pattern(key: str, said: str) -> _Pattern:
+    parts, seen, end = [], set[str](), 0
+    for hole in _HOLE.finditer(key):
+        parts.append(re.escape(key[end : hole.start()]))
+        parts.append(f"(?P={hole[1]})" if hole[1] in seen else f"(?P<{hole[1]}>.+?)")
+        seen.add(hole[1])
+        end = hole.end()
+    parts.append(re.escape(key[end:]))
+    inner = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2])
+    return _Pattern(
+        re.compile("".join(parts), re.DOTALL), max(_HOLE.sub("\0", key).split("\0"), key=len), said, inner
+    )
+
+
+def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]:
+    """Raises CatalogueError: an entry that says nothing, or a name that only one of both sides has."""
+    kept: dict[str, str] = {}
+    for key, said in entries:
+        if not isinstance(said, str) or not said.strip():
+            raise CatalogueError(f"{where}: {key!r}: no text")
+        asked = {hole[1] for hole in _HOLE.finditer(key)}
+        given = {hole[1] for hole in _HOLE.finditer(said)}
+        if not given <= asked:
+            raise CatalogueError(
+                f"{where}: {key!r}: {', '.join(sorted(given - asked))} stands on the right alone"
+            )
+        if not _HOLE.sub("", key).strip():
+            raise CatalogueError(f"{where}: {key!r}: would fit every text")
+        kept[key] = said
+    return kept
+
+
+def load(folder: Path) -> Catalogue:
+    """All files of one language. Raises CatalogueError: what `checked` finds, an entry in two files."""
+    entries: dict[str, str] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        # BaseLoader: every word is text, also `no` and `on`.
+        found: dict[str, object] = yaml.load(path.read_text("utf-8"), yaml.BaseLoader) or {}  # noqa: S506
+        for key, said in checked(found.items(), path.name).items():
+            if entries.setdefault(key, said) != said:
+                raise CatalogueError(f"{path.name}: {key!r} has another text in another file")
+    return Catalogue(entries)
+
+
+def chosen(cookie: str | None, accepts: str) -> str:
+    """What a person chose; else the first language of `Accept-Language` that is here; else English."""
+    if cookie in LANGUAGES:
+        return cookie
+    for part in accepts.split(","):
+        word = part.split(";")[0].strip().lower().split("-")[0]
+        if word in LANGUAGES:
+            return word
+    return "en"

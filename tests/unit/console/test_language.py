@@ -1,0 +1,79 @@
+"""Sentences of the console in a second language."""
+
+from pathlib import Path
+
+import pytest
+
+from healer.console.language import Catalogue, CatalogueError, checked, chosen, load
+
+CATALOGUE = Catalogue(
+    {
+        "Sign out": "退出登录",
+        "open": "未处理",
+        "{count} nodes": "{count} 个节点",
+        "{when|t}, {count} nodes are {state|t}": "{when}有 {count} 个节点{state}",
+        "{count} min ago": "{count} 分钟前",
+        "node {node} is out": "节点 {node} 已停用",
+        "node {node} is out: {why|t}": "节点 {node} 已停用：{why}",
+        "{share} % of nodes": "{share}% 的节点",
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("english", "said"),
+    [
+        ("Sign out", "退出登录"),
+        (" Sign out\n", " 退出登录\n"),
+        ("12 nodes", "12 个节点"),
+        ("4 min ago, 3 nodes are open", "4 分钟前有 3 个节点未处理"),
+        ("node gpu1 is out", "节点 gpu1 已停用"),
+        ("node gpu1 is out: 3 nodes", "节点 gpu1 已停用：3 个节点"),
+        ("node open is out", "节点 open 已停用"),
+        ("node gpu1 is out: somebody said so", "节点 gpu1 已停用：somebody said so"),
+        ("a line of a log", "a line of a log"),
+        ("", ""),
+    ],
+)
+def test_a_finished_sentence_is_translated_and_a_strange_one_kept(english: str, said: str) -> None:
+    assert CATALOGUE.translate(english) == said
+
+
+def test_a_template_gets_the_sentence_with_its_own_placeholders() -> None:
+    assert CATALOGUE.form("%(count)s nodes") == "%(count)s 个节点"
+    assert CATALOGUE.form("%(share)s %% of nodes") % {"share": 5} == "5% 的节点"
+    assert CATALOGUE.form("unknown %(x)s") == "unknown %(x)s"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (("Open", ""), "no text"),
+        (("{n} nodes", "{m} 个"), "m stands on the right alone"),
+        (("{n}", "{n}"), "would fit every text"),
+    ],
+)
+def test_a_bad_entry_is_named(entry: tuple[str, str], said: str) -> None:
+    with pytest.raises(CatalogueError, match=said):
+        checked([entry], "pages.yaml")
+
+
+def test_an_entry_of_two_files_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("no: 否\n", "utf-8")
+    (tmp_path / "b.yaml").write_text("no: 不\n", "utf-8")
+    with pytest.raises(CatalogueError, match=r"b.yaml: 'no'"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cookie", "accepts", "language"),
+    [
+        ("zh", "en", "zh"),
+        ("en", "zh-CN,zh;q=0.9", "en"),
+        (None, "zh-CN,zh;q=0.9,en;q=0.8", "zh"),
+        (None, "de, en;q=0.5, zh;q=0.3", "en"),
+        ("xx", "", "en"),
+    ],
+)
+def test_whose_language(cookie: str | None, accepts: str, language: str) -> None:
+    assert chosen(cookie, accepts) == language

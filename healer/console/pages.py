@@ -37,15 +37,15 @@ class FleetRows:
     """The rows of each cluster, the very same list until Slurm, an incident or a slot says something else."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[tuple[object, object, frozenset[str]], list[fleet.NodeRow]]] = {}
+        self._made: dict[str, tuple[tuple[object, object, dict[str, fleet.Hold]], list[fleet.NodeRow]]] = {}
 
     def of(self, stands: Standing) -> list[fleet.NodeRow]:
-        held = frozenset(slot.node for slot in stands.slots)
+        held = fleet.holds(stands)
         shown = stands.snapshot.nodes if stands.snapshot else None
         made = self._made.get(stands.cluster)
         if made is not None:
-            (nodes, incidents, slots), rows = made
-            if nodes is shown and incidents is stands.open_incidents and slots == held:
+            (nodes, incidents, holds), rows = made
+            if nodes is shown and incidents is stands.open_incidents and holds == held:
                 return rows
         before = {row.name: row for row in made[1]} if made is not None else {}
         rows = fleet.node_rows(stands, before)

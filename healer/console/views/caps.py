@@ -46,15 +46,14 @@ def caps(standing: Standing, strip: Strip, rules: Ruleset) -> list[Cap]:
     if standing.snapshot is None or not strip.nodes:
         return []
     n, settings = len(fleet_of(standing.snapshot).names), standing.guards
-    serve = strip.in_service + strip.planned
     slots, hourly = slots_limit(settings, n), hourly_limit(settings, n)
     share = f"{settings.min_service_share:.0%}"
     return [
         Cap(
             name="Floor of service",
-            used=serve,
+            used=strip.serving,
             limit=strip.floor,
-            room=serve - strip.floor,
+            room=strip.serving - strip.floor,
             text=f"nodes in service or planned; {share} must stay, whoever took the others out",
         ),
         Cap(

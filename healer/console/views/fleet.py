@@ -11,6 +11,7 @@ from healer.console import words
 from healer.console.reads import OpenIncident, Standing
 from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
 from healer.model.reasons import is_none, owner_of
+from healer.model.reserved import is_our_reservation, only_ours
 
 _VERDICT_RANK = {Verdict.healthy: 0, Verdict.watch: 1, Verdict.suspect: 2, Verdict.isolate: 3}
 
@@ -80,6 +81,14 @@ STATUS_WORDS = {
     NodeStatus.planned: "idle, kept free for a planned job",
 }
 
+
+class Hold(StrEnum):
+    """By what healer holds a node out: a slot, or our own reservation for tests."""
+
+    slot = "slot"
+    tests = "tests"
+
+
 _RANK = {kind: index for index, kind in enumerate(NodeKind)}
 
 
@@ -102,7 +111,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     switch: str
     bad_gpus: tuple[int, ...]
     incidents: tuple[OpenIncident, ...]
-    has_slot: bool = False
+    hold: Hold | None = None
 
     @property
     def word(self) -> str:
@@ -149,12 +158,23 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 _NO_ROWS: Mapping[str, NodeRow] = {}
 
 
-def kind_of(node: SlurmNode, *, held_by_us: bool, known_bad: bool) -> NodeKind:
-    """`held_by_us`: a slot is held for the node. Our own drain is known by its reason (`healer:`) too."""
-    if node.planned:
+def holds(standing: Standing) -> dict[str, Hold]:
+    """What healer holds each node by. Slurm shows a node in our reservation as planned work, or as usual."""
+    found = {slot.node: Hold.slot for slot in standing.slots}
+    snapshot = standing.snapshot
+    if snapshot is not None:
+        ours = (one for one in snapshot.reservations.values() if is_our_reservation(one))
+        names = {name for one in ours for name in one.nodes if name in snapshot.nodes}
+        found |= {name: Hold.tests for name in names if only_ours(snapshot, snapshot.nodes[name])}
+    return found
+
+
+def kind_of(node: SlurmNode, *, hold: Hold | None, known_bad: bool) -> NodeKind:
+    """Our own drain is known by its reason (`healer:`) too. As the floor's guard counts it."""
+    if node.planned and hold is not Hold.tests:
         return NodeKind.planned
-    if not node.in_service:
-        return _out_by(node, held_by_us=held_by_us)
+    if not node.in_service or hold is Hold.tests:
+        return _out_by(node, held_by_us=hold is not None)
     if known_bad:
         return NodeKind.bad_in_service
     return NodeKind.busy if node.busy else NodeKind.idle
@@ -176,7 +196,7 @@ def node_rows(standing: Standing, before: Mapping[str, NodeRow] = _NO_ROWS) -> l
     """
     if standing.snapshot is None:
         return []
-    held = {slot.node for slot in standing.slots}
+    held = holds(standing)
     by_node: dict[str, list[OpenIncident]] = {}
     for incident in standing.open_incidents:
         for name in incident.nodes or ([incident.root.node] if incident.root.node else []):
@@ -184,15 +204,13 @@ def node_rows(standing: Standing, before: Mapping[str, NodeRow] = _NO_ROWS) -> l
     rows: list[NodeRow] = []
     for node in standing.snapshot.gpu_nodes:
         incidents = tuple(sorted(by_node.get(node.name, ()), key=lambda incident: incident.severity))
-        has_slot, row = node.name in held, before.get(node.name)
-        same = row is not None and row.has_slot is has_slot and row.incidents == incidents
-        rows.append(
-            row if row is not None and same and row.slurm == node else _row(node, incidents, has_slot)
-        )
+        hold, row = held.get(node.name), before.get(node.name)
+        same = row is not None and row.hold is hold and row.incidents == incidents
+        rows.append(row if row is not None and same and row.slurm == node else _row(node, incidents, hold))
     return rows
 
 
-def _row(node: SlurmNode, incidents: tuple[OpenIncident, ...], has_slot: bool) -> NodeRow:
+def _row(node: SlurmNode, incidents: tuple[OpenIncident, ...], hold: Hold | None) -> NodeRow:
     verdicts = [incident.nodes.get(node.name, Verdict.healthy) for incident in incidents]
     bad_gpus = {
         incident.root.gpu
@@ -203,7 +221,7 @@ def _row(node: SlurmNode, incidents: tuple[OpenIncident, ...], has_slot: bool) -
         name=node.name,
         kind=kind_of(
             node,
-            held_by_us=has_slot,
+            hold=hold,
             known_bad=any(node.name in incident.bad_nodes for incident in incidents),
         ),
         verdict=max(verdicts, key=_VERDICT_RANK.__getitem__, default=Verdict.healthy),
@@ -220,7 +238,7 @@ def _row(node: SlurmNode, incidents: tuple[OpenIncident, ...], has_slot: bool) -
         switch=node.switch,
         bad_gpus=tuple(sorted(bad_gpus)),
         incidents=incidents,
-        has_slot=has_slot,
+        hold=hold,
     )
 
 

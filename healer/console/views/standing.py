@@ -42,6 +42,8 @@ class Strip(msgspec.Struct, frozen=True, kw_only=True):
     out_healer: int
     out_person: int
     out_slurm: int
+    #: In service as Slurm shows it, and granted to be taken out: the floor counts them as gone.
+    leaving: int
     planned: int
     unknown: int
     known_bad: int
@@ -57,9 +59,13 @@ class Strip(msgspec.Struct, frozen=True, kw_only=True):
     banners: tuple[Banner, ...]
 
     @property
+    def serving(self) -> int:
+        """As the floor's guard counts: planned work serves, what has a slot does not."""
+        return self.in_service - self.leaving + self.planned
+
+    @property
     def below_floor(self) -> bool:
-        """Planned work counts as in service here, as the guard counts it."""
-        return self.nodes > 0 and self.in_service + self.planned < self.floor
+        return self.nodes > 0 and self.serving < self.floor
 
 
 def strip(standing: Standing, rows: list[NodeRow], now: datetime) -> Strip:
@@ -75,6 +81,7 @@ def strip(standing: Standing, rows: list[NodeRow], now: datetime) -> Strip:
         out_healer=count[NodeKind.out_healer],
         out_person=count[NodeKind.out_person],
         out_slurm=count[NodeKind.out_slurm],
+        leaving=sum(row.in_service and row.hold is not None for row in rows),
         planned=count[NodeKind.planned],
         unknown=count[NodeKind.unknown],
         known_bad=count[NodeKind.bad_in_service],

@@ -8,7 +8,8 @@ from fastapi.testclient import TestClient
 
 from healer.console.reads import Standing
 from healer.console.views import caps, fleet, pauses, standing
-from healer.model import Breaker, Pause, Role, Run, RunState
+from healer.decisions.gate import limits
+from healer.model import Breaker, GateFacts, Guard, Pause, Reservation, Role, Run, RunState, Slot
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, pause_records, shipped
 from tests.support.console_site import SampleReads, Site, make_sample
@@ -85,6 +86,37 @@ def test_caps_count_as_the_gate_does_and_list_only_places_with_slots() -> None:
     held = {slot.node for slot in site.slots if not slot.unusable}
     assert len(racks) == len(held) and found["Partition train"].used == len(held)
     assert caps.caps(stands(snapshot=None), strip, shipped()) == []
+
+
+@pytest.mark.parametrize("shown", [(), ("MAINTENANCE",)])
+def test_the_floor_counts_what_is_tested_and_what_is_about_to_go_as_the_gate_does(
+    shown: tuple[str, ...],
+) -> None:
+    site = stands()
+    assert site.snapshot is not None
+    idle = [row.name for row in fleet.node_rows(site) if row.kind is fleet.NodeKind.idle]
+    tested, leaving, upheld = idle[:3]
+    nodes = dict(site.snapshot.nodes)
+    nodes[tested] = msgspec.structs.replace(nodes[tested], state=(*nodes[tested].state, *shown))
+    nodes[upheld] = msgspec.structs.replace(nodes[upheld], state=(*nodes[upheld].state, "MAINTENANCE"))
+    reserved = {
+        name: Reservation(name=name, nodes=(node,), maintenance=True)
+        for name, node in (("healer_2bcdce34", tested), ("firmware", upheld))
+    }
+    snapshot = msgspec.structs.replace(site.snapshot, nodes=nodes, reservations=reserved)
+    slot = Slot(cluster=CLUSTER, node=leaving, incident=None, run="r", granted_at=NOW)
+    site = msgspec.structs.replace(site, snapshot=snapshot, slots=(*site.slots, slot))
+
+    rows = {row.name: row for row in fleet.node_rows(site)}
+    strip = standing.strip(site, list(rows.values()), NOW)
+    room = next(one for one in caps.caps(site, strip, shipped()) if one.name == "Floor of service")
+    facts = GateFacts(
+        cluster=CLUSTER, snapshot=snapshot, slots=tuple(site.slots), breaker=Breaker(cluster=CLUSTER)
+    )
+    told = next(one for one in limits(facts, shipped(), NOW) if one.guard is Guard.floor)
+    assert (room.used, room.limit) == (told.used, told.limit)
+    assert rows[tested].kind is fleet.NodeKind.out_healer
+    assert rows[upheld].kind is fleet.NodeKind.planned
 
 
 @pytest.mark.parametrize(("share", "word"), [(0.15, "at 5 roots"), (1.0, "switched off")])

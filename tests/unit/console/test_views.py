@@ -50,7 +50,7 @@ def detail_of(sample: Sample, rule: str) -> IncidentDetail:
 )
 def test_who_took_a_node_out(state: tuple[str, ...], reason: str, kind: NodeKind) -> None:
     node = SlurmNode(name="gpu0001", state=state, reason=reason)
-    assert fleet.kind_of(node, held_by_us=False, known_bad=False) is kind
+    assert fleet.kind_of(node, hold=None, known_bad=False) is kind
 
 
 @pytest.mark.parametrize(

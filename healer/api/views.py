@@ -375,6 +375,17 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     max_s: float | None = None
 
 
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What restarts without a person saved: over the `jobs` that healer restarted alone, GPUs × (`people_s`,
+    the median time in which people took up the `people` incidents left to them, less the time that healer
+    took). `gpu_hours` and `people_s` None: people took up too few to say."""
+
+    jobs: int = 0
+    people: int = 0
+    people_s: float | None = None
+    gpu_hours: float | None = None
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Counts and times of the incidents opened since `since`.
 
@@ -398,7 +409,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours_lost: float | None = None
     gpu_hours_at_most: float | None = None
     jobs_unknown: int = 0
-    gpu_hours_saved: float | None = None
+    saved: Saved = Saved()
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):

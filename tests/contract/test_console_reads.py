@@ -265,6 +265,50 @@ def test_figures_and_the_job_agree_on_what_was_lost(fresh_database: sa.Engine) -
     assert (told.gpu_hours_lost, told.gpu_hours_at_most, told.jobs_unknown) == (6.5, 2.5, 1)
 
 
+def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_database: sa.Engine) -> None:
+    def one(number: int, job: str, gpus: int) -> Incident:
+        hit = JobHit(job=job, basis=HitBasis.start, gpus=gpus, restart=1)
+        return msgspec.structs.replace(incident(number), jobs_hit=(job,), hit=(hit,))
+
+    def said(told: Incident, by: str, verb: str, about: str, after: timedelta, **data: str) -> None:
+        when = {"cluster": CLUSTER, "at": told.opened + after}
+        conn.execute(sa.insert(audit_records).values(**when, actor=by, verb=verb, subject=about, data=data))
+
+    def restarted(told: Incident, after: timedelta, approved_by: str | None = None) -> None:
+        job = told.jobs_hit[0]
+        run = Run(
+            id=f"run-{job}", cluster=CLUSTER, playbook="gpu-fatal", state=RunState.done, by="healer",
+            reason="x", created_at=told.opened, incident=told.id, job=job, approved_by=approved_by,
+        )  # fmt: skip
+        save_run(conn, run)
+        use = {"cluster": CLUSTER, "job": job, "restarts": 1, "incident": told.id, "run": run.id}
+        conn.execute(sa.insert(requeues).values(**use, at=told.opened))
+        said(told, "healer", "job.requeued", f"job/{job}", after, run=run.id)
+
+    quick, late, approved = one(1, "11", 64), one(2, "12", 8), one(3, "13", 512)
+    left = [one(10 + number, str(20 + number), 8) for number in range(4)]
+    with fresh_database.begin() as conn:
+        for each in (quick, late, approved, *left):
+            save_incident(conn, each)
+        restarted(quick, timedelta(minutes=1))
+        restarted(late, timedelta(hours=2))
+        restarted(approved, timedelta(minutes=21), approved_by="ann")
+        # Somebody looks on Monday at what was settled at night: no measure of how soon people come.
+        said(quick, "ann", "incident.reviewed", f"incident/{quick.id}", timedelta(days=2))
+        for each, minutes in zip(left, (10, 31, 40, 5), strict=True):
+            said(each, "bob", "incident.noted", f"incident/{each.id}", timedelta(minutes=minutes))
+            said(each, "bob", "incident.resolve_asked", f"incident/{each.id}", timedelta(hours=9))
+        few = stats(conn, [CLUSTER], None).saved
+        said(approved, "ann", "run.approved", "run/run-13", timedelta(minutes=20))
+        told = stats(conn, [CLUSTER], None).saved
+        none = stats(conn, ["pod2"], None).saved
+    assert (few.jobs, few.people, few.people_s, few.gpu_hours) == (2, 4, None, None)
+    # The median of 5, 10, 20, 31 and 40 min: 64 GPUs stood 19 min less, and the late one saved nothing.
+    assert (told.jobs, told.people, told.people_s) == (2, 5, 1200.0)
+    assert told.gpu_hours == round(64 * 19 / 60, 2)
+    assert (none.jobs, none.people, none.gpu_hours) == (0, 0, None)
+
+
 def test_similar_ones_are_found_by_index_among_thousands(fresh_database: sa.Engine) -> None:
     here = incident(1)
     with fresh_database.begin() as conn:

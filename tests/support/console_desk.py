@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from healer.api.views import Spread, Stats
+from healer.api.views import Saved, Spread, Stats
 from healer.console.own import Backlog, ModelSeen, Own, Sink, Stored
 from healer.console.period import Group, Period, RuleFigures
 from healer.console.reads import Queue
@@ -92,6 +92,7 @@ def period(since: datetime, incidents: Sequence[Incident]) -> Period:
             gpu_hours_lost=412.5 if told else None,
             gpu_hours_at_most=12.25 if told else None,
             jobs_unknown=2 if told else 0,
+            saved=Saved(jobs=7, people=9, people_s=840.0, gpu_hours=118.5) if told else Saved(),
             detect=spread,
             decide=spread,
             drain=spread,

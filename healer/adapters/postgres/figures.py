@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.saved import saved
 from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import (
     decisions,
@@ -71,6 +72,7 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
         gpu_hours_lost=None if lost.hours is None else round(lost.hours, 2),
         gpu_hours_at_most=None if lost.hours is None else round(lost.at_most or 0.0, 2),
         jobs_unknown=lost.unknown,
+        saved=saved(conn, where),
     )
 
 

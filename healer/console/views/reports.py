@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import msgspec
 
-from healer.api.views import Spread
+from healer.api.views import Saved, Spread
 from healer.console import words
 from healer.console.period import Group, Period, RuleFigures
 
@@ -87,8 +87,7 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
     if stats.jobs_unknown:
         rests += f"; of {words.plural(stats.jobs_unknown, 'more job')} nobody knows"
     rows.append(("GPU-hours lost", lost, rests))
-    if stats.gpu_hours_saved is not None:
-        rows.append(("GPU-hours saved", _hours(stats.gpu_hours_saved), ""))
+    rows.append(_saved(stats.saved))
     drained = sum(one.drained for one in period.by_rule)
     false = f"of {words.plural(drained, 'drain')}; those whose incident a person called a false alarm"
     rows.append(("False drains", words.number(stats.false_drains), false))
@@ -96,6 +95,15 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
     rate = f"{period.relapsed / period.returned:.0%}" if period.returned else "–"
     rows.append(("Relapses", rate, f"{again} had a hardware fault again within 7 days, so far"))
     return rows
+
+
+def _saved(saved: Saved) -> tuple[str, str, str]:
+    alone = f"{words.plural(saved.jobs, 'job')} restarted by healer alone"
+    if saved.gpu_hours is None or saved.people_s is None:
+        few = f"people took up {saved.people} incidents with jobs: too few to compare with"
+        return "GPU-hours saved", "not known", f"{alone}; {few}"
+    took = f"the {words.span(saved.people_s)} in which people took up {saved.people} incidents left to them"
+    return "GPU-hours saved", _hours(saved.gpu_hours), f"{alone}, beside {took} (median)"
 
 
 def _hours(hours: float) -> str:

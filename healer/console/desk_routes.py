@@ -57,7 +57,7 @@ def _pause_routes(routes: APIRouter, pages: Pages) -> None:
                 AuditQuery(cluster=stands.cluster, verb="pause."), limit=PAUSE_RECORDS
             ).items
             context |= {
-                "pauses": pauses.pause_rows(stands, session.role, now),
+                "pauses": pauses.pause_rows(stands, session, now),
                 "past": pauses.past_pauses(told, stands.pauses, now),
                 "add": pauses.add_buttons(stands, rules, session.role, now, several=several),
                 "caps": caps.caps(stands, context["strip"], rules),

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -118,7 +119,7 @@ class Pages:
             "page": page,
             "now": now,
             "pause_button": standing.pause_button(stands.cluster),
-            "end_pause": standing.end_pause_button,
+            "end_pause": partial(standing.end_pause_button, session=session),
             "reset_breaker": standing.reset_breaker_button(stands.cluster),
             "runbooks": self.runbooks,
             "tells_health": self.tells_health,

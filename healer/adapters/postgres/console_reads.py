@@ -373,7 +373,9 @@ class PostgresConsoleReads:
 
     def lemons(self, cluster: str) -> Mapping[str, float]:
         def look(conn: sa.Connection, picture: SlurmSnapshot, _: datetime) -> dict[str, float]:
-            return {name: one.score for name, one in lemons.read(conn, picture.cluster).items()}
+            kept = {name: one.score for name, one in lemons.read(conn, picture.cluster).items()}
+            # Nothing is kept of a node without faults; a node that is missing is one nobody could look up.
+            return {node.name: kept.get(node.name, 0.0) for node in picture.gpu_nodes}
 
         return self._lemons.get(cluster, lambda: self._of_fleet(cluster, look))
 

@@ -141,7 +141,8 @@ def shade(colour: Colour, row: NodeRow, told: Told) -> str:
             pace = told.paces.get(row.name)
             return UNKNOWN if pace is None else str(bisect.bisect(_STEPS, pace))
         case Colour.lemon:
-            return str(bisect.bisect(_LEMON, told.lemons.get(row.name, 0.0)))
+            score = told.lemons.get(row.name)
+            return UNKNOWN if score is None else str(bisect.bisect(_LEMON, score))
 
 
 def _per_gpu(values: Sequence[float | None], count: int, place: Callable[[float], int]) -> str:

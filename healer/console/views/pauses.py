@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from healer.console import words
-from healer.console.reads import Standing
+from healer.console.reads import Session, Standing
 from healer.console.views.buttons import Button, InputField, may_act
 from healer.console.views.standing import end_pause_button, pause_scope
 from healer.decisions.guards import concerns
@@ -36,7 +36,7 @@ class PastPause(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
 
 
-def pause_rows(standing: Standing, role: Role, now: datetime) -> list[PauseRow]:
+def pause_rows(standing: Standing, session: Session, now: datetime) -> list[PauseRow]:
     """Oldest first, as they were set."""
     facts = GateFacts(cluster=standing.cluster, snapshot=standing.snapshot, breaker=standing.breaker)
     held = [run for run in standing.asking if _held(run)]
@@ -45,7 +45,7 @@ def pause_rows(standing: Standing, role: Role, now: datetime) -> list[PauseRow]:
             pause=one,
             scope=pause_scope(one),
             holds=tuple(run for run in held if concerns(one, _next_step(run), facts, now)),
-            end=end_pause_button(one) if may_act(role) else None,
+            end=end_pause_button(one, session),
         )
         for one in standing.pauses
     ]

@@ -5,8 +5,8 @@ from datetime import datetime
 import msgspec
 
 from healer.console import words
-from healer.console.reads import Standing
-from healer.console.views.buttons import Button
+from healer.console.reads import Session, Standing
+from healer.console.views.buttons import Button, may_act
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import asks
 from healer.decisions.capacity import floor_limit, slots_limit
@@ -178,7 +178,10 @@ def pause_button(cluster: str) -> Button:
     )
 
 
-def end_pause_button(pause: Pause) -> Button:
+def end_pause_button(pause: Pause, session: Session) -> Button | None:
+    """None for who may not end it: a pause of all clusters is not for somebody bound to some."""
+    if not may_act(session.role) or (session.clusters and pause.cluster not in session.clusters):
+        return None
     return Button(
         label="End",
         action=f"/api/v1/pauses/{pause.id}",

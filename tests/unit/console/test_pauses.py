@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.console.reads import Standing
+from healer.console.reads import Session, Standing
 from healer.console.views import caps, fleet, pauses, standing
 from healer.decisions.gate import limits
 from healer.model import Breaker, GateFacts, Guard, Pause, Reservation, Role, Run, RunState, Slot
@@ -44,7 +44,11 @@ def test_a_pause_names_the_runs_that_it_holds_up_and_no_others() -> None:
         paused("node", "gpu0004"),
         paused("node", "other"),
     )
-    rows = pauses.pause_rows(stands(pauses=given, asking=(held, between, asked)), Role.viewer, NOW)
+    rows = pauses.pause_rows(
+        stands(pauses=given, asking=(held, between, asked)),
+        Session(name="eve", role=Role.viewer, csrf=""),
+        NOW,
+    )
     assert [[one.id for one in row.holds] for row in rows] == [["held", "between"], ["held"], ["between"], []]
     assert [row.scope for row in rows[:2]] == ["everything", "rule gpu-lost"]
     assert {row.end for row in rows} == {None}
@@ -58,6 +62,17 @@ def test_pauses_that_are_over_say_how_they_ended() -> None:
     assert (everything.scope, everything.ended) == ("everything", "its time was over")
     still = msgspec.structs.replace(paused("all", ""), id="past-1")
     assert [one.scope for one in pauses.past_pauses(records, (still,), NOW)] == ["node gpu0012"]
+
+
+@pytest.mark.parametrize(
+    ("clusters", "ends"),
+    [((), {"all-", "pod1"}), ((CLUSTER,), {"pod1"}), (("pod2",), set[str]())],
+)
+def test_who_is_bound_to_clusters_ends_no_pause_of_all(clusters: tuple[str, ...], ends: set[str]) -> None:
+    here = msgspec.structs.replace(paused("rule", "gpu-lost"), id="pod1", cluster=CLUSTER)
+    session = Session(name="mara", role=Role.operator, csrf="", clusters=clusters)
+    rows = pauses.pause_rows(stands(pauses=(paused("all", ""), here)), session, NOW)
+    assert {row.pause.id for row in rows if row.end is not None} == ends
 
 
 def test_a_pause_is_added_with_what_its_scope_needs() -> None:

@@ -319,7 +319,7 @@ def test_colours_tell_what_is_known_and_leave_the_rest_unknown(sample: Sample) -
             cell_of(row, colour) == cell_of(row, colour, gauges={row.name: nothing}) == ("-" * 8, "unknown")
         )
     assert cell_of(row, Colour.steps) == ("-", "unknown")
-    assert cell_of(row, Colour.lemon) == ("0", "none kept")
+    assert cell_of(row, Colour.lemon) == ("-", "unknown")
 
     gauges = {row.name: NodeGauges((49.9, 50.0, None, 95.0), (1.0, 4.0, 0x88, 0x20 | 0x4, None))}
     assert cell_of(row, Colour.temperature, gauges=gauges) == ("01-5----", "95 °C, GPU 3, 5 unknown")
@@ -328,6 +328,7 @@ def test_colours_tell_what_is_known_and_leave_the_rest_unknown(sample: Sample) -
     assert cell_of(row, Colour.throttle, **told) == ("0123----", "by heat, GPU 3, 4 unknown")
     assert cell_of(row, Colour.steps, paces={row.name: 1.2}) == ("4", "1.20 of its peers")
     assert cell_of(row, Colour.lemon, lemons={row.name: 3.0}) == ("3", "3 points")
+    assert cell_of(row, Colour.lemon, lemons={row.name: 0.0}) == ("0", "none kept")
 
 
 def test_a_legend_counts_nodes_by_their_worst_and_the_unknown() -> None:

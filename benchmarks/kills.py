@@ -9,6 +9,7 @@ import argparse
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,13 +38,16 @@ class Seconds:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        # Each blow asks from a thread of its own: two would start a part twice, and one of it would be lost.
+        self._lock = threading.Lock()
 
     def pids(self) -> dict[str, int]:
-        for part in TWICE:
-            process = self._processes.get(f"{part} 2")
-            if process is None or process.poll() is not None:
-                self._processes[f"{part} 2"] = self._start(part)
-        return {name: process.pid for name, process in self._processes.items()}
+        with self._lock:
+            for part in TWICE:
+                process = self._processes.get(f"{part} 2")
+                if process is None or process.poll() is not None:
+                    self._processes[f"{part} 2"] = self._start(part)
+            return {name: process.pid for name, process in self._processes.items()}
 
     def _start(self, part: str) -> subprocess.Popen[bytes]:
         found = running.find(self._site.stack.data_dir)
@@ -113,9 +117,10 @@ def main() -> int:
 
 
 def one_round(site: Site, more: Seconds, blows: list[Blow], node: str) -> Round:
+    print(f"{', '.join(map(str, blows)):70} ", end="", flush=True)
     told = play(site, blows, node, more.pids)
     print(
-        f"{', '.join(map(str, told.blows)):70} drains {told.drains} requeues {told.requeues} "
+        f"drains {told.drains} requeues {told.requeues} "
         f"stuck {told.stuck} accepted {told.accepted} lost {told.lost} {told.took_s:.1f}s"
         + ("" if told.good else f"  NOT GOOD {'; '.join(told.breaches)}"),
         flush=True,

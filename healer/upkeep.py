@@ -65,13 +65,16 @@ class Upkeep:
         """Slots whose node a person has given back, or whose drain never came: they are free again."""
         freed = set()
         for slot in idle_slots(facts, runs.values(), self.tx.run):
+            if not self.tx.slot_stands(slot):
+                continue
             self.tx.release_slot(slot.node, at=self.now, why="its run ended before the node was drained")
             freed.add(slot.node)
         for slot in slots_of_gone_nodes(facts, self.now):
             self.tx.release_slot(slot.node, at=self.now, why="Slurm no longer knows the node")
             freed.add(slot.node)
         for slot, veto in find_vetoes(facts, runs.values(), self.rules, self.now):
-            if self._returns_it(slot, runs):
+            # `runs` were read after the slots: one that gave its node back in between is in neither.
+            if self._returns_it(slot, runs) or not self.tx.slot_stands(slot):
                 continue
             self._veto(slot, veto, runs)
             freed.add(slot.node)

@@ -21,6 +21,7 @@ from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.job_history import gpu_hours_lost
 from healer.adapters.postgres.leader import try_lead
 from healer.adapters.postgres.lines import write_runs
+from healer.adapters.postgres.open_incidents import merged_into
 from healer.adapters.postgres.own import stored
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
@@ -30,6 +31,7 @@ from healer.adapters.postgres.tables import (
     inbox,
     incidents,
     messages,
+    part_of,
     requeues,
     rule_modes,
     slots,
@@ -337,6 +339,29 @@ def test_similar_ones_are_found_by_index_among_thousands(fresh_database: sa.Engi
     assert {one.fault for one in found} == {here.fault}
     assert len(plans) == 2
     assert all("Index Scan" in plan and "Seq Scan" not in plan for plan in plans), plans
+
+
+def test_the_parts_of_an_incident_are_found_by_index_among_thousands(fresh_database: sa.Engine) -> None:
+    here, part = incident(1), msgspec.structs.replace(incident(2), state=IncidentState.resolved)
+    with fresh_database.begin() as conn:
+        save_incident(conn, here)
+        save_incident(conn, msgspec.structs.replace(part, merged_into=here.id))
+        conn.exec_driver_sql(
+            """
+            INSERT INTO incidents (id, cluster, rule, state, severity, node, opened, updated, doc)
+            SELECT md5(n::text), cluster, rule, 'resolved', severity, node, opened, updated,
+              doc || jsonb_build_object('id', md5(n::text))
+            FROM incidents, generate_series(1, 6000) AS n WHERE state <> 'resolved'
+            """
+        )
+        conn.exec_driver_sql("ANALYZE incidents")
+        query = sa.select(incidents.c.id).where(
+            incidents.c.state == "resolved", part_of == sa.bindparam("into")
+        )
+        plan = conn.execute(sa.text(f"EXPLAIN {query}"), {"state_1": "resolved", "into": here.id}).scalars()
+        assert "incidents_merged" in "\n".join(plan)
+        found = [one.id for one in merged_into(conn, here.id)]
+    assert found == [part.id]
 
 
 def write_again(engine: sa.Engine, one: Incident) -> None:

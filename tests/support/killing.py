@@ -172,7 +172,7 @@ def _missing(site: Site, accepted: set[str]) -> set[str]:
 def _breaches(site: Site, node: str) -> list[str]:
     """What the book and Slurm say of this story, beside the figures."""
     found = []
-    run = site.runs(node)[0]
+    run = _runs(site, node)[0]
     told = dict(
         site.sql(
             "SELECT verb, count(*) FROM audit_records WHERE data->>'run' = %s GROUP BY verb",
@@ -219,8 +219,13 @@ def _told(site: Site, node: str, job: str) -> bool:
     if (shown.state, shown.restarts) != ("RUNNING", 1):
         return False
     with contextlib.suppress(httpx.HTTPError, AssertionError, psycopg.Error):
-        return [one["state"] for one in site.runs(node)[:1]] in (["waiting"], ["stuck"])
+        return [one["state"] for one in _runs(site, node)[:1]] in (["waiting"], ["stuck"])
     return False
+
+
+def _runs(site: Site, node: str) -> list[dict[str, Any]]:
+    """Those of the fault, newest first. Who loses GPUs again and again is proposed as a lemon too."""
+    return [one for one in site.runs(node) if one["playbook"] != "lemon"]
 
 
 def _ready(site: Site) -> bool:

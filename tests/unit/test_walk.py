@@ -7,6 +7,7 @@ from healer.decisions import reset
 from healer.model import (
     BreakerState,
     CommandKind,
+    GateFacts,
     Guard,
     GuardSettings,
     IncidentState,
@@ -16,6 +17,7 @@ from healer.model import (
     RunState,
     Severity,
 )
+from healer.sim.ledger import MemoryTx
 from healer.walk import walk
 from tests.support.loop import (
     APPLICATION,
@@ -441,6 +443,28 @@ def test_a_persons_resume_of_our_drain_is_a_veto_for_a_day() -> None:
     assert site.incident.held_by is Guard.ownership
     site.run_for(25 * 3600, step_s=600)
     assert site.node(1).drain
+
+
+def test_a_return_that_is_written_while_the_walk_reads_is_no_persons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen under kills: the walk read the slots, the run wrote its end, then the walk read the runs."""
+    site = after_a_fault(Mode.auto)
+    site.ask("resume", 1)
+    stale = list[GateFacts]()
+
+    def look(where: str) -> None:
+        if where.startswith("performed:") and not site.node(1).drain and not stale:
+            site.look()
+            stale.append(site.ledger.facts())
+
+    site.on_checkpoint = look
+    while RunState.running in {run.state for run in site.runs if run.playbook == "resume"}:
+        site.clock.advance(1)
+        site.drive()
+    assert stale[0].slots and site.ledger.tables.slots == {}
+    monkeypatch.setattr(MemoryTx, "lock_gate", lambda _: stale[0])
+    site.walk()
+    assert site.ledger.tables.vetoes == []
+    assert site.audited("node.vetoed") == 0
 
 
 def test_a_persons_drain_in_place_of_ours_is_no_veto() -> None:

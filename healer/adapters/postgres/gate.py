@@ -210,6 +210,18 @@ def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, 
     )
 
 
+def slot_stands(conn: sa.Connection, slot: Slot) -> bool:
+    """Read anew: each statement sees what was committed before it."""
+    query = sa.select(slots.c.id).where(
+        slots.c.cluster == slot.cluster,
+        slots.c.node == slot.node,
+        slots.c.run == slot.run,
+        slots.c.drained_at.is_not_distinct_from(slot.drained_at),
+        slots.c.released_at.is_(None),
+    )
+    return conn.execute(query).first() is not None
+
+
 def save_breaker(conn: sa.Connection, breaker: Breaker) -> None:
     conn.execute(
         sa.update(gate).where(gate.c.cluster == breaker.cluster).values(breaker=msgspec.to_builtins(breaker))

@@ -28,7 +28,7 @@ from healer.adapters.postgres.lines import write_decisions, write_runs
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
-from healer.adapters.postgres.tables import incidents, run_log, runs, vetoes
+from healer.adapters.postgres.tables import incidents, part_of, run_log, runs, vetoes
 from healer.lease import LEASE, UNHEARD
 from healer.model import (
     ENDED_RUN_STATES,
@@ -184,7 +184,7 @@ class PostgresWalkTx:
             .where(
                 incidents.c.cluster == self._cluster,
                 incidents.c.state == "resolved",
-                incidents.c.doc["merged_into"].as_string() == name,
+                part_of == name,
             )
             .order_by(incidents.c.opened, incidents.c.id)
         )
@@ -287,6 +287,9 @@ class PostgresWalkTx:
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         gate.release_slot(self.conn, self._cluster, node, at=at, why=why)
+
+    def slot_stands(self, slot: Slot) -> bool:
+        return gate.slot_stands(self.conn, slot)
 
     def save_breaker(self, breaker: Breaker) -> None:
         gate.save_breaker(self.conn, breaker)

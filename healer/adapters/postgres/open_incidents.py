@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres.tables import incidents
+from healer.adapters.postgres.tables import incidents, part_of
 from healer.console.reads import OpenIncident
 from healer.model import IncidentState
 
@@ -67,7 +67,7 @@ def merged_into(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:
     """Those that ended as a part of this one, the oldest first."""
     docs = conn.execute(
         sa.select(sa.cast(incidents.c.doc, sa.Text))
-        .where(incidents.c.state == "resolved", incidents.c.doc["merged_into"].astext == incident)
+        .where(incidents.c.state == "resolved", part_of == incident)
         .order_by(incidents.c.opened, incidents.c.id)
     )
     return tuple(map(_decode, docs.scalars()))

@@ -30,6 +30,7 @@ from healer.adapters.postgres.tables import (
     incidents,
     messages,
     notes,
+    part_of,
     pauses,
     rule_modes,
     runs,
@@ -144,7 +145,7 @@ class PostgresReads:
     def merged_into(self, incident: str) -> list[str]:
         query = (
             sa.select(incidents.c.id)
-            .where(incidents.c.state == "resolved", incidents.c.doc["merged_into"].as_string() == incident)
+            .where(incidents.c.state == "resolved", part_of == incident)
             .order_by(incidents.c.opened, incidents.c.id)
         )
         with translated(), self._engine.begin() as conn:

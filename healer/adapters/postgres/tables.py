@@ -196,7 +196,16 @@ incidents = sa.Table(
     sa.Index("incidents_opened", "opened"),
     # Similar ones: the same fault, newest first.
     sa.Index("incidents_fault", "cluster", sa.text("(doc ->> 'fault')"), "opened"),
+    sa.Index(
+        "incidents_merged",
+        sa.text("(doc ->> 'merged_into')"),
+        "opened",
+        postgresql_where=sa.text("(doc ->> 'merged_into') IS NOT NULL"),
+    ),
 )
+
+#: What an incident is a part of. As the index has it: with a name that is a parameter none would fit.
+part_of = sa.literal_column("(incidents.doc ->> 'merged_into')", sa.Text)
 
 findings = sa.Table(
     "findings",

@@ -175,6 +175,22 @@ def test_the_queue_is_worked_by_keys_and_shows_what_healer_confirmed(
     expect(page.locator("#h-merged")).to_contain_text("1 incident")
 
 
+def test_an_incident_is_merged_into_another_from_its_own_page(browser: Browser, site: Site, url: str) -> None:
+    page = open_page(browser, url)
+    here, other = incident_of(site, "gpu-lost"), incident_of(site, "nvswitch-fatal")
+    page.goto(f"{url}/incidents/{here}")
+    page.click("button:has-text('Merge into')")
+    page.fill("#act-text", "one cause")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_contain_text("The incident that goes on")
+    assert site.pressed == []
+    page.select_option("select[name=into]", other)
+    page.locator("#act-go").click()
+    expect(page.locator("dt:has-text('Merged into') + dd")).to_have_text(other[:8])
+    path, body, _ = site.pressed[-1]
+    assert (path, body) == (f"POST /api/v1/incidents/{here}/merge", {"into": other, "reason": "one cause"})
+
+
 def test_approval_shows_its_effect_first_and_a_refusal_in_words(
     browser: Browser, site: Site, url: str
 ) -> None:

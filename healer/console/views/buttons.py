@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from healer.console.reads import IncidentDetail
+from healer.console.reads import IncidentDetail, OpenIncident
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import target
 from healer.decisions import stands_beside
@@ -231,7 +231,43 @@ def _split(incident: Incident, parts: list[str], label: str) -> Button:
     )
 
 
-def quiet_buttons(incident: Incident, role: Role) -> list[Button]:
+#: So many other incidents are offered to merge into; the queue selects among all.
+MERGES_OFFERED = 50
+
+
+def _merge(incident: Incident, open_ones: Iterable[OpenIncident]) -> list[Button]:
+    """Into another open one: those of its node first, then the newest."""
+    others = [one for one in open_ones if one.id != incident.id]
+    others.sort(key=lambda one: (one.root.node != incident.root.node, -one.opened.timestamp()))
+    offered = others[:MERGES_OFFERED]
+    if not offered:
+        return []
+    into = InputField(
+        name="into",
+        help="The incident that goes on",
+        default="",
+        required=True,
+        choices=tuple(one.id for one in offered),
+        labels=tuple(_named(one) for one in offered),
+    )
+    return [
+        Button(
+            label="Merge into",
+            action=f"/api/v1/incidents/{incident.id}/merge",
+            title="Merge this incident into another one",
+            effect="It ends as a part of that one. It can be split off again.",
+            inputs=(into,),
+            flat=True,
+        )
+    ]
+
+
+def _named(one: OpenIncident) -> str:
+    where = one.root.node or one.root.device or one.root.job or ""
+    return f"{one.id[:8]} {where}: {one.title}" if where else f"{one.id[:8]}: {one.title}"
+
+
+def quiet_buttons(incident: Incident, role: Role, open_ones: Iterable[OpenIncident] = ()) -> list[Button]:
     """What is always possible and never urgent."""
     if not may_respond(role):
         return []
@@ -245,6 +281,7 @@ def quiet_buttons(incident: Incident, role: Role) -> list[Button]:
             review_button(incident, "false_alarm", "False alarm", "Counts against the rule's precision."),
             Button(label="Resolve", action=f"{base}/resolve", title="Resolve this incident",
                    effect="Closes it. Nothing is done on the node or in Slurm."),
+            *_merge(incident, open_ones),
         ]  # fmt: skip
     else:
         if incident.review is not None:

@@ -171,7 +171,7 @@ def incident_view(
             for run in detail.runs
         ),
         left=tuple(left_for_you(detail, node, role, now)),
-        quiet=tuple(quiet_buttons(incident, role)),
+        quiet=tuple(quiet_buttons(incident, role, standing.open_incidents if standing else ())),
         slurm=node,
         affected=affected(incident.affected),
     )

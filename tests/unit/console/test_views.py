@@ -6,7 +6,7 @@ import pytest
 from healer.console import words
 from healer.console.reads import IncidentDetail, NodeGauges, Standing
 from healer.console.views import audit, colours, fleet, incident, runs, standing, timeline
-from healer.console.views.buttons import run_buttons
+from healer.console.views.buttons import quiet_buttons, run_buttons
 from healer.console.views.colours import Colour, Told
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.report import report
@@ -329,6 +329,20 @@ def test_colours_tell_what_is_known_and_leave_the_rest_unknown(sample: Sample) -
     assert cell_of(row, Colour.steps, paces={row.name: 1.2}) == ("4", "1.20 of its peers")
     assert cell_of(row, Colour.lemon, lemons={row.name: 3.0}) == ("3", "3 points")
     assert cell_of(row, Colour.lemon, lemons={row.name: 0.0}) == ("0", "none kept")
+
+
+def test_an_incident_may_be_merged_into_another_open_one_of_its_node_first(sample: Sample) -> None:
+    site = stands(sample)
+    here = detail_of(sample, "gpu-lost").incident
+    found = {one.label: one for one in quiet_buttons(here, Role.responder, site.open_incidents)}
+    (into,) = found["Merge into"].inputs
+    others = {one.id: one for one in site.open_incidents}
+    assert set(into.choices) == set(others) - {here.id} and into.required
+    of_node = [others[name].root.node == here.root.node for name in into.choices]
+    assert of_node == sorted(of_node, reverse=True)
+    assert into.labels[0].startswith(into.choices[0][:8])
+    assert "Merge into" not in {one.label for one in quiet_buttons(here, Role.responder, ())}
+    assert quiet_buttons(here, Role.viewer, site.open_incidents) == []
 
 
 def test_a_legend_counts_nodes_by_their_worst_and_the_unknown() -> None:

@@ -58,7 +58,9 @@ class Catalogue:
     def __init__(self, entries: Mapping[str, str], forms: Mapping[str, str] | None = None) -> None:
         """`forms`: what templates alone ask for."""
         both = {**entries, **(forms or {})}
-        self._whole = {key: said for key, said in both.items() if not _HOLE.search(key)}
+        self._whole = {
+            key: said for key, said in {**both, **entries}.items() if not _HOLE.search(key)
+        }
         #: For templates: `{n|t} runs` and `{n} runs` are one.
         self._forms = {_HOLE.sub(r"{\1}", key): said for key, said in both.items()}
         self._by_start: dict[str, list[_Pattern]] = {}

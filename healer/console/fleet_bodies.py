@@ -72,6 +72,7 @@ def _body(
     tag = hashlib.sha256(_encode([places, found])).hexdigest()[:16]
     whole = {
         "cluster": stands.cluster, "tag": tag, "groups": places, "nodes": found,
-        "bins": bins(colour, said), "kinds": kinds(said), "verdicts": {one.value: said(one.value) for one in Verdict},
+        "bins": bins(colour, said), "kinds": kinds(said),
+        "verdicts": {one.value: said(one.value) for one in Verdict},
     }  # fmt: skip
     return Body(tag, places, found, _encode(whole))

@@ -5,32 +5,6 @@ const csrf = document.querySelector('meta[name="healer-csrf"]').content;
 const say = (text) => { $("say").textContent = text; };
 const el = (tag, text, name) => { const e = document.createElement(tag); if (text) e.textContent = text; if (name) e.className = name; return e; };
 
-// --- words: English stands here; in another language the page brings what it is there -----------------------
-const WORDS = JSON.parse($("words")?.textContent || "null");
-const w = (text, parts = {}) => (WORDS?.[text] || text).replace(/\{(\w+)\}/g, (hole, name) => parts[name] ?? hole);
-// What the API says comes in English, as finished sentences: the server has them in the page's language.
-const SAID = ["title", "detail", "why", "what", "text"];
-async function inWords(data) {
-  if (!WORDS) return data;
-  const places = [];
-  const look = (value, ours) => {
-    if (!value || typeof value !== "object") return;
-    for (const [key, one] of Object.entries(value)) {
-      if (typeof one !== "string") look(one, key === "not_available");
-      else if (one && one.length <= 2000 && (ours || SAID.includes(key))) places.push([value, key]);
-    }
-  };
-  look(data, false);
-  for (let start = 0; start < places.length; start += 200) {
-    const some = places.slice(start, start + 200);
-    try {
-      const answer = await fetch("/words", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(some.map(([one, key]) => one[key])) });
-      if (answer.ok) (await answer.json()).forEach((text, i) => { some[i][0][some[i][1]] = text; });
-    } catch { /* English says it as well */ }
-  }
-  return data;
-}
-
 // --- times: the same steps as healer/console/words.py -------------------------------------------------
 const SPANS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 let skew = 0; // our clock against the server's, so that "ago" is right on a machine whose clock is not

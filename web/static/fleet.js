@@ -151,7 +151,7 @@
   }
   function describe(node) {
     const [name, group, kind, verdict, state, gpus, bad, worst, code] = node;
-    return [name, [measured(code), fleet.kinds[kind][1], verdict === "healthy" ? "" : fleet.verdicts[verdict], state, fleet.groups[group].filter(Boolean).join(" "), w("{count} GPUs", { count: gpus }), bad.length ? w("bad GPU {which}", { which: bad.join(", ") }) : "", worst].filter(Boolean).join(" · ")];
+    return [name, [measured(code), fleet.kinds[kind][1], verdict === "healthy" ? "" : fleet.verdicts[verdict], state, fleet.groups[group].filter(Boolean).join(" "), w("{gpus} GPUs", { gpus }), bad.length ? w("bad GPU {bad}", { bad: bad.join(", ") }) : "", worst].filter(Boolean).join(" · ")];
   }
   function measured(code) { // the worst, of which GPUs, and of how many nothing is known
     if (!code) return "";

@@ -205,7 +205,7 @@ def bins(colour: Colour, said: Callable[[str], str]) -> list[list[str]]:
 
 
 def kinds(said: Callable[[str], str]) -> dict[str, list[str]]:
-    """The same of each kind of node, for where no code colours it; the last is what the table's search knows."""
+    """The same of each kind of node, for where no code colours it. The last is what a search knows too."""
     return {
         kind: [KIND_PAINT[kind], said(KIND_WORDS[kind]), KIND_LETTERS[kind], KIND_WORDS[kind]]
         for kind in NodeKind

@@ -121,6 +121,7 @@ function listen() {
 document.addEventListener("visibilitychange", () => { if (!document.hidden && wanted.size) swap(); });
 
 // --- the dialog -----------------------------------------------------------------------------------------
+const newKey = () => crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now();
 let press = null; // the button's data while its dialog is open
 const LABELS = { reason: w("Reason"), note: w("Note"), cause: w("Cause (optional)") };
 async function send(method, url, body, key) {
@@ -134,7 +135,7 @@ async function send(method, url, body, key) {
 }
 function open(button) {
   const data = button.dataset;
-  press = { data, key: crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now() };
+  press = { data, key: newKey() };
   $("act-title").textContent = data.title;
   $("act-effect").textContent = data.effect;
   $("act-go").textContent = button.firstChild.textContent;
@@ -214,7 +215,7 @@ async function go(event) {
   try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", w("No answer from healer. Press again: the same press is never done twice."))); }
   if (press !== mine) return;
   // A finished answer ends this press; the next one is another request.
-  mine.key = crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now();
+  mine.key = newKey();
   if (!answer.ok) return fail(problem(answer));
   $("act").close();
   say(answer.data.state === "held" ? w("A guard holds it; it goes on by itself.") : w("Done."));

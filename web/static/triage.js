@@ -51,7 +51,7 @@
     }));
   }
   async function tell(mine, id, body) {
-    if (!mine.keys.has(id)) mine.keys.set(id, crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now());
+    if (!mine.keys.has(id)) mine.keys.set(id, newKey());
     try {
       const answer = await send("POST", `/api/v1/incidents/${id}/${mine.verb}`, body, mine.keys.get(id));
       mine.keys.delete(id); // a finished answer: the next press is another request

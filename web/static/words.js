@@ -15,8 +15,9 @@ async function inWords(data) {
     }
   };
   look(data, false);
-  for (let start = 0; start < places.length; start += 200) {
-    const some = places.slice(start, start + 200);
+  // In parts: the server takes no large body.
+  for (let start = 0; start < places.length; start += 50) {
+    const some = places.slice(start, start + 50);
     try {
       const answer = await fetch("/words", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(some.map(([one, key]) => one[key])) });
       if (answer.ok) (await answer.json()).forEach((text, i) => { some[i][0][some[i][1]] = text; });

@@ -3,14 +3,16 @@
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from healer.console import language
 from healer.console.reads import Standing
 from healer.console.views.colours import Colour, Told, bins, cells, kinds
 from healer.console.views.fleet import NodeRow
+from healer.model import Verdict
 
 #: Versions that are kept, of all clusters and colours: a page that is further behind reads all anew.
 _KEPT = 64
@@ -28,19 +30,21 @@ class Body(NamedTuple):
 
 
 class FleetBodies:
-    def __init__(self) -> None:
+    def __init__(self, said: Callable[[str], str]) -> None:
+        """`said`: a sentence in the language of the request."""
+        self._said = said
         self._lock = threading.Lock()
-        self._newest: dict[tuple[str, Colour], tuple[tuple[object, Told], Body]] = {}
+        self._newest: dict[tuple[str, Colour, str], tuple[tuple[object, Told], Body]] = {}
         self._kept: OrderedDict[tuple[str, Colour, str], Body] = OrderedDict()
 
     def now(self, stands: Standing, rows: Sequence[NodeRow], colour: Colour, told: Told) -> Body:
         """Made anew only where the rows or what was measured are others than last time."""
-        key = stands.cluster, colour
+        key = stands.cluster, colour, language.current.get()
         with self._lock:
             made = self._newest.get(key)
         if made is not None and made[0][0] is rows and made[0][1] == told:
             return made[1]
-        body = _body(stands, rows, colour, told)
+        body = _body(stands, rows, colour, told, self._said)
         with self._lock:
             self._newest[key] = (rows, told), body
             self._kept[stands.cluster, colour, body.tag] = body
@@ -61,11 +65,14 @@ class FleetBodies:
         return _encode({"tag": body.tag, "changed": changed})
 
 
-def _body(stands: Standing, rows: Sequence[NodeRow], colour: Colour, told: Told) -> Body:
+def _body(
+    stands: Standing, rows: Sequence[NodeRow], colour: Colour, told: Told, said: Callable[[str], str]
+) -> Body:
     places, found = cells(rows, colour, told)
     tag = hashlib.sha256(_encode([places, found])).hexdigest()[:16]
     whole = {
         "cluster": stands.cluster, "tag": tag, "groups": places, "nodes": found,
-        "bins": bins(colour), "kinds": kinds(),
+        "bins": bins(colour, said), "kinds": kinds(said),
+        "verdicts": {one.value: said(one.value) for one in Verdict},
     }  # fmt: skip
     return Body(tag, places, found, _encode(whole))

@@ -13,7 +13,7 @@ _REASONS = "clock_event_reasons"
 
 
 def fleet_routes(routes: APIRouter, pages: Pages) -> None:
-    bodies = FleetBodies()
+    bodies = FleetBodies(pages.render.said)
 
     @routes.get("/")
     def fleet_page(
@@ -23,7 +23,7 @@ def fleet_routes(routes: APIRouter, pages: Pages) -> None:
             context = pages.context(request, "fleet")
             rows, by = context["rows"], one_of(Colour, colour) or Colour.service
             told = _told(pages, context["cluster"], by)
-            found = fleet.by_trouble(row for row in rows if fleet.matches(row, q, place))
+            found = fleet.by_trouble(row for row in rows if fleet.matches(row, q, place, pages.render.said))
             worst: dict[str, int] = {}
             if by is not Colour.service:
                 body = bodies.now(context["standing"], rows, by, told)

@@ -59,7 +59,8 @@ def incident_routes(routes: APIRouter, pages: Pages) -> None:
             detail = _detail(pages, session, incident_id)
             name = f"incident-{detail.incident.short_id}.md"
             headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
-            return Response(report(detail, pages.clock()), media_type="text/markdown", headers=headers)
+            text = report(detail, pages.clock(), pages.render.said)
+            return Response(text, media_type="text/markdown", headers=headers)
 
         return guarded(show)
 

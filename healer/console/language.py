@@ -7,8 +7,13 @@ Pages are written in English. A catalogue (`web/words/zh/*.yaml`) maps each sent
     "{who} approved step {step}, {when|t}": "{when}，{who} 批准了步骤 {step}"
 
 A name in braces stands for any text and is kept as it is; with `|t` what stood there is translated in turn.
+`|t!`: the entry fits only where that is known; `|w`: only a word, kept; `|n`: only a figure, `|nt`: only what
+begins with one, both translated in turn. A sentence may begin with a capital or a small letter.
 So a sentence that was stored months ago reads as well as one that a template writes now. What no entry fits
 is shown as it came: a site's own words, a line of a log, a reason somebody typed.
+
+`pages.yaml` is what templates write themselves: its sentences with names in braces are asked for by templates
+alone and are held against no finished text, so they may be as short as a heading.
 """
 
 import re
@@ -16,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import merge
 from pathlib import Path
 
 import yaml
@@ -26,10 +32,15 @@ COOKIE = "healer_language"
 #: The language of the request that is being answered.
 current: ContextVar[str] = ContextVar("language", default="en")
 
-_HOLE = re.compile(r"\{(\w+)(\|t)?\}")
+_HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?|\|w)?\}")
+#: `1,290 MHz`, `60 °C to 70 °C`: the comma of a list and what follows are no part of a figure.
+_FITS = {"|n": r"[-+]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+]?\d.*?", "|w": r"\S+?"}
 _PERCENT = re.compile(r"%\((\w+)\)s")
-#: healer writes sentences within sentences no deeper; text from outside ends here too.
-_DEPTH = 4
+#: healer writes sentences within sentences no deeper (figures of a finding are a chain). Text of others
+#: ends here too.
+_DEPTH = 16
+#: What a part that has to be known says, in characters.
+_KNOWN_SAYS = 10
 #: Longer texts are stories of others: logs, output of commands.
 MOST_CHARS = 4000
 _KEPT = 20_000
@@ -45,17 +56,21 @@ class _Pattern:
     #: The longest run of plain characters: a text without it cannot fit.
     core: str
     said: str
-    #: Names whose text is translated in turn.
+    #: Names whose text is translated in turn, and those of them that have to be known.
     inner: frozenset[str]
+    sure: frozenset[str]
+    weight: int
 
 
 class Catalogue:
     """Sentences of one language. `translate` never raises and gives back what it does not know."""
 
-    def __init__(self, entries: Mapping[str, str]) -> None:
-        self._whole = {key: said for key, said in entries.items() if not _HOLE.search(key)}
+    def __init__(self, entries: Mapping[str, str], forms: Mapping[str, str] | None = None) -> None:
+        """`forms`: what templates alone ask for."""
+        both = {**entries, **(forms or {})}
+        self._whole = {key: said for key, said in {**both, **entries}.items() if not _HOLE.search(key)}
         #: For templates: `{n|t} runs` and `{n} runs` are one.
-        self._forms = {_HOLE.sub(r"{\1}", key): said for key, said in entries.items()}
+        self._forms = {_HOLE.sub(r"{\1}", key): said for key, said in both.items()}
         self._by_start: dict[str, list[_Pattern]] = {}
         for key in sorted((key for key in entries if _HOLE.search(key)), key=_weight, reverse=True):
             self._by_start.setdefault(_start(key), []).append(_pattern(key, entries[key]))
@@ -73,35 +88,49 @@ class Catalogue:
 
     def form(self, message: str) -> str:
         """For a template's `trans` block: the sentence with its placeholders (`%(name)s`) still in it."""
-        said = self._forms.get(_PERCENT.sub(r"{\1}", message).replace("%%", "%"))
+        said = self._forms.get(braced(message))
         return message if said is None else _HOLE.sub(r"%(\1)s", said.replace("%", "%%"))
+
+    def forms(self, one: str, many: str, count: int) -> str:
+        return self.form(one if count == 1 else many)
+
+    def has_form(self, message: str) -> bool:
+        return braced(message) in self._forms
 
     def _find(self, text: str, depth: int) -> str | None:
         body = text.strip()
         if body != text:
             inner = self._find(body, depth) if body else None
             return None if inner is None else text.replace(body, inner, 1)
-        said = self._whole.get(text)
+        said = self._whole.get(text) or self._whole.get(text[0].swapcase() + text[1:])
         if said is not None or not depth:
             return said
-        for start in (text[:1], ""):
-            for one in self._by_start.get(start, ()):
-                if one.core in text and (fits := one.regex.fullmatch(text)):
-                    return self._said(one, fits.groupdict(), depth)
+        own, any_start = self._by_start.get(text[0], ()), self._by_start.get("", ())
+        for one in merge(own, any_start, key=lambda one: -one.weight):
+            if one.core in text and (fits := one.regex.fullmatch(text)):
+                said = self._said(one, fits.groupdict(), depth)
+                if said is not None:
+                    return said
         return None
 
-    def _said(self, one: _Pattern, parts: dict[str, str], depth: int) -> str:
-        def part(hole: re.Match[str]) -> str:
-            name = hole[1]
-            found = self._cached(parts[name], depth - 1) if name in one.inner else None
-            return parts[name] if found is None else found
+    def _said(self, one: _Pattern, parts: dict[str, str], depth: int) -> str | None:
+        """None: a part that has to be known is not."""
+        for name in one.inner:
+            found = self._cached(parts[name], depth - 1)
+            if found is not None:
+                parts[name] = found
+            elif name in one.sure:
+                return None
+        return _HOLE.sub(lambda hole: parts[hole[1]], one.said)
 
-        return _HOLE.sub(part, one.said)
+
+def braced(message: str) -> str:
+    return _PERCENT.sub(r"{\1}", message).replace("%%", "%")
 
 
 def _weight(key: str) -> int:
-    """How much of it is plain: the sentence that says most fits first."""
-    return len(_HOLE.sub("", key))
+    """How much of it is plain or known: the sentence that says most fits first."""
+    return len(_HOLE.sub("", key)) + (_KNOWN_SAYS if "|t!}" in key else 0)
 
 
 def _start(key: str) -> str:
@@ -112,14 +141,15 @@ def _pattern(key: str, said: str) -> _Pattern:
     parts, seen, end = [], set[str](), 0
     for hole in _HOLE.finditer(key):
         parts.append(re.escape(key[end : hole.start()]))
-        parts.append(f"(?P={hole[1]})" if hole[1] in seen else f"(?P<{hole[1]}>.+?)")
+        fits = _FITS.get(hole[2], ".+?")
+        parts.append(f"(?P={hole[1]})" if hole[1] in seen else f"(?P<{hole[1]}>{fits})")
         seen.add(hole[1])
         end = hole.end()
     parts.append(re.escape(key[end:]))
-    inner = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2])
-    return _Pattern(
-        re.compile("".join(parts), re.DOTALL), max(_HOLE.sub("\0", key).split("\0"), key=len), said, inner
-    )
+    core = max(_HOLE.sub("\0", key).split("\0"), key=len)
+    inner = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2] not in (None, "|w"))
+    sure = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2] == "|t!")
+    return _Pattern(re.compile("".join(parts), re.DOTALL), core, said, inner, sure, _weight(key))
 
 
 def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]:
@@ -143,13 +173,21 @@ def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]
 def load(folder: Path) -> Catalogue:
     """All files of one language. Raises CatalogueError: what `checked` finds, an entry in two files."""
     entries: dict[str, str] = {}
+    forms = folder / "pages.yaml"
     for path in sorted(folder.glob("*.yaml")):
-        # BaseLoader: every word is text, also `no` and `on`.
-        found: dict[str, object] = yaml.load(path.read_text("utf-8"), yaml.BaseLoader) or {}  # noqa: S506
-        for key, said in checked(found.items(), path.name).items():
+        if path == forms:
+            continue
+        for key, said in entries_of(path).items():
             if entries.setdefault(key, said) != said:
                 raise CatalogueError(f"{path.name}: {key!r} has another text in another file")
-    return Catalogue(entries)
+    return Catalogue(entries, entries_of(forms) if forms.is_file() else None)
+
+
+def entries_of(path: Path) -> dict[str, str]:
+    """One file. Raises CatalogueError as `checked`."""
+    # BaseLoader: every word is text, also `no` and `on`.
+    found: dict[str, object] = yaml.load(path.read_text("utf-8"), yaml.BaseLoader) or {}  # noqa: S506
+    return checked(found.items(), path.name)
 
 
 def chosen(cookie: str | None, accepts: str) -> str:

@@ -73,7 +73,7 @@ class Pages:
         cookie = request.cookies.get(SESSION_COOKIE)
         session = self.session_of(cookie) if cookie else None
         if session is None:
-            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            target = _here(request)
             where = f"/sign-in?{urlencode({'next': target})}" if target != "/" else "/sign-in"
             raise Stop(RedirectResponse(where, 303, headers={"Cache-Control": "no-store"}))
         if session.role not in _MAY_LOOK:
@@ -117,6 +117,8 @@ class Pages:
             "strip": standing.strip(stands, rows, now),
             "rows": rows,
             "page": page,
+            # Where a form comes back to.
+            "here": _here(request),
             "now": now,
             "pause_button": standing.pause_button(stands.cluster),
             "end_pause": partial(standing.end_pause_button, session=session),
@@ -137,6 +139,10 @@ class Pages:
 
     def show(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
         return self.render.page(template, status, **context)
+
+
+def _here(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def guarded(page: Callable[[], Response]) -> Response:

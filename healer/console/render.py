@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import Response
+from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import healer
-from healer.console import words
+from healer.console import language, words
+from healer.console.language import Catalogue
 
 #: Nothing from elsewhere, nothing inline: a line of a kernel log can never become a script.
 CONTENT_SECURITY_POLICY = (
@@ -31,6 +32,9 @@ PAGE_HEADERS = {
     "Cache-Control": "no-store",
 }
 
+
+#: As HTML and HTTP name them.
+_HTML_LANGUAGES = {"en": "en", "zh": "zh-Hans"}
 
 T = TypeVar("T", bound=StrEnum)
 
@@ -74,42 +78,111 @@ class Assets:
 
 
 class Renderer:
-    """Renders templates. `clock` gives the one `now` of a page."""
+    """Renders templates, in the language of the request. `clock` gives the one `now` of a page."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         folder = web_dir()
         self.clock = clock
         self.assets = Assets(folder / "static")
-        self._env = Environment(
-            loader=FileSystemLoader(folder / "templates"),
+        loader = FileSystemLoader(folder / "templates")
+        self._catalogues = {"zh": language.load(folder / "words" / "zh")}
+        #: English sentences of the scripts to those of the language.
+        self._of_scripts = {"zh": language.entries_of(folder / "words" / "zh-scripts.yaml")}
+        self._envs = {name: self._environment(loader, name) for name in language.LANGUAGES}
+
+    def _environment(self, loader: FileSystemLoader, name: str) -> Environment:
+        env = Environment(
+            loader=loader,
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            extensions=["jinja2.ext.i18n"],
         )
-        self._env.filters.update(
+        said = _Said(self._catalogues.get(name))
+        install: Callable[..., None] = env.install_gettext_callables  # pyright: ignore[reportAttributeAccessIssue]
+        install(said.form, said.forms, newstyle=True)
+        env.filters.update(
             utc=words.utc,
             iso=words.iso,
-            span=words.span,
+            span=lambda seconds: said.text(words.span(seconds)),
             clock_ms=words.clock_ms,
             number=words.number,
             size=words.size,
-            sentence=words.sentence,
+            sentence=said.sentence,
             body=_body_attribute,
+            t=said.text,
+            said=said.within,
         )
-        self._env.globals.update(asset=self.assets.url, plural=words.plural, when=self._when)
+        env.globals.update(
+            asset=self.assets.url,
+            plural=lambda *asked: said.text(words.plural(*asked)),
+            when=said.when,
+            languages=language.LANGUAGES,
+            language=name,
+            html_language=_HTML_LANGUAGES[name],
+            of_scripts=self._of_scripts.get(name),
+        )
+        return env
 
-    def _when(self, moment: datetime | None, now: datetime) -> Markup:
+    def said(self, text: str) -> str:
+        """The finished sentence in the language of the request."""
+        catalogue = self._catalogues.get(language.current.get())
+        return catalogue.translate(text) if catalogue else text
+
+    def page(self, template: str, status: int = 200, **context: Any) -> Response:
+        name = language.current.get()
+        text = self._envs[name].get_template(template).render(**context)
+        headers = {**PAGE_HEADERS, "Content-Language": _HTML_LANGUAGES[name]}
+        return Response(text, status, media_type="text/html; charset=utf-8", headers=headers)
+
+
+class _Said:
+    """What templates ask one language for. Without a catalogue, in English, everything is as it came."""
+
+    def __init__(self, catalogue: Catalogue | None) -> None:
+        self._catalogue = catalogue
+        self.text = catalogue.translate if catalogue else str
+        self.form = catalogue.form if catalogue else str
+        self.forms = catalogue.forms if catalogue else _english
+
+    def sentence(self, text: str) -> str:
+        """With a capital at its start, where the language has capitals."""
+        return self.text(text) if self._catalogue else words.sentence(text)
+
+    def when(self, moment: datetime | None, now: datetime) -> Markup:
         """`4 min ago`, with the exact time in its title; the page's script keeps it fresh."""
         if moment is None:
             return Markup("")
         return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(
-            words.iso(moment), words.utc(moment), words.ago(moment, now)
+            words.iso(moment), words.utc(moment), self.text(words.ago(moment, now))
         )
 
-    def page(self, template: str, status: int = 200, **context: Any) -> Response:
-        text = self._env.get_template(template).render(**context)
-        return Response(text, status, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
+    def within(self, value: Any, *keys: str) -> Any:
+        """Data for a script, with the texts under these keys in the language."""
+        if self._catalogue is None:
+            return value
+        return _within(msgspec.to_builtins(value), keys, self.text)
+
+
+def _within(value: Any, keys: tuple[str, ...], text: Callable[[str], str], *, ours: bool = False) -> Any:
+    if isinstance(value, str):
+        return text(value) if ours else value
+    if isinstance(value, list):
+        return [_within(one, keys, text, ours=ours) for one in value]
+    if isinstance(value, dict):
+        return {key: _within(one, keys, text, ours=key in keys) for key, one in value.items()}
+    return value
+
+
+def _english(one: str, many: str, count: int) -> str:
+    return one if count == 1 else many
+
+
+async def speak(request: Request) -> None:
+    """A dependency of every route of the console: its answer is in the language of who asks."""
+    cookie, accepts = request.cookies.get(language.COOKIE), request.headers.get("accept-language", "")
+    language.current.set(language.chosen(cookie, accepts))
 
 
 def _body_attribute(value: object) -> str:

@@ -41,7 +41,7 @@ def report_routes(routes: APIRouter, pages: Pages) -> None:
             context = _context(request, pages, period, "12h")
             name = f"handover-{context['now']:%Y-%m-%d-%H%M}.md"
             headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
-            text = handover.markdown(_handover(pages, context))
+            text = handover.markdown(_handover(pages, context), pages.render.said)
             return Response(text, media_type="text/markdown", headers=headers)
 
         return guarded(show)

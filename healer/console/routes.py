@@ -4,12 +4,13 @@ from collections.abc import Callable
 from datetime import datetime
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
 from healer.console.desk_routes import desk_routes
 from healer.console.fleet_routes import fleet_routes
 from healer.console.incident_routes import incident_routes
+from healer.console.language_routes import language_routes
 from healer.console.machine_routes import machine_routes
 from healer.console.own import OwnReads
 from healer.console.pages import PAGE_ROWS, Pages, Stop, guarded, link
@@ -24,6 +25,7 @@ from healer.console.reads import (
     SignOut,
 )
 from healer.console.rehearsal_routes import rehearsal_routes
+from healer.console.render import speak
 from healer.console.report_routes import report_routes
 from healer.console.sign_in import session_routes
 from healer.console.views import audit, runs
@@ -52,7 +54,7 @@ def router(
     """
     pages = Pages(reads, session_of, clock)
     pages.tries, pages.tells_health = rehearsals is not None, own is not None
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter(include_in_schema=False, dependencies=[Depends(speak)])
     fleet_routes(routes, pages)
     incident_routes(routes, pages)
     machine_routes(routes, pages)
@@ -64,6 +66,7 @@ def router(
     _run_routes(routes, pages, link_secret)
     _audit_routes(routes, pages)
     _static_routes(routes, pages)
+    language_routes(routes, pages, secure_cookie=secure_cookie)
     if sign_in is not None:
         routes.include_router(
             session_routes(pages.render, session_of, sign_in, sign_out, secure_cookie=secure_cookie)

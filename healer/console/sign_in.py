@@ -1,11 +1,10 @@
 """Signing in by a one-time link or a token, and out again. Only where the host brings `sign_in`."""
 
-from urllib.parse import parse_qsl, quote
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
+from healer.console.forms import fields, from_elsewhere, local
 from healer.console.reads import SESSION_COOKIE, SessionOf, SignIn, SignOut
 from healer.console.render import Renderer
 
@@ -24,7 +23,7 @@ def session_routes(
         new = sign_in(token)
         if new is None:
             return render.page("sign_in.html", 401, failed=True, target=target)
-        response = RedirectResponse(_local(target), 303, headers={"Cache-Control": "no-store"})
+        response = RedirectResponse(local(target), 303, headers={"Cache-Control": "no-store"})
         response.set_cookie(
             SESSION_COOKIE, new.cookie, max_age=new.max_age_s, httponly=True, samesite="lax",
             secure=secure_cookie, path="/",
@@ -39,8 +38,8 @@ def session_routes(
 
     @routes.post("/sign-in")
     async def sign_in_form(request: Request) -> Response:
-        form = await _form(request)
-        if _from_elsewhere(request):
+        form = await fields(request)
+        if from_elsewhere(request):
             return render.page("problem.html", 403, **_ELSEWHERE)
         token, target = form.get("token", "").strip(), form.get("next", "/")
         return await run_in_threadpool(open_session, token, target)
@@ -57,34 +56,12 @@ def session_routes(
 
     @routes.post("/sign-out")
     async def sign_out_form(request: Request) -> Response:
-        form = await _form(request)
+        form = await fields(request)
         cookie = request.cookies.get(SESSION_COOKIE)
-        elsewhere = _from_elsewhere(request)
+        elsewhere = from_elsewhere(request)
         return await run_in_threadpool(end_session, cookie, form.get("csrf", ""), elsewhere=elsewhere)
 
     return routes
 
 
-async def _form(request: Request) -> dict[str, str]:
-    """A small url-encoded form. Read by hand: two fields are no reason for a multipart parser."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _FORM_BYTES:
-            return {}
-    return dict(parse_qsl(body.decode("utf-8", "replace")))
-
-
-_FORM_BYTES = 8192
 _ELSEWHERE = {"title": "Not from this site", "text": "The form was sent from another site."}
-
-
-def _from_elsewhere(request: Request) -> bool:
-    return request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
-
-
-def _local(target: str) -> str:
-    """A path on this site; anything else becomes `/`, so that a link cannot send people elsewhere."""
-    if not target.startswith("/") or target.startswith(("//", "/\\")):
-        return "/"
-    return quote(target, safe="/?&=%:+,.-_~")

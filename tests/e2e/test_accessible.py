@@ -8,20 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.test_console import incident_of, open_page
+from tests.e2e.test_console import open_page
 from tests.support.browser import chromium, rules_broken, served
+from tests.support.console_pages import pages, read_by_people
 from tests.support.console_site import Site, make_sample, shipped
-from tests.support.routes import routes_of
 
 pytestmark = pytest.mark.browser
 
 PICTURES = Path(__file__).parents[2] / "build" / "pages"
-#: What no person reads: data for a page's pictures, files.
-_NO_PAGES = re.compile(r"\.(json|md|ico)$|^/static/|^/api/")
 
 
 @pytest.fixture(scope="module")
@@ -42,45 +38,8 @@ def url(site: Site) -> Iterator[str]:
         yield address
 
 
-def pages(site: Site) -> dict[str, list[str]]:
-    """Addresses of each kind of page."""
-    return {
-        "/": ["/"],
-        "/incidents": ["/incidents", "/incidents?show=resolved"],
-        "/incidents/{incident_id}": [
-            f"/incidents/{incident_of(site, rule)}" for rule in ("gpu-lost", "straggler")
-        ],
-        "/runs": ["/runs"],
-        "/runs/{run_id}": [f"/runs/{next(iter(site.sample.runs))}"],
-        "/nodes/{cluster}/{name}": ["/nodes/pod1/gpu0017"],
-        "/jobs/{cluster}/{job}": ["/jobs/pod1/4711"],
-        "/rules": ["/rules", "/rules?show=unknown"],
-        "/signals": ["/signals"],
-        "/approvals": ["/approvals"],
-        "/pauses": ["/pauses"],
-        "/health": ["/health"],
-        "/reports": ["/reports?period=7d"],
-        "/reports/handover": ["/reports/handover"],
-        "/playbooks": ["/playbooks"],
-        "/playbooks/{name}": ["/playbooks/gpu-fatal"],
-        "/runbooks/{name}": ["/runbooks/gpu-reset"],
-        "/audit": ["/audit"],
-        "/sign-in": ["/sign-in"],
-    }
-
-
 def test_every_page_is_looked_at(site: Site) -> None:
-    assert set(pages(site)) == set(_read(site.app))
-
-
-def _read(app: FastAPI) -> Iterator[str]:
-    for route in routes_of(app.routes):
-        if (
-            isinstance(route, APIRoute)
-            and "GET" in (route.methods or ())
-            and not _NO_PAGES.search(route.path)
-        ):
-            yield route.path
+    assert set(pages(site)) == set(read_by_people(site.app))
 
 
 def test_what_is_wrong_is_seen(browser: Browser, site: Site, url: str) -> None:

@@ -1,7 +1,6 @@
 """The console in a real Chromium against a site whose API remembers what was pressed."""
 
 from collections.abc import Iterator
-from datetime import timedelta
 
 import msgspec
 import pytest
@@ -10,6 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 from healer.model import IncidentState, Role
 from tests.support import console_sample
 from tests.support.browser import chromium, served
+from tests.support.console_pages import incident_of
 from tests.support.console_sample import NOW
 from tests.support.console_site import CSRF, Site, make_sample
 from tests.support.wait import wait_until
@@ -39,14 +39,6 @@ def open_page(browser: Browser, url: str, *, width: int = 1280, scheme: str = "l
     context.set_default_timeout(8000)
     context.add_cookies([{"name": "healer_session", "value": "cookie-good", "url": url}])
     return context.new_page()
-
-
-def incident_of(site: Site, rule: str) -> str:
-    return next(
-        key
-        for key, detail in site.sample.details.items()
-        if detail.incident.rule == rule and NOW - detail.incident.opened < timedelta(hours=23)
-    )
 
 
 def paths(site: Site) -> list[str]:

@@ -78,7 +78,7 @@
         { ...axis, size: (plot, values) => 14 + 6.6 * Math.max(3, ...(values || []).map((one) => one.length)), values: (plot, at) => at.map(number) },
       ],
       series: [
-        { label: timed ? "UTC" : "step", value: (plot, at) => at == null ? "–" : timed ? clock(at, true) : number(at) },
+        { label: timed ? "UTC" : w("step"), value: (plot, at) => at == null ? "–" : timed ? clock(at, true) : number(at) },
         ...data.s.map((line, index) => ({ label: line.l, ...look(line, index, many), points: { show: data.t.length < 3 }, spanGaps: false, gaps: (plot, number, from, to, gaps) => timed ? gaps.filter(([a, b]) => plot.posToVal(b, "x", true) - plot.posToVal(a, "x", true) > GAP_S) : gaps, value: (plot, value) => figure(value, data.unit) })),
       ],
       bands: low >= 0 && high >= 0 ? [{ series: [high + 1, low + 1], fill: colour("h-band") }] : [],

@@ -13,14 +13,14 @@ function span(seconds) {
     const [size, unit] = SPANS[i];
     if (seconds >= size) {
       const rest = Math.floor((seconds % size) / (SPANS[i + 1] || [1])[0]);
-      return Math.floor(seconds / size) + " " + unit + (i < 2 && rest ? ` ${rest} ${SPANS[i + 1][1]}` : "");
+      return Math.floor(seconds / size) + " " + w(unit) + (i < 2 && rest ? ` ${rest} ${w(SPANS[i + 1][1])}` : "");
     }
   }
-  return "0 s";
+  return "0 " + w("s");
 }
 function ago(moment) {
   const seconds = (Date.now() + skew - moment) / 1000, far = Math.floor(Math.abs(seconds));
-  return far < 1 ? "just now" : seconds > 0 ? span(far) + " ago" : "in " + span(far);
+  return far < 1 ? w("just now") : w(seconds > 0 ? "{span} ago" : "in {span}", { span: span(far) });
 }
 function freshen() {
   for (const time of document.querySelectorAll("time[data-ago]")) {
@@ -98,7 +98,7 @@ function trace(node) {
 function mark(state) {
   const was = $("live").dataset.state;
   $("live").dataset.state = state;
-  $("live").textContent = state;
+  $("live").textContent = w(state);
   if (was === "reconnecting" && state === "live") refresh("all");
 }
 function listen() {
@@ -121,8 +121,9 @@ function listen() {
 document.addEventListener("visibilitychange", () => { if (!document.hidden && wanted.size) swap(); });
 
 // --- the dialog -----------------------------------------------------------------------------------------
+const newKey = () => crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now();
 let press = null; // the button's data while its dialog is open
-const LABELS = { reason: "Reason", note: "Note", cause: "Cause (optional)" };
+const LABELS = { reason: w("Reason"), note: w("Note"), cause: w("Cause (optional)") };
 async function send(method, url, body, key) {
   const headers = { "Content-Type": "application/json", "X-Healer-CSRF": csrf };
   if (key) headers["Idempotency-Key"] = key;
@@ -130,11 +131,11 @@ async function send(method, url, body, key) {
   const text = await answer.text();
   let data = {};
   try { data = JSON.parse(text); } catch { /* not ours: the status says enough */ }
-  return { ok: answer.ok, status: answer.status, data };
+  return { ok: answer.ok, status: answer.status, data: await inWords(data) };
 }
 function open(button) {
   const data = button.dataset;
-  press = { data, key: crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now() };
+  press = { data, key: newKey() };
   $("act-title").textContent = data.title;
   $("act-effect").textContent = data.effect;
   $("act-go").textContent = button.firstChild.textContent;
@@ -151,10 +152,10 @@ function open(button) {
   if (data.preview) preview(press);
 }
 async function preview(mine) {
-  if (missing()) return $("act-preview").replaceChildren(el("p", `First: ${missing().name}.`));
-  $("act-preview").textContent = "Asking the guards…";
+  if (missing()) return $("act-preview").replaceChildren(el("p", w("First: {name}.", missing())));
+  $("act-preview").textContent = w("Asking the guards…");
   let answer;
-  try { answer = await send("POST", mine.data.preview + "?dry_run=true", { ...JSON.parse(mine.data.previewBody), ...given() }); } catch { answer = { ok: false, data: { detail: "No answer." } }; }
+  try { answer = await send("POST", mine.data.preview + "?dry_run=true", { ...JSON.parse(mine.data.previewBody), ...given() }); } catch { answer = { ok: false, data: { detail: w("No answer.") } }; }
   if (press !== mine) return;
   $("act-preview").replaceChildren(...(answer.ok ? plan(answer.data) : [problem(answer)]));
 }
@@ -166,38 +167,38 @@ function plan(data) {
     const lacks = data.not_available || {};
     for (const step of steps) {
       const title = step.title || step.do || step.check || step.wait || step.id, why = lacks[step.id];
-      list.append(why ? el("li", `${title}: ${why}`, "problem") : el("li", title));
+      list.append(why ? el("li", w("{title}: {why}", { title, why }), "problem") : el("li", title));
     }
-    add("What will be done", list);
+    add(w("What will be done"), list);
   }
-  const jobs = (data.jobs_hit || []).map((job) => typeof job === "string" ? job : `${job.id}${job.user ? " of " + job.user : ""}`);
-  add("Jobs hit", el("p", jobs.length ? jobs.join(", ") : "none"));
+  const jobs = (data.jobs_hit || []).map((job) => typeof job === "string" ? job : job.user ? w("{job} of {user}", { job: job.id, user: job.user }) : job.id);
+  add(w("Jobs hit"), el("p", jobs.length ? jobs.join(w(", ")) : w("none")));
   if ((data.restarts || []).length) {
     const list = el("div");
     list.append(...data.restarts.map(restartField));
-    add("Jobs that it would wait for", list);
+    add(w("Jobs that it would wait for"), list);
   }
   const answers = data.answers || [], against = answers.filter((answer) => answer.kind !== "allow");
   if (answers.length) {
     const list = el("ul");
-    for (const answer of against) list.append(el("li", `${answer.guard} ${answer.kind}s: ${answer.why}`, "problem"));
-    if (!against.length) list.append(el("li", `${answers.length} guards asked, all allow.`));
-    for (const answer of answers) if (answer.kind === "allow" && answer.limit != null) list.append(el("li", `${answer.guard}: ${answer.why}`));
-    add("Guards now", list);
-  } else if (data.why) add("Guards now", el("p", data.why));
+    for (const answer of against) list.append(el("li", w(answer.kind === "refuse" ? "{guard} refuses: {why}" : "{guard} holds: {why}", answer), "problem"));
+    if (!against.length) list.append(el("li", w("{count} guards asked, all allow.", { count: answers.length })));
+    for (const answer of answers) if (answer.kind === "allow" && answer.limit != null) list.append(el("li", w("{guard}: {why}", answer)));
+    add(w("Guards now"), list);
+  } else if (data.why) add(w("Guards now"), el("p", data.why));
   return parts;
 }
 function problem(answer) {
   const data = answer.data, box = el("div");
   if (data.code === "guard_refused") {
-    box.append(el("b", `Guard ${data.guard} refuses. `), el("span", data.detail || data.title || ""));
+    box.append(el("b", w("Guard {guard} refuses.", data) + " "), el("span", data.detail || data.title || ""));
     const figures = [];
-    if (data.used != null) figures.push(`used ${data.used} of ${data.limit}`);
-    if (data.frees_at) figures.push(`frees ${ago(Date.parse(data.frees_at))}`);
-    if (figures.length) box.append(el("br"), el("small", figures.join("; ")));
+    if (data.used != null) figures.push(w("used {used} of {limit}", data));
+    if (data.frees_at) figures.push(w("frees {when}", { when: ago(Date.parse(data.frees_at)) }));
+    if (figures.length) box.append(el("br"), el("small", figures.join(w("; "))));
   } else {
-    box.append(el("b", data.title && data.detail ? data.title + ". " : ""), el("span", data.detail || data.title || `The server answered ${answer.status || "nothing"}.`));
-    for (const error of data.errors || []) box.append(el("br"), el("small", [error.field, error.detail || error.why].filter(Boolean).join(": ")));
+    box.append(el("b", data.title && data.detail ? w("{title}. ", data) : ""), el("span", data.detail || data.title || w("The server answered {status}.", { status: answer.status || w("nothing") })));
+    for (const error of data.errors || []) box.append(el("br"), el("small", [error.field, error.detail || error.why].filter(Boolean).join(w(": "))));
   }
   return box;
 }
@@ -205,19 +206,19 @@ async function go(event) {
   event.preventDefault();
   const mine = press, text = $("act-text").value.trim();
   const fail = (node) => { $("act-problem").replaceChildren(node); $("act-problem").hidden = false; $("act-go").disabled = false; };
-  if ($("act-text").required && !text) { $("act-text").focus(); return fail(el("span", `${LABELS[mine.data.field]} is missing: it stands in the audit.`)); }
-  if (missing()) { missing().field.focus(); return fail(el("span", `${missing().name} is missing.`)); }
+  if ($("act-text").required && !text) { $("act-text").focus(); return fail(el("span", w("{name} is missing: it stands in the audit.", { name: LABELS[mine.data.field] }))); }
+  if (missing()) { missing().field.focus(); return fail(el("span", w("{name} is missing.", missing()))); }
   const body = { ...JSON.parse(mine.data.body), ...given() };
   if (mine.data.field && text) body[mine.data.field] = text;
   $("act-go").disabled = true;
   let answer;
-  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", "No answer from healer. Press again: the same press is never done twice.")); }
+  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", w("No answer from healer. Press again: the same press is never done twice."))); }
   if (press !== mine) return;
   // A finished answer ends this press; the next one is another request.
-  mine.key = crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now();
+  mine.key = newKey();
   if (!answer.ok) return fail(problem(answer));
   $("act").close();
-  say(answer.data.state === "held" ? "A guard holds it; it goes on by itself." : "Done.");
+  say(answer.data.state === "held" ? w("A guard holds it; it goes on by itself.") : w("Done."));
   refresh("all");
 }
 $("act-go").addEventListener("click", go);
@@ -228,11 +229,11 @@ document.addEventListener("click", async (event) => {
   if (!button) { for (const menu of document.querySelectorAll(".menu[open]")) if (!menu.contains(event.target)) menu.open = false; return; }
   if (button.dataset.act) return open(button);
   if ("help" in button.dataset) return $("help").showModal();
-  $("verified").textContent = "Verifying…";
+  $("verified").textContent = w("Verifying…");
   try {
-    const data = await (await fetch(button.dataset.verify)).json();
-    $("verified").textContent = data.ok ? "The chain holds." : `Broken: ${(data.broken || []).slice(0, 3).map((one) => `record ${one.seq}: ${one.what}`).join("; ") || data.detail || "no answer"}`;
-  } catch { $("verified").textContent = "No answer."; }
+    const data = await inWords(await (await fetch(button.dataset.verify)).json());
+    $("verified").textContent = data.ok ? w("The chain holds.") : w("Broken: {what}", { what: (data.broken || []).slice(0, 3).map((one) => w("record {seq}: {what}", one)).join(w("; ")) || data.detail || w("no answer") });
+  } catch { $("verified").textContent = w("No answer."); }
 });
 for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.submit());
 

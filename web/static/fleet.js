@@ -84,7 +84,7 @@
     const where = fleet.groups[node[1]];
     if (place && !where.includes(place)) return false;
     if (!words.length) return true;
-    const text = [node[0], ...where, node[4], fleet.kinds[node[2]][1], node[3]].join(" ").toLowerCase();
+    const text = [node[0], ...where, node[4], fleet.kinds[node[2]][1], fleet.kinds[node[2]][3], node[3]].join(" ").toLowerCase();
     return words.every((word) => text.includes(word));
   }
   const bin = (code) => code === "-" || code === undefined ? null : fleet.bins[code];
@@ -151,14 +151,14 @@
   }
   function describe(node) {
     const [name, group, kind, verdict, state, gpus, bad, worst, code] = node;
-    return [name, [measured(code), fleet.kinds[kind][1], verdict === "healthy" ? "" : verdict, state, fleet.groups[group].filter(Boolean).join(" "), `${gpus} GPUs`, bad.length ? `bad GPU ${bad.join(", ")}` : "", worst].filter(Boolean).join(" · ")];
+    return [name, [measured(code), fleet.kinds[kind][1], verdict === "healthy" ? "" : fleet.verdicts[verdict], state, fleet.groups[group].filter(Boolean).join(" "), w("{gpus} GPUs", { gpus }), bad.length ? w("bad GPU {bad}", { bad: bad.join(", ") }) : "", worst].filter(Boolean).join(" · ")];
   }
   function measured(code) { // the worst, of which GPUs, and of how many nothing is known
     if (!code) return "";
     const known = [...code].filter((one) => one !== "-"), worst = [...known].sort().pop();
-    if (!worst) return "unknown";
+    if (!worst) return w("unknown");
     const which = [...code].flatMap((one, gpu) => one === worst ? [gpu] : []);
-    return bin(worst)[1] + (code.length > 1 && which.length < code.length ? ` (GPU ${which.join(", ")})` : "") + (known.length < code.length ? `, ${code.length - known.length} unknown` : "");
+    return bin(worst)[1] + (code.length > 1 && which.length < code.length ? ` (GPU ${which.join(", ")})` : "") + (known.length < code.length ? w(", {count} unknown", { count: code.length - known.length }) : "");
   }
   function show(index, aloud) {
     at = index;
@@ -170,7 +170,7 @@
     tip.replaceChildren(el("b", name), document.createElement("br"), rest);
     tip.style.left = Math.min(Math.max(0, cell.x), Math.max(0, canvas.clientWidth - tip.offsetWidth)) + "px";
     tip.style.top = cell.y + cell.h + 6 + "px";
-    if (aloud) say(`${name}: ${rest}`);
+    if (aloud) say(w("{name}: {rest}", { name, rest }));
   }
   const spotted = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
   function hit(event) {

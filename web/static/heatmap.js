@@ -80,10 +80,10 @@
   }
   function describe([row, step]) {
     const one = heat.rows[row], index = row * plan.steps + step, dev = heat.dev[index], seconds = heat.sec[index];
-    const who = one.c ? `slowest of ${one.c} ranks from ${one.r} to ${one.to}` : `rank ${one.r}`;
-    const where = [one.n || "node not told", one.g == null ? "" : `GPU ${one.g}`, one.s == null ? "" : `stage ${one.s}`].filter(Boolean).join(" ");
-    const what = dev === -32768 ? "nothing told" : `${(seconds * heat.scale_s).toFixed(3)} s ${heat.mode === "compute" ? "compute" : "whole step"}, ${(dev > 0 ? "+" : dev < 0 ? "−" : "") + (Math.abs(dev) / 10).toFixed(1)} %`;
-    return [`${who}, ${where}`, `step ${heat.steps[step].toLocaleString("en")}: ${what}`];
+    const who = one.c ? w("slowest of {c} ranks from {r} to {to}", one) : w("rank {r}", one);
+    const where = [one.n || w("node not told"), one.g == null ? "" : `GPU ${one.g}`, one.s == null ? "" : w("stage {s}", one)].filter(Boolean).join(" ");
+    const what = dev === -32768 ? w("nothing told") : `${w(heat.mode === "compute" ? "{time} s compute" : "{time} s whole step", { time: (seconds * heat.scale_s).toFixed(3) })}, ${(dev > 0 ? "+" : dev < 0 ? "−" : "") + (Math.abs(dev) / 10).toFixed(1)} %`;
+    return [w("{who}, {where}", { who, where }), w("step {step}: {what}", { step: heat.steps[step].toLocaleString("en"), what })];
   }
   function show(cell, aloud) {
     at = cell;
@@ -96,7 +96,7 @@
     const x = plan.left + (cell[1] + 1) * plan.cell + 8;
     tip.style.left = Math.max(0, Math.min(x, plan.width - tip.offsetWidth)) + "px";
     tip.style.top = plan.top + (cell[0] + 1) * plan.high + 8 + "px";
-    if (aloud) say.textContent = `${head}; ${rest}`;
+    if (aloud) say.textContent = head + w("; ") + rest;
   }
   function hit(event) {
     if (!plan) return null;

@@ -3,7 +3,7 @@
 function inputField(one) {
   const label = el("label", one.help), field = document.createElement(one.choices.length ? "select" : "input");
   if (one.choices.length) {
-    if (!one.default) field.append(new Option("choose…", ""));
+    if (!one.default) field.append(new Option(w("choose…"), ""));
     one.choices.forEach((choice, i) => field.append(new Option((one.labels || [])[i] || choice, choice, choice === one.default, choice === one.default)));
   } else { field.value = one.default; field.maxLength = 256; field.autocomplete = "off"; }
   field.name = one.name;
@@ -15,13 +15,13 @@ function inputField(one) {
 const inputFields = () => [...$("act-inputs").querySelectorAll("select, input")];
 // A job that the run would wait for: only a tick agrees to its restart.
 function restartField(one) {
-  const job = `job ${one.job}${one.user ? " of " + one.user : ""}`;
-  if (!one.possible) return el("p", `${job} cannot be restarted: ${one.why}`);
+  const job = w(one.user ? "job {job} of {user}" : "job {job}", one);
+  if (!one.possible) return el("p", w("{job} cannot be restarted: {why}", { job, why: one.why }));
   const label = el("label", "", "check"), box = document.createElement("input");
   box.type = "checkbox";
   box.name = "restart";
   box.value = `${one.job}:${one.restarts}`; // this life of it, however old the page
-  label.append(box, ` Restart ${job} (${one.nodes} ${one.nodes === 1 ? "node" : "nodes"}): it ends here and starts elsewhere`);
+  label.append(box, " " + w(one.nodes === 1 ? "Restart {job} (1 node): it ends here and starts elsewhere" : "Restart {job} ({nodes} nodes): it ends here and starts elsewhere", { job, nodes: one.nodes }));
   return label;
 }
 function given() { // what was chosen; what is left empty has its default

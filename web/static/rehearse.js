@@ -4,12 +4,12 @@
   const form = document.getElementById("try");
   if (form) {
     const go = document.getElementById("try-go"), wrong = document.getElementById("try-problem");
-    const fail = (node) => { wrong.replaceChildren(node); wrong.hidden = false; go.disabled = false; go.textContent = "Try it"; };
+    const fail = (node) => { wrong.replaceChildren(node); wrong.hidden = false; go.disabled = false; go.textContent = w("Try it"); };
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       go.disabled = true;
       wrong.hidden = true;
-      go.textContent = "Checking the rules…";
+      go.textContent = w("Checking the rules…");
       const body = {
         cluster: form.dataset.cluster,
         file: form.dataset.file,
@@ -19,7 +19,7 @@
         reason: document.getElementById("why").value,
       };
       let answer;
-      try { answer = await send("POST", "/api/v1/rehearsals", body); } catch { return fail(el("span", "No answer from healer.")); }
+      try { answer = await send("POST", "/api/v1/rehearsals", body); } catch { return fail(el("span", w("No answer from healer."))); }
       if (!answer.ok) return fail(problem(answer));
       location.assign("/rehearsals/" + answer.data.id);
     });

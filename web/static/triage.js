@@ -3,9 +3,9 @@
 (() => {
   const chosen = new Set(); // ids: they outlive an exchange of the rows
   const boxes = () => [...document.querySelectorAll("#list td.pick input")];
-  const WORDS = {
-    acknowledge: { title: "Acknowledge", effect: "Says that you look after these incidents. It stops nothing.", done: "acknowledged" },
-    merge: { title: "Merge", effect: "The others end as parts of one incident. They can be split off again.", done: "merged" },
+  const VERBS = {
+    acknowledge: { title: w("Acknowledge"), effect: w("Says that you look after these incidents. It stops nothing."), done: w("acknowledged") },
+    merge: { title: w("Merge"), effect: w("The others end as parts of one incident. They can be split off again."), done: w("merged") },
   };
   document.body.classList.add("picks");
 
@@ -16,7 +16,7 @@
     const all = $("pick-all");
     if (all) { all.checked = open.size > 0 && chosen.size === open.size; all.indeterminate = chosen.size > 0 && !all.checked; }
     $("bulk").hidden = !chosen.size;
-    $("bulk-count").textContent = `${chosen.size} selected`;
+    $("bulk-count").textContent = w("{count} selected", { count: chosen.size });
     $("bulk").querySelector("[data-bulk=merge]").disabled = chosen.size < 2;
   }
   const pick = (box, on) => on ? chosen.add(box.value) : chosen.delete(box.value);
@@ -27,10 +27,10 @@
   function begin(verb) {
     const picked = chosen.size ? boxes().filter((box) => chosen.has(box.value)) : [here()].filter(Boolean);
     const ids = new Map(picked.map((box) => [box.value, box.dataset.title])); // the most urgent first
-    if (!ids.size || verb === "merge" && ids.size < 2) return say(verb === "merge" ? "Select two or more to merge." : "No row is chosen.");
+    if (!ids.size || verb === "merge" && ids.size < 2) return say(verb === "merge" ? w("Select two or more to merge.") : w("No row is chosen."));
     press = { verb, ids, keys: new Map(), told: new Map() };
-    const merge = verb === "merge", words = WORDS[verb];
-    $("triage-title").textContent = `${words.title} ${ids.size} incident${ids.size === 1 ? "" : "s"}`;
+    const merge = verb === "merge", words = VERBS[verb];
+    $("triage-title").textContent = w(ids.size === 1 ? "{title} {count} incident" : "{title} {count} incidents", { title: words.title, count: ids.size });
     $("triage-effect").textContent = words.effect;
     $("triage-go").textContent = words.title;
     $("triage-go").disabled = false;
@@ -51,20 +51,20 @@
     }));
   }
   async function tell(mine, id, body) {
-    if (!mine.keys.has(id)) mine.keys.set(id, crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now());
+    if (!mine.keys.has(id)) mine.keys.set(id, newKey());
     try {
       const answer = await send("POST", `/api/v1/incidents/${id}/${mine.verb}`, body, mine.keys.get(id));
       mine.keys.delete(id); // a finished answer: the next press is another request
       if (!answer.ok) return { ok: false, node: problem(answer) };
       // 202: stored, and the detector has not taken it yet.
-      return { ok: true, text: answer.status === 202 ? "stored, soon done" : WORDS[mine.verb].done };
-    } catch { return { ok: false, node: el("span", "No answer. Press again: the same press is never done twice.", "problem") }; }
+      return { ok: true, later: answer.status === 202, text: answer.status === 202 ? w("stored, soon done") : VERBS[mine.verb].done };
+    } catch { return { ok: false, node: el("span", w("No answer. Press again: the same press is never done twice."), "problem") }; }
   }
   async function go(event) {
     event.preventDefault();
     const mine = press, reason = $("triage-reason").value.trim();
     if (mine.verb === "merge" && !reason) {
-      $("triage-problem").textContent = "Reason is missing: it stands in the audit.";
+      $("triage-problem").textContent = w("{name} is missing: it stands in the audit.", { name: w("Reason") });
       $("triage-problem").hidden = false;
       return $("triage-reason").focus();
     }
@@ -78,7 +78,8 @@
     }
     $("triage-go").disabled = $("triage-into").disabled = false;
     const told = [...mine.told.values()], good = told.filter((one) => one.ok).length;
-    const text = `${good} of ${told.length} ${WORDS[mine.verb].done}${told.some((one) => one.text?.startsWith("stored")) ? ", some as soon as the detector takes them" : ""}.`;
+    const parts = { good, count: told.length, done: VERBS[mine.verb].done };
+    const text = w(told.some((one) => one.later) ? "{good} of {count} {done}, some as soon as the detector takes them." : "{good} of {count} {done}.", parts);
     $("bulk-said").textContent = text;
     refresh("all");
     if (good < told.length || press !== mine) return;

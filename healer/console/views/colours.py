@@ -200,14 +200,17 @@ def counts(colour: Colour, worst_of: Iterable[int]) -> list[tuple[Bin, int]]:
     return [*known, (Bin("unknown", "unknown"), found[-1])] if known else []
 
 
-def bins(colour: Colour) -> list[list[str]]:
-    """For the canvas: colour, words and letter of each bin."""
-    return [[one.paint, one.text, one.letter] for one in BINS[colour]]
+def bins(colour: Colour, said: Callable[[str], str]) -> list[list[str]]:
+    """For the canvas: colour, words and letter of each bin. `said`: a sentence in the page's language."""
+    return [[one.paint, said(one.text), one.letter] for one in BINS[colour]]
 
 
-def kinds() -> dict[str, list[str]]:
-    """The same of each kind of node, for where no code colours it."""
-    return {kind: [KIND_PAINT[kind], KIND_WORDS[kind], KIND_LETTERS[kind]] for kind in NodeKind}
+def kinds(said: Callable[[str], str]) -> dict[str, list[str]]:
+    """The same of each kind of node, for where no code colours it. The last is what a search knows too."""
+    return {
+        kind: [KIND_PAINT[kind], said(KIND_WORDS[kind]), KIND_LETTERS[kind], KIND_WORDS[kind]]
+        for kind in NodeKind
+    }
 
 
 def cells(rows: Sequence[NodeRow], colour: Colour, told: Told) -> tuple[list[list[str]], list[list[Any]]]:

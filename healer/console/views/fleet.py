@@ -1,7 +1,7 @@
 """The fleet: what each node is to a person, and the body of `/fleet.json` that the canvas draws."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 
@@ -247,14 +247,24 @@ def by_trouble(rows: Iterable[NodeRow]) -> list[NodeRow]:
     return sorted(rows, key=lambda row: (_RANK[row.kind], -_VERDICT_RANK[row.verdict]))
 
 
-def matches(row: NodeRow, text: str, place: str = "") -> bool:
+def matches(row: NodeRow, text: str, place: str = "", said: Callable[[str], str] = str) -> bool:
     """Whether each word of the search box is found in the node's name, place, state, reason or kind, and it
-    stands in this place."""
+    stands in this place. `said`: the kind in the language of the one who searches."""
     if place and place not in row.places:
         return False
     if not text:
         return True
-    parts = (row.name, row.where, row.state, row.reason, row.word, row.verdict, row.driver, row.gpu_model)
+    parts = (
+        row.name,
+        row.where,
+        row.state,
+        row.reason,
+        row.word,
+        said(row.word),
+        row.verdict,
+        row.driver,
+        row.gpu_model,
+    )
     haystack = " ".join(parts).lower()
     return all(word in haystack for word in text.lower().split())
 

@@ -1,6 +1,6 @@
 """The hand-over of a shift: what the next one has to know, for a page and as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -68,7 +68,8 @@ def handover(
     )
 
 
-def markdown(one: Handover) -> str:
+def markdown(one: Handover, said: Callable[[str], str] = str) -> str:
+    """`said`: a finished sentence in the language of the one who asks."""
     strip = one.strip
     open_now = ", ".join(f"{count} {severity}" for severity, count in strip.open_by_severity if count)
     parts = {
@@ -81,19 +82,21 @@ def markdown(one: Handover) -> str:
         "What people did": [_person(row) for row in one.people],
     }
     lines = [
-        f"# Hand-over of {plain(one.cluster)}",
+        said(f"# Hand-over of {plain(one.cluster)}"),
         "",
-        f"{words.utc(one.since)} to {words.utc(one.until)}",
+        said(f"{words.utc(one.since)} to {words.utc(one.until)}"),
         "",
-        f"- In service: {strip.in_service:,} of {strip.nodes:,} nodes (floor {strip.floor:,})",
-        f"- Out by healer {strip.out_healer}, by Slurm {strip.out_slurm}, by people {strip.out_person}; "
-        f"known bad in service {strip.known_bad}",
-        f"- Slots held {strip.slots_used} of {strip.slots_limit}; open incidents: {open_now or 'none'}",
+        said(f"- In service: {strip.in_service:,} of {strip.nodes:,} nodes (floor {strip.floor:,})"),
+        said(
+            f"- Out by healer {strip.out_healer}, by Slurm {strip.out_slurm}, by people {strip.out_person}; "
+            f"known bad in service {strip.known_bad}"
+        ),
+        said(f"- Slots held {strip.slots_used} of {strip.slots_limit}; open incidents: {open_now or 'none'}"),
     ]
     for title, rows in parts.items():
-        lines += listed(title, rows)
+        lines += listed(title, rows, said)
     if one.cut:
-        lines += ["", f"The first {SHOWN} are listed of: {', '.join(one.cut)}."]
+        lines += ["", said(f"The first {SHOWN} are listed of: {', '.join(one.cut)}.")]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
 """Texts from outside in Markdown: on one line, and inert."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def plain(text: str) -> str:
@@ -11,6 +11,6 @@ def plain(text: str) -> str:
     return text
 
 
-def listed(title: str, rows: Sequence[str]) -> list[str]:
-    """Lines of a part with its heading; nothing for no rows."""
-    return ["", f"## {title}", "", *(f"- {plain(row)}" for row in rows)] if rows else []
+def listed(title: str, rows: Sequence[str], said: Callable[[str], str]) -> list[str]:
+    """Lines of a part with its heading; nothing for no rows. `said`: a sentence in the reader's language."""
+    return ["", f"## {said(title)}", "", *(f"- {plain(said(row))}" for row in rows)] if rows else []

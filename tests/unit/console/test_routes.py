@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
+from healer.console.forms import local
 from healer.console.machine_routes import ALERTS_SHOWN
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
-from healer.console.sign_in import _local
 from healer.console.views.signals import LOSS_WORDS
 from healer.model import Bundle, EvidenceFile, IncidentState, LossReason, Retest, Role, SetAside, Severity
 from tests.support.console_site import CSRF, Site, make_sample
@@ -230,7 +230,7 @@ def test_static_files_may_be_kept_only_under_their_hash(client: TestClient) -> N
 
 
 def test_a_link_never_leads_to_another_site() -> None:
-    assert _local("/incidents?show=all") == "/incidents?show=all"
+    assert local("/incidents?show=all") == "/incidents?show=all"
     for target in (
         "https://elsewhere.example",
         "//elsewhere.example",
@@ -238,8 +238,8 @@ def test_a_link_never_leads_to_another_site() -> None:
         "javascript:x",
         "",
     ):
-        assert _local(target) == "/"
-    assert "\n" not in _local("/x\r\nSet-Cookie: a=b")
+        assert local(target) == "/"
+    assert "\n" not in local("/x\r\nSet-Cookie: a=b")
 
 
 def test_sign_out_needs_the_page_it_came_from(client: TestClient, site: Site) -> None:

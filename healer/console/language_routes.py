@@ -1,0 +1,46 @@
+"""Choosing the language, and finished sentences in it for what scripts get from the API."""
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from healer.console import language
+from healer.console.forms import fields, from_elsewhere, local
+from healer.console.pages import Pages, guarded
+
+_YEAR_S = 365 * 86400
+#: What one answer of the API may hold for a dialog.
+_TEXTS, _CHARS = 200, 2000
+
+
+def language_routes(routes: APIRouter, pages: Pages, *, secure_cookie: bool) -> None:
+    @routes.post("/language")
+    async def choose(request: Request) -> Response:
+        """For guests too: the page on which one signs in has the switch."""
+        form = await fields(request)
+        if from_elsewhere(request):
+            return pages.problem(403, "Not from this site", "The form was sent from another site.")
+        response = RedirectResponse(local(form.get("next", "/")), 303, headers={"Cache-Control": "no-store"})
+        if (to := form.get("to", "")) in language.LANGUAGES:
+            response.set_cookie(
+                language.COOKIE, to, max_age=_YEAR_S, samesite="lax", secure=secure_cookie, path="/"
+            )
+        return response
+
+    @routes.post("/words")
+    async def in_words(request: Request) -> Response:
+        body = await request.body()
+
+        def show() -> Response:
+            pages.session(request)
+            try:
+                texts = msgspec.json.decode(body, type=list[str])
+            except msgspec.DecodeError:
+                return Response("A list of texts is wanted.", 400, media_type="text/plain")
+            if len(texts) > _TEXTS or any(len(one) > _CHARS for one in texts):
+                return Response("Too much at once.", 413, media_type="text/plain")
+            said = msgspec.json.encode([pages.render.said(one) for one in texts])
+            return Response(said, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+        return await run_in_threadpool(guarded, show)

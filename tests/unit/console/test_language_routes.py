@@ -1,0 +1,111 @@
+"""Choosing the language, and sentences for what scripts get from the API."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from healer.console.language import COOKIE
+from healer.model import Role
+from tests.support.console_site import Site, make_sample
+
+SIGNED_IN = {"healer_session": "cookie-good"}
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return Site(make_sample(8))
+
+
+def visitor(site: Site, **cookies: str) -> TestClient:
+    return TestClient(site.app, base_url="http://healer.test", follow_redirects=False, cookies=cookies)
+
+
+@pytest.mark.parametrize(
+    ("cookie", "accepts", "language"),
+    [
+        ("", "", "en"),
+        ("", "zh-CN,zh;q=0.9,en;q=0.8", "zh-Hans"),
+        ("en", "zh-CN,zh;q=0.9", "en"),
+        ("zh", "en", "zh-Hans"),
+        ("xx", "en", "en"),
+    ],
+)
+def test_a_page_is_in_the_language_that_was_chosen_else_in_the_browsers(
+    site: Site, cookie: str, accepts: str, language: str
+) -> None:
+    for path in ("/", "/incidents/0123456789", "/sign-in"):
+        cookies = {**SIGNED_IN, COOKIE: cookie} if cookie else SIGNED_IN
+        answer = visitor(site, **cookies).get(path, headers={"Accept-Language": accepts})
+        assert answer.headers["content-language"] == language
+        assert f'<html lang="{language}">' in answer.text
+
+
+def test_the_switch_keeps_the_place_and_the_choice(site: Site) -> None:
+    guest = visitor(site)
+    answer = guest.post("/language", data={"to": "zh", "next": "/incidents?show=resolved&q=a b"})
+    assert answer.status_code == 303 and answer.headers["location"] == "/incidents?show=resolved&q=a%20b"
+    told = answer.headers["set-cookie"]
+    assert told.startswith(f"{COOKIE}=zh;") and "SameSite=lax" in told and "Path=/" in told
+    assert "登录" in guest.get("/sign-in").text
+    guest.post("/language", data={"to": "en"})
+    assert "登录" not in guest.get("/sign-in").text
+
+
+def test_the_page_of_signing_in_comes_back_to_itself(site: Site) -> None:
+    page = visitor(site).get("/sign-in?next=/runs%3Fstate%3Dheld")
+    assert 'name="next" value="/sign-in?next=/runs%3Fstate%3Dheld"' in page.text
+    page = visitor(site).get("/incidents", headers={"Cookie": "healer_session=cookie-good"})
+    assert 'action="/language"><input type="hidden" name="next" value="/incidents">' in page.text
+
+
+@pytest.mark.parametrize("target", ["//evil.test/", "https://evil.test/", "/\\evil.test", "evil", ""])
+def test_the_switch_leads_nowhere_else(site: Site, target: str) -> None:
+    answer = visitor(site).post("/language", data={"to": "zh", "next": target})
+    assert answer.status_code == 303 and answer.headers["location"] == "/"
+
+
+def test_no_other_site_chooses_and_no_other_language_is_taken(site: Site) -> None:
+    foreign = visitor(site).post("/language", data={"to": "zh"}, headers={"Sec-Fetch-Site": "cross-site"})
+    assert foreign.status_code == 403 and "set-cookie" not in foreign.headers
+    assert "set-cookie" not in visitor(site).post("/language", data={"to": "tlh"}).headers
+
+
+def test_a_map_is_told_in_the_language_of_who_looks(site: Site) -> None:
+    here, there = visitor(site, **SIGNED_IN), visitor(site, **{**SIGNED_IN, COOKIE: "zh"})
+    english, chinese = (one.get("/fleet.json?colour=verdict").json() for one in (here, there))
+    assert english["nodes"] == chinese["nodes"] and english["tag"] == chinese["tag"]
+    assert english["kinds"]["idle"][1] == chinese["kinds"]["idle"][3]
+
+
+def test_finished_sentences_are_given_to_who_is_signed_in(site: Site) -> None:
+    texts = ["Sign out", "a line that nobody knows"]
+    assert visitor(site).post("/words", json=texts).status_code == 303
+    assert visitor(site, **SIGNED_IN).post("/words", json=texts).json() == texts
+    chinese = visitor(site, **{**SIGNED_IN, COOKIE: "zh"})
+    assert chinese.post("/words", json=texts).json() == ["退出登录", "a line that nobody knows"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("[1]", 400),
+        ("{}", 400),
+        ("", 400),
+        ("[" + '"a",' * 200 + '"a"]', 413),
+        ('["' + "a" * 2001 + '"]', 413),
+    ],
+)
+def test_what_is_no_list_of_texts_or_too_long_is_refused(site: Site, body: str, status: int) -> None:
+    assert visitor(site, **SIGNED_IN).post("/words", content=body).status_code == status
+
+
+def test_a_token_for_signals_gets_no_words() -> None:
+    client = visitor(Site(make_sample(4), role=Role.signals), **SIGNED_IN)
+    assert client.post("/words", json=["Sign out"]).status_code == 403
+
+
+def test_reports_are_in_the_language_of_who_asks(site: Site) -> None:
+    one = next(iter(site.sample.details))
+    for path in (f"/incidents/{one}/report.md", "/reports/handover.md"):
+        english = visitor(site, **SIGNED_IN).get(path).text
+        chinese = visitor(site, **{**SIGNED_IN, COOKIE: "zh"}).get(path).text
+        assert len(english.splitlines()) == len(chinese.splitlines()) and english != chinese

@@ -1,7 +1,8 @@
 """The sentences that a module of Python holds, for a test that each is known in another language.
 
-A sentence is a text or an f-string that reads like words for people: with a space between two of its words,
-or a label: what is given as `label`, `title`, `word` ..., and the values of a table named `..._WORDS`.
+A sentence is a text or an f-string that reads like words for people: with a space between two of its words;
+or a label: what is given as `label`, `title`, `word`, the values of a table named `..._WORDS`, and a single
+word with a capital.
 """
 
 import ast
@@ -19,6 +20,16 @@ SAMPLE = "x7"
 
 _SPOKEN = re.compile(r"[A-Za-z\d,;:.)!?’'%] +[A-Za-z(]|[A-Za-z]{2} +\d")
 _WORD = re.compile(r"[A-Za-z]{2,}")
+_HEADING = re.compile(r"[A-Z][a-z]{2,}")
+#: Words that stay as they are in every language, and the names of a program's own things.
+TERMS = frozenset(
+    """GPUs GiB Xid SXid NVLink NVSwitch PCIe Slurm healer slurmctld slurmdbd slurmd Prometheus PostgreSQL
+    Redis Redfish InfiniBand RoCE Linux Markdown rank""".split()  # noqa: SIM905
+)
+_LATIN = re.compile(r"(?<![\w./_`-])[A-Za-z][a-z]+(?![\w/_`=-]|\.\w)")
+#: Code, and commands that a person types.
+_COMMANDS = "doctor|detector|scheduler|worker|scraper|rules|messages|token|signals|runs"
+_QUOTED = re.compile(rf"`[^`]*`|（[a-z-]+）|healer ({_COMMANDS})( [a-z]+)?")
 _SQL = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|LOCK|SET|NOTIFY|LISTEN)\s")
 _LABELS = frozenset({"label", "title", "effect", "word", "text", "todo", "help", "note", "meaning", "why"})
 _TABLE = re.compile(r"_?[A-Z_]*(WORDS|LABELS|TITLES)")
@@ -55,10 +66,17 @@ def sentences(path: Path) -> list[Sentence]:
     for node, label in _texts(ast.parse(path.read_text("utf-8")), label=False):
         text = _text(node)
         spoken = _SPOKEN.search(text.replace("{}", SAMPLE)) and _WORD.search(text)
-        if _SQL.match(text) or not (spoken or (label and _WORD.search(text))):
+        labels = (label and _WORD.search(text)) or _HEADING.fullmatch(text)
+        if _SQL.match(text) or not (spoken or labels):
             continue
         found.setdefault(text, Sentence(module, node.lineno, text, text.replace("{}", SAMPLE)))
     return list(found.values())
+
+
+def english_in(text: str) -> list[str]:
+    """Words of a translated sentence that were left in English."""
+    words = _LATIN.findall(_QUOTED.sub("", text))
+    return [word for word in words if word not in TERMS]
 
 
 def _texts(node: ast.AST, *, label: bool) -> Iterator[tuple[ast.Constant | ast.JoinedStr, bool]]:

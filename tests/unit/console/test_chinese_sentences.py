@@ -103,7 +103,7 @@ PARTS = {
         ", with {}, which healer does not know": "drained by ann, with BLUE, which healer does not know",
     },
     "console/views/handover.py": {
-        ", {} looks after it": "P1 gpu1: DBE (0190, 11-20 03:12), ann looks after it"
+        ", {} looks after it": "P1 gpu1 GPU 3: DBE (0190, 11-20 03:12), ann looks after it"
     },
     "console/views/health.py": {
         "by {}": "by rest, Slurm 25.05.1, answered in 12 ms",
@@ -167,6 +167,7 @@ PARTS = {
         ", attempt {}": "gpu-reset gpu0012: gpu-reset failed, attempt 2",
         " (looked {} times)": "Looks again in 20 s. (looked 12 times)",
     },
+    "console/views/unusual.py": {"{} {} that are {}": "248 H100 that are busy"},
     "console/words.py": {"in {}": "in 3 h 20 min"},
     "api/acting.py": {
         "restarts no jobs with a run": (
@@ -229,8 +230,13 @@ def test_a_part_is_known_in_a_finished_sentence(whole: str) -> None:
         ("16 guards asked: slots holds, floor refuses, rack holds",
          "询问 16 个守卫：slots 暂缓，floor 拒绝，rack 暂缓"),
         ("gpu1 drained by hand", "gpu1 drained by hand"),
+        ("12 late, 4 database_away, 1 shed", "12 条迟到，4 条数据库不可用，1 条过载丢弃"),
+        ("3 waits for approval, 12 stuck, 2 in shadow", "3 个待审批，12 个卡住，2 个影子"),
+        ("2 down: gpu1, gpu2 and 3 more", "2 个不可达：gpu1, gpu2 等，另有 3 个"),
+        ("Paused: node gpu1 by ann 4 min ago, until somebody ends it. Reason: new fans",
+         "已暂停：节点 gpu1，4 分钟前由 ann 设置，直到有人结束。原因：new fans"),
         ("12 sent in 7 days, the last 4 min ago, 2 to be sent, 1 failed. 503 of the relay",
-         "7 天内已发送 12 条，最近一条于4 分钟前，2 条待发送，1 条失败。503 of the relay"),
+         "7 天内已发送 12 条，最近一条：4 分钟前，2 条待发送，1 条失败。503 of the relay"),
         ("10 min, 3 attempts, asks a person after 1 d", "10 分钟，3 次尝试，1 天后询问人员"),
     ],
 )  # fmt: skip

@@ -192,6 +192,8 @@ PARTS = {
     },
     "api/reach.py": {"{} within {} s": "the database does not answer within 2 s"},
 }
+#: Words of programs: settings, fields, a header.
+_CODE = frozenset({"on", "all", "since", "Authorization", "Bearer"})
 #: What stands for a part: an entry may ask for a word, a figure, a span of time or a moment.
 SAMPLES = ("x7", "7", "4 min", "4 min ago")
 #: Data of a site in the examples.
@@ -203,7 +205,7 @@ def _all() -> list[Sentence]:
 
 
 def _is_chinese(text: str) -> bool:
-    return CATALOGUE.knows(text) and not english_in(CATALOGUE.translate(text))
+    return CATALOGUE.knows(text) and not set(english_in(CATALOGUE.translate(text))) - _CODE
 
 
 def _left(text: str) -> list[str]:
@@ -246,7 +248,7 @@ def test_a_part_is_known_in_a_finished_sentence(whole: str) -> None:
         ("Can be approved until 2026-11-20 03:12:04 UTC (in 4 min).",
          "可在 2026-11-20 03:12:04 UTC 之前批准（4 分钟后）。"),
         ("16 guards asked: a1 holds, b1 refuses, rack holds",
-         "询问 16 个守卫：a1 暂缓，b1 拒绝，机架 暂缓"),
+         "询问 16 个守卫：a1 暂缓，b1 拒绝，rack 暂缓"),
         ("gpu1 drained by hand", "gpu1 drained by hand"),
         ("12 late, 4 database_away, 1 shed", "12 条迟到，4 条数据库不可用，1 条过载丢弃"),
         ("3 waits for approval, 12 stuck, 2 in shadow", "3 个待审批，12 个卡住，2 个影子"),

@@ -7,6 +7,7 @@ import pytest
 
 from healer.console.language import Catalogue, load
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
+from healer.model import Guard
 from tests.support.sentences import TERMS, Sentence, english_in, modules, sentences
 
 CATALOGUE: Catalogue = load(web_dir() / "words" / "zh")
@@ -223,6 +224,12 @@ def test_every_sentence_of_the_console_has_chinese() -> None:
     assert not unknown, "no entry of web/words/zh fits:\n" + "\n".join(unknown)
 
 
+def test_each_guard_has_its_words() -> None:
+    for guard in Guard:
+        for said in ("holds", "refuses"):
+            assert not english_in(CATALOGUE.translate(f"{guard.value} {said}, {guard.value} {said}"))
+
+
 def test_what_is_left_out_is_still_there() -> None:
     known = {(one.module, one.text) for one in _all()}
     named = {(module, text) for table in (SILENT, PARTS) for module, texts in table.items() for text in texts}
@@ -247,8 +254,8 @@ def test_a_part_is_known_in_a_finished_sentence(whole: str) -> None:
         ("drained by ann 3 h ago, not responding", "3 小时前由 ann 排空，无响应"),
         ("Can be approved until 2026-11-20 03:12:04 UTC (in 4 min).",
          "可在 2026-11-20 03:12:04 UTC 之前批准（4 分钟后）。"),
-        ("16 guards asked: a1 holds, b1 refuses, rack holds",
-         "询问 16 个守卫：a1 暂缓，b1 拒绝，rack 暂缓"),
+        ("16 guards asked: slots holds, floor refuses, rack holds",
+         "询问 16 个守卫：名额 暂缓，服务下限 拒绝，机架 暂缓"),
         ("gpu1 drained by hand", "gpu1 drained by hand"),
         ("12 late, 4 database_away, 1 shed", "12 条迟到，4 条数据库不可用，1 条过载丢弃"),
         ("3 waits for approval, 12 stuck, 2 in shadow", "3 个待审批，12 个卡住，2 个影子"),

@@ -23,11 +23,13 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 _HEADING = re.compile(r"[A-Z][a-z]{2,}")
 #: Words that stay as they are in every language, and the names of a program's own things.
 TERMS = frozenset(
-    """GPUs GiB Xid SXid NVLink NVSwitch PCIe Slurm healer doctor slurmctld slurmdbd slurmd Prometheus PostgreSQL
+    """GPUs GiB Xid SXid NVLink NVSwitch PCIe Slurm healer slurmctld slurmdbd slurmd Prometheus PostgreSQL
     Redis Redfish InfiniBand RoCE Linux Markdown rank""".split()  # noqa: SIM905
 )
 _LATIN = re.compile(r"(?<![\w./_`-])[A-Za-z][a-z]+(?![\w/_`=-]|\.\w)")
-_QUOTED = re.compile(r"`[^`]*`|（[a-z-]+）")
+#: Code, and commands that a person types.
+_COMMANDS = "doctor|detector|scheduler|worker|scraper|rules|messages|token|signals|runs"
+_QUOTED = re.compile(rf"`[^`]*`|（[a-z-]+）|healer ({_COMMANDS})( [a-z]+)?")
 _SQL = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|LOCK|SET|NOTIFY|LISTEN)\s")
 _LABELS = frozenset({"label", "title", "effect", "word", "text", "todo", "help", "note", "meaning", "why"})
 _TABLE = re.compile(r"_?[A-Z_]*(WORDS|LABELS|TITLES)")

@@ -1,0 +1,177 @@
+"""What decisions, steps, runs, incidents, findings and adapters say is known in Chinese.
+
+healer puts most of these sentences together out of parts. A part is known where it is one by itself, or where
+a finished sentence of `engine_sentences.txt` holds it; each of those has to be Chinese from end to end.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from healer.console.language import Catalogue, load
+from healer.console.render import web_dir
+from healer.model import (
+    AnswerKind,
+    BreakerState,
+    Cause,
+    FaultClass,
+    IncidentState,
+    Mode,
+    NodeStatus,
+    Outcome,
+    Remedy,
+    Review,
+    Role,
+    RunState,
+    Sense,
+    StepEvent,
+    Verb,
+    Verdict,
+)
+from tests.support.sentences import Sentence, english_in, modules, sentences
+
+CATALOGUE: Catalogue = load(web_dir() / "words" / "zh")
+FINISHED = [
+    line
+    for line in (Path(__file__).parent / "engine_sentences.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+]
+#: Programs, states and words of commands that are the same in every language, and data of a site.
+_KEPT = frozenset(
+    """sbatch scontrol update validate release prolog gpu root admin comment On true false use law Fabric
+    Manager Tensor Core Completed Success clique dcgmi ssh sshd""".split()  # noqa: SIM905
+)
+#: What stands for a part: an entry may ask for a word or a figure.
+_SAMPLES = ("x7", "7")
+
+WORDS: list[type[StrEnum]] = [
+    AnswerKind, BreakerState, Cause, FaultClass, IncidentState, Mode, NodeStatus, Outcome, Remedy, Review,
+    Role, RunState, Sense, StepEvent, Verb, Verdict,
+]  # fmt: skip
+
+#: Files whose texts no page shows, and why.
+UNSHOWN = {
+    "tell.py": "the bodies of tickets and messages, in the language of those who get them",
+    "owners.py": "written for the owner of a job, into Slurm",
+    "reason.py": "the reason of a drain, as it stands in Slurm",
+    "test_script.py": "a script",
+    "messages.py": "the bodies of messages",
+    "news.py": "the bodies of messages",
+    "tickets.py": "the bodies of tickets",
+    "telemetry.py": "for who calls it wrongly",
+    "language": "for who writes a rule, beside the line that is wrong",
+}
+
+#: Texts that no page shows as words, and why.
+SILENT = {
+    "decisions/bounds.py": {
+        "max_share, max_nodes": "names of settings",
+        "sweep.max_share, sweep.max_nodes": "same",
+    },
+    "decisions/sweeps.py": {"Resources": "Slurm's word", "Priority": "Slurm's word"},
+    "actions/collect.py": {"dmesg; nvidia-smi -q; nvidia-bug-report.sh": "commands"},
+    "actions/nodes.py": {
+        "nvidia-smi -q | grep -A 4 Fabric": "a command",
+        "nvidia-smi -q -d ROW_REMAPPER,ECC": "a command",
+    },
+    "actions/halving.py": {"{} {}, {} % of {}": "figures"},
+    "actions/test_results.py": {"says (\\S+) (.{1,160})": "a pattern"},
+    "incidents/open_index.py": {"hard node": "a key"},
+    "incidents/sentence.py": {"Prometheus": "a name", "Lustre": "a name"},
+    "detection/drift.py": {"{} ({}, from {})": "names"},
+    "detection/kernel.py": {"fallen off the bus": "the driver's words", "Correctable": "the driver's word"},
+    "detection/measured.py": {" (before {}{})": "before a sentence of its own"},
+    "adapters/nodes/answers.py": {
+        "Not Supported": "nvidia-smi's words",
+        "{}: {} lines": "names of files",
+        "DCGM Diagnostic": "dcgmi's words",
+        "DCGM GPU Diagnostic": "dcgmi's words",
+    },
+    "adapters/nodes/ssh.py": {
+        "IDENTIFICATION HAS CHANGED": "ssh's words",
+        "Host key verification failed": "ssh's words",
+        "host key is known for": "ssh's words",
+        "Permission denied": "ssh's words",
+    },
+    "drive.py": {"undo {}": "a key"},
+}
+
+
+def _modules() -> list[Path]:
+    found = modules(
+        "decisions", "actions", "playbooks", "incidents", "detection", "observations", "adapters/bmc",
+        "adapters/nodes", "adapters/commands", "drive.py", "walk.py", "leave.py", "lease.py", "upkeep.py",
+        "model/inventory.py", "model/routes.py", "model/sharing.py",
+    )  # fmt: skip
+    return [
+        one for one in found if one.name not in {"__init__.py", *UNSHOWN} and one.parent.name not in UNSHOWN
+    ]
+
+
+def _left(text: str) -> list[str]:
+    return [word for word in english_in(CATALOGUE.translate(text)) if word not in _KEPT]
+
+
+def _is_chinese(text: str) -> bool:
+    return CATALOGUE.knows(text) and not _left(text)
+
+
+def _holds(finished: str, part: str) -> bool:
+    """The words of the part, in their order."""
+    at = 0
+    for words in filter(None, part.strip().split("{}")):
+        at = finished.find(words, at)
+        if at < 0:
+            return False
+        at += len(words)
+    return True
+
+
+def _is_no_sentence(one: Sentence) -> bool:
+    """Patterns of the code, names of signals, keys of a BMC's JSON."""
+    pattern = any(sign in one.text for sign in ("(?", ".*", "\\S", "|"))
+    signals = all("_" in word for word in one.text.split())
+    return pattern or signals or (one.module.startswith("adapters/bmc") and one.text.isalpha())
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_a_module_says_is_known(path: Path) -> None:
+    unknown = [
+        f"{one.module}:{one.line}: {one.text}"
+        for one in sentences(path)
+        if one.text not in SILENT.get(one.module, ())
+        and not _is_no_sentence(one)
+        and not any(_is_chinese(one.text.replace("{}", sample)) for sample in _SAMPLES)
+        and not any(_holds(finished, one.text) for finished in FINISHED)
+    ]
+    assert unknown == []
+
+
+def test_finished_sentences_are_chinese_from_end_to_end() -> None:
+    assert {text: CATALOGUE.translate(text) for text in FINISHED if not _is_chinese(text)} == {}
+
+
+@pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
+def test_each_word_of_a_closed_list_is_known(kind: type[StrEnum]) -> None:
+    assert [one.value for one in kind if not _is_chinese(one.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("english", "said"),
+    [
+        (
+            "held: 1 of 1 slots of this hour used, the next is free at 04:00 on 20 Nov UTC.",
+            "暂缓：本小时已用名额 1/1，下一个名额于 11 月 20 日 04:00 UTC 空出。",
+        ),
+        (
+            "GPU 3 of gpu1 fell off the bus (Xid 79, certain); the node cannot be used until it is rebooted; "
+            "job 7 crashed with it; its other 3 nodes are well.",
+            "gpu1 的 GPU 3 从总线掉线（Xid 79，确定）；该节点在重启之前不可用；"
+            "作业 7 随之崩溃；其余 3 个节点正常。",
+        ),
+        ("Drained: healer:gpu-lost inc:0a1b2c3d x", "已排空：healer:gpu-lost inc:0a1b2c3d x"),
+    ],
+)
+def test_sentences_within_sentences(english: str, said: str) -> None:
+    assert CATALOGUE.translate(english) == said

@@ -6,7 +6,9 @@ Pages are written in English. A catalogue (`web/words/zh/*.yaml`) maps each sent
     "{count} nodes": "{count} 个节点"
     "{who} approved step {step}, {when|t}": "{when}，{who} 批准了步骤 {step}"
 
-A name in braces stands for any text and is kept as it is; with `|t` what stood there is translated in turn.
+A name in braces stands for any text and is kept as it is; with `|t` what stood there is translated in turn,
+with `|t!` the entry fits only where that is known, with `|n` only where it is a figure, with `|nt` where it begins
+with one and is translated in turn. A sentence may begin with a capital or a small letter.
 So a sentence that was stored months ago reads as well as one that a template writes now. What no entry fits
 is shown as it came: a site's own words, a line of a log, a reason somebody typed.
 """
@@ -26,10 +28,13 @@ COOKIE = "healer_language"
 #: The language of the request that is being answered.
 current: ContextVar[str] = ContextVar("language", default="en")
 
-_HOLE = re.compile(r"\{(\w+)(\|t)?\}")
+_HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?)?\}")
+#: `1,290 MHz`, `60 °C to 70 °C`: the comma of a list and what follows are no part of a figure.
+_FITS = {"|n": r"[-+]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+]?\d.*?"}
 _PERCENT = re.compile(r"%\((\w+)\)s")
-#: healer writes sentences within sentences no deeper; text from outside ends here too.
-_DEPTH = 4
+#: healer writes sentences within sentences no deeper (a finding's figures are a chain); text from outside ends
+#: here too.
+_DEPTH = 12
 #: Longer texts are stories of others: logs, output of commands.
 MOST_CHARS = 4000
 _KEPT = 20_000
@@ -45,8 +50,9 @@ class _Pattern:
     #: The longest run of plain characters: a text without it cannot fit.
     core: str
     said: str
-    #: Names whose text is translated in turn.
+    #: Names whose text is translated in turn, and those of them that have to be known.
     inner: frozenset[str]
+    sure: frozenset[str]
 
 
 class Catalogue:
@@ -81,22 +87,26 @@ class Catalogue:
         if body != text:
             inner = self._find(body, depth) if body else None
             return None if inner is None else text.replace(body, inner, 1)
-        said = self._whole.get(text)
+        said = self._whole.get(text) or self._whole.get(text[0].swapcase() + text[1:])
         if said is not None or not depth:
             return said
         for start in (text[:1], ""):
             for one in self._by_start.get(start, ()):
                 if one.core in text and (fits := one.regex.fullmatch(text)):
-                    return self._said(one, fits.groupdict(), depth)
+                    said = self._said(one, fits.groupdict(), depth)
+                    if said is not None:
+                        return said
         return None
 
-    def _said(self, one: _Pattern, parts: dict[str, str], depth: int) -> str:
-        def part(hole: re.Match[str]) -> str:
-            name = hole[1]
-            found = self._cached(parts[name], depth - 1) if name in one.inner else None
-            return parts[name] if found is None else found
-
-        return _HOLE.sub(part, one.said)
+    def _said(self, one: _Pattern, parts: dict[str, str], depth: int) -> str | None:
+        """None: a part that has to be known is not."""
+        for name in one.inner:
+            found = self._cached(parts[name], depth - 1)
+            if found is not None:
+                parts[name] = found
+            elif name in one.sure:
+                return None
+        return _HOLE.sub(lambda hole: parts[hole[1]], one.said)
 
 
 def _weight(key: str) -> int:
@@ -112,14 +122,15 @@ def _pattern(key: str, said: str) -> _Pattern:
     parts, seen, end = [], set[str](), 0
     for hole in _HOLE.finditer(key):
         parts.append(re.escape(key[end : hole.start()]))
-        parts.append(f"(?P={hole[1]})" if hole[1] in seen else f"(?P<{hole[1]}>.+?)")
+        fits = _FITS.get(hole[2], ".+?")
+        parts.append(f"(?P={hole[1]})" if hole[1] in seen else f"(?P<{hole[1]}>{fits})")
         seen.add(hole[1])
         end = hole.end()
     parts.append(re.escape(key[end:]))
-    inner = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2])
-    return _Pattern(
-        re.compile("".join(parts), re.DOTALL), max(_HOLE.sub("\0", key).split("\0"), key=len), said, inner
-    )
+    core = max(_HOLE.sub("\0", key).split("\0"), key=len)
+    inner = frozenset(hole[1] for hole in _HOLE.finditer(key) if "t" in (hole[2] or ""))
+    sure = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2] == "|t!")
+    return _Pattern(re.compile("".join(parts), re.DOTALL), core, said, inner, sure)
 
 
 def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]:

@@ -16,6 +16,8 @@ CATALOGUE = Catalogue(
         "node {node} is out": "节点 {node} 已停用",
         "node {node} is out: {why|t}": "节点 {node} 已停用：{why}",
         "{share} % of nodes": "{share}% 的节点",
+        "{where}: {what|t!}": "{where}：{what}",
+        "heat {figure|n}": "温度 {figure}",
     }
 )
 
@@ -32,6 +34,11 @@ CATALOGUE = Catalogue(
         ("node open is out", "节点 open 已停用"),
         ("node gpu1 is out: somebody said so", "节点 gpu1 已停用：somebody said so"),
         ("a line of a log", "a line of a log"),
+        ("gpu1: sign out", "gpu1：退出登录"),
+        ("heat 91 °C", "温度 91 °C"),
+        ("heat of the day", "heat of the day"),
+        ("gpu1: node gpu2 is out", "gpu1：节点 gpu2 已停用"),
+        ("kernel: a line of a log", "kernel: a line of a log"),
         ("", ""),
     ],
 )

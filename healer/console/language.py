@@ -6,9 +6,9 @@ Pages are written in English. A catalogue (`web/words/zh/*.yaml`) maps each sent
     "{count} nodes": "{count} 个节点"
     "{who} approved step {step}, {when|t}": "{when}，{who} 批准了步骤 {step}"
 
-A name in braces stands for any text and is kept as it is; with `|t` what stood there is translated in turn,
-with `|t!` the entry fits only where that is known, with `|n` only where it is a figure, with `|nt` where it begins
-with one and is translated in turn. A sentence may begin with a capital or a small letter.
+A name in braces stands for any text and is kept as it is; with `|t` what stood there is translated in turn.
+`|t!`: the entry fits only where that is known; `|w`: only a word, kept; `|n`: only a figure, `|nt`: only what
+begins with one, both translated in turn. A sentence may begin with a capital or a small letter.
 So a sentence that was stored months ago reads as well as one that a template writes now. What no entry fits
 is shown as it came: a site's own words, a line of a log, a reason somebody typed.
 """
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import merge
 from pathlib import Path
 
 import yaml
@@ -28,13 +29,15 @@ COOKIE = "healer_language"
 #: The language of the request that is being answered.
 current: ContextVar[str] = ContextVar("language", default="en")
 
-_HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?)?\}")
+_HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?|\|w)?\}")
 #: `1,290 MHz`, `60 °C to 70 °C`: the comma of a list and what follows are no part of a figure.
-_FITS = {"|n": r"[-+]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+]?\d.*?"}
+_FITS = {"|n": r"[-+]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+]?\d.*?", "|w": r"\S+?"}
 _PERCENT = re.compile(r"%\((\w+)\)s")
-#: healer writes sentences within sentences no deeper (a finding's figures are a chain); text from outside ends
-#: here too.
-_DEPTH = 12
+#: healer writes sentences within sentences no deeper (figures of a finding are a chain). Text of others
+#: ends here too.
+_DEPTH = 16
+#: What a part that has to be known says, in characters.
+_KNOWN_SAYS = 10
 #: Longer texts are stories of others: logs, output of commands.
 MOST_CHARS = 4000
 _KEPT = 20_000
@@ -53,6 +56,7 @@ class _Pattern:
     #: Names whose text is translated in turn, and those of them that have to be known.
     inner: frozenset[str]
     sure: frozenset[str]
+    weight: int
 
 
 class Catalogue:
@@ -90,12 +94,12 @@ class Catalogue:
         said = self._whole.get(text) or self._whole.get(text[0].swapcase() + text[1:])
         if said is not None or not depth:
             return said
-        for start in (text[:1], ""):
-            for one in self._by_start.get(start, ()):
-                if one.core in text and (fits := one.regex.fullmatch(text)):
-                    said = self._said(one, fits.groupdict(), depth)
-                    if said is not None:
-                        return said
+        own, any_start = self._by_start.get(text[0], ()), self._by_start.get("", ())
+        for one in merge(own, any_start, key=lambda one: -one.weight):
+            if one.core in text and (fits := one.regex.fullmatch(text)):
+                said = self._said(one, fits.groupdict(), depth)
+                if said is not None:
+                    return said
         return None
 
     def _said(self, one: _Pattern, parts: dict[str, str], depth: int) -> str | None:
@@ -110,8 +114,8 @@ class Catalogue:
 
 
 def _weight(key: str) -> int:
-    """How much of it is plain: the sentence that says most fits first."""
-    return len(_HOLE.sub("", key))
+    """How much of it is plain or known: the sentence that says most fits first."""
+    return len(_HOLE.sub("", key)) + (_KNOWN_SAYS if "|t!}" in key else 0)
 
 
 def _start(key: str) -> str:
@@ -128,9 +132,9 @@ def _pattern(key: str, said: str) -> _Pattern:
         end = hole.end()
     parts.append(re.escape(key[end:]))
     core = max(_HOLE.sub("\0", key).split("\0"), key=len)
-    inner = frozenset(hole[1] for hole in _HOLE.finditer(key) if "t" in (hole[2] or ""))
+    inner = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2] not in (None, "|w"))
     sure = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2] == "|t!")
-    return _Pattern(re.compile("".join(parts), re.DOTALL), core, said, inner, sure)
+    return _Pattern(re.compile("".join(parts), re.DOTALL), core, said, inner, sure, _weight(key))
 
 
 def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]:

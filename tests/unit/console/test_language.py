@@ -18,6 +18,8 @@ CATALOGUE = Catalogue(
         "{share} % of nodes": "{share}% 的节点",
         "{where}: {what|t!}": "{where}：{what}",
         "heat {figure|n}": "温度 {figure}",
+        "GPU {gpu} of {node|w}": "{node} 的 GPU {gpu}",
+        "{where|t} fell off": "{where} 掉线",
     }
 )
 
@@ -35,6 +37,10 @@ CATALOGUE = Catalogue(
         ("node gpu1 is out: somebody said so", "节点 gpu1 已停用：somebody said so"),
         ("a line of a log", "a line of a log"),
         ("gpu1: sign out", "gpu1：退出登录"),
+        ("GPU 3 of gpu1", "gpu1 的 GPU 3"),
+        ("GPU 3 of gpu1 fell off", "gpu1 的 GPU 3 掉线"),
+        ("GPU 3 of gpu1 is odd", "GPU 3 of gpu1 is odd"),
+        ("GPU 3 of gpu1: sign out", "GPU 3 of gpu1：退出登录"),
         ("heat 91 °C", "温度 91 °C"),
         ("heat of the day", "heat of the day"),
         ("gpu1: node gpu2 is out", "gpu1：节点 gpu2 已停用"),

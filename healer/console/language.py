@@ -11,6 +11,9 @@ A name in braces stands for any text and is kept as it is; with `|t` what stood 
 begins with one, both translated in turn. A sentence may begin with a capital or a small letter.
 So a sentence that was stored months ago reads as well as one that a template writes now. What no entry fits
 is shown as it came: a site's own words, a line of a log, a reason somebody typed.
+
+`pages.yaml` is what templates write themselves: its sentences with names in braces are asked for by templates
+alone and are held against no finished text, so they may be as short as a heading.
 """
 
 import re
@@ -62,10 +65,12 @@ class _Pattern:
 class Catalogue:
     """Sentences of one language. `translate` never raises and gives back what it does not know."""
 
-    def __init__(self, entries: Mapping[str, str]) -> None:
-        self._whole = {key: said for key, said in entries.items() if not _HOLE.search(key)}
+    def __init__(self, entries: Mapping[str, str], forms: Mapping[str, str] | None = None) -> None:
+        """`forms`: what templates alone ask for."""
+        both = {**entries, **(forms or {})}
+        self._whole = {key: said for key, said in {**both, **entries}.items() if not _HOLE.search(key)}
         #: For templates: `{n|t} runs` and `{n} runs` are one.
-        self._forms = {_HOLE.sub(r"{\1}", key): said for key, said in entries.items()}
+        self._forms = {_HOLE.sub(r"{\1}", key): said for key, said in both.items()}
         self._by_start: dict[str, list[_Pattern]] = {}
         for key in sorted((key for key in entries if _HOLE.search(key)), key=_weight, reverse=True):
             self._by_start.setdefault(_start(key), []).append(_pattern(key, entries[key]))
@@ -83,8 +88,14 @@ class Catalogue:
 
     def form(self, message: str) -> str:
         """For a template's `trans` block: the sentence with its placeholders (`%(name)s`) still in it."""
-        said = self._forms.get(_PERCENT.sub(r"{\1}", message).replace("%%", "%"))
+        said = self._forms.get(_braced(message))
         return message if said is None else _HOLE.sub(r"%(\1)s", said.replace("%", "%%"))
+
+    def forms(self, one: str, many: str, count: int) -> str:
+        return self.form(one if count == 1 else many)
+
+    def has_form(self, message: str) -> bool:
+        return _braced(message) in self._forms
 
     def _find(self, text: str, depth: int) -> str | None:
         body = text.strip()
@@ -111,6 +122,10 @@ class Catalogue:
             elif name in one.sure:
                 return None
         return _HOLE.sub(lambda hole: parts[hole[1]], one.said)
+
+
+def _braced(message: str) -> str:
+    return _PERCENT.sub(r"{\1}", message).replace("%%", "%")
 
 
 def _weight(key: str) -> int:
@@ -158,13 +173,21 @@ def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]
 def load(folder: Path) -> Catalogue:
     """All files of one language. Raises CatalogueError: what `checked` finds, an entry in two files."""
     entries: dict[str, str] = {}
+    forms = folder / "pages.yaml"
     for path in sorted(folder.glob("*.yaml")):
-        # BaseLoader: every word is text, also `no` and `on`.
-        found: dict[str, object] = yaml.load(path.read_text("utf-8"), yaml.BaseLoader) or {}  # noqa: S506
-        for key, said in checked(found.items(), path.name).items():
+        if path == forms:
+            continue
+        for key, said in entries_of(path).items():
             if entries.setdefault(key, said) != said:
                 raise CatalogueError(f"{path.name}: {key!r} has another text in another file")
-    return Catalogue(entries)
+    return Catalogue(entries, entries_of(forms) if forms.is_file() else None)
+
+
+def entries_of(path: Path) -> dict[str, str]:
+    """One file. Raises CatalogueError as `checked`."""
+    # BaseLoader: every word is text, also `no` and `on`.
+    found: dict[str, object] = yaml.load(path.read_text("utf-8"), yaml.BaseLoader) or {}  # noqa: S506
+    return checked(found.items(), path.name)
 
 
 def chosen(cookie: str | None, accepts: str) -> str:

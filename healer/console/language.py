@@ -84,7 +84,7 @@ class Catalogue:
         return text if found is None else found
 
     def knows(self, text: str) -> bool:
-        return self._cached(text, _DEPTH) is not None
+        return bool(text) and self._cached(text, _DEPTH) is not None
 
     def form(self, message: str) -> str:
         """For a template's `trans` block: the sentence with its placeholders (`%(name)s`) still in it."""

@@ -134,6 +134,27 @@ def _figure(kind: SignalKind, unit: str) -> str:
     return "Down" if kind in (SignalKind.enum, SignalKind.bits) else "60 °C to 1,290 MHz"
 
 
+def said_by_tests() -> Iterator[str]:
+    """What `rules/validation/*.sh` say, with a figure for each variable of shell, awk and Python."""
+    for script in RULES.scripts.values():
+        for line in script.splitlines():
+            shell = re.search(r'(?:echo "healer-says |untested "|fail ")([^"]+)', line)
+            awk = re.search(r'print ("GPU [^;]*)', line)
+            python = re.search(r'"((?:healer-says \d|GPUs?|core) [^"]*%[^"]*)"', line)
+            if shell:
+                yield re.sub(r"\$\(.*|\$\{[^}]*\}|\$\w+|\$[#?*]", "7", shell[1])
+            elif awk:
+                yield "".join(words or "7" for words, _ in re.findall(r'"([^"]*)"|(\S+)', awk[1]))
+            elif python:
+                yield re.sub(r"%[ds]", "7", python[1].removeprefix("healer-says "))
+
+
+def test_what_tests_of_a_node_say_is_there() -> None:
+    known = {text for text in said_by_tests() if re.search(r"[a-z]", text)}
+    assert len(known) > 50
+    assert [text for text in sorted(known) if not ZH.knows(text)] == []
+
+
 def parts(path: Path) -> dict[str, object]:
     """What a runbook has in either language: commands, links, and how it is laid out."""
     text = path.read_text("utf-8")

@@ -126,6 +126,11 @@ def test_a_findings_figures_are_told_signal_by_signal() -> None:
         assert (left, " to " in said, "peers" in said) == ([], False, False), said
 
 
+def test_what_a_forecast_counts_in_is_there() -> None:
+    units = {rule.unit for rule in RULES.forecasts if " " in rule.unit}
+    assert [unit for unit in sorted(units) if not ZH.knows(f"1.4e+05 {unit}")] == []
+
+
 def _figure(kind: SignalKind, unit: str) -> str:
     if kind is SignalKind.counter:
         return "+1,120 in 5 min"

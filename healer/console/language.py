@@ -84,18 +84,18 @@ class Catalogue:
         return text if found is None else found
 
     def knows(self, text: str) -> bool:
-        return bool(text) and self._cached(text, _DEPTH) is not None
+        return self._cached(text, _DEPTH) is not None
 
     def form(self, message: str) -> str:
         """For a template's `trans` block: the sentence with its placeholders (`%(name)s`) still in it."""
-        said = self._forms.get(_braced(message))
+        said = self._forms.get(braced(message))
         return message if said is None else _HOLE.sub(r"%(\1)s", said.replace("%", "%%"))
 
     def forms(self, one: str, many: str, count: int) -> str:
         return self.form(one if count == 1 else many)
 
     def has_form(self, message: str) -> bool:
-        return _braced(message) in self._forms
+        return braced(message) in self._forms
 
     def _find(self, text: str, depth: int) -> str | None:
         body = text.strip()
@@ -124,7 +124,7 @@ class Catalogue:
         return _HOLE.sub(lambda hole: parts[hole[1]], one.said)
 
 
-def _braced(message: str) -> str:
+def braced(message: str) -> str:
     return _PERCENT.sub(r"{\1}", message).replace("%%", "%")
 
 

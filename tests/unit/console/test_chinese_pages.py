@@ -37,7 +37,8 @@ _TERMS = frozenset(
 def _messages() -> Iterator[str]:
     env = Environment(extensions=["jinja2.ext.i18n"], trim_blocks=True, lstrip_blocks=True)
     for path in sorted((web_dir() / "templates").glob("*.html")):
-        for _, _, found in env.extract_translations(path.read_text("utf-8")):
+        said = path.read_text("utf-8")
+        for _, _, found in env.extract_translations(said):  # pyright: ignore[reportAttributeAccessIssue]
             yield from (one for one in (found if isinstance(found, tuple) else (found,)) if one)
 
 

@@ -168,7 +168,7 @@ class _Said:
 def _within(value: Any, keys: tuple[str, ...], text: Callable[[str], str], *, ours: bool = False) -> Any:
     if isinstance(value, str):
         return text(value) if ours else value
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_within(one, keys, text, ours=ours) for one in value]
     if isinstance(value, dict):
         return {key: _within(one, keys, text, ours=key in keys) for key, one in value.items()}

@@ -45,7 +45,7 @@ def test_by_keyboard_to_chinese_through_a_dialog_and_back(browser: Browser, site
     assert page.url == address
     expect(page.locator("#h-why")).to_contain_text("依据")
     expect(page.locator("#live")).to_have_text("已连接")
-    expect(page.locator(".lede time")).to_contain_text("前")
+    expect(page.locator(".lede time")).to_contain_text("前", timeout=10_000)  # the script refreshes it
     assert rules_broken(page) == []
 
     page.keyboard.press("p")

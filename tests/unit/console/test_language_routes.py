@@ -1,9 +1,11 @@
 """Choosing the language, and sentences for what scripts get from the API."""
 
+import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.console.language import COOKIE
+from healer.console.language import COOKIE, Catalogue
+from healer.console.render import _Said
 from healer.model import Role
 from tests.support.console_site import Site, make_sample
 
@@ -109,3 +111,11 @@ def test_reports_are_in_the_language_of_who_asks(site: Site) -> None:
         english = visitor(site, **SIGNED_IN).get(path).text
         chinese = visitor(site, **{**SIGNED_IN, COOKIE: "zh"}).get(path).text
         assert len(english.splitlines()) == len(chinese.splitlines()) and english != chinese
+
+
+def test_what_a_script_draws_from_data_has_its_words_and_keeps_its_names() -> None:
+    said = _Said(Catalogue({"reason": "原因", "open": "未处理"}))
+    data = ({"name": "open", "help": "reason", "labels": ("open", "gpu1"), "values": [1, None]},)
+    told = ({"name": "open", "help": "原因", "labels": ["未处理", "gpu1"], "values": [1, None]},)
+    assert msgspec.json.encode(said.within(data, "help", "labels")) == msgspec.json.encode(told)
+    assert _Said(None).within(data, "help") is data

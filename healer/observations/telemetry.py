@@ -44,8 +44,9 @@ SIGNALS_MAX = 200
 BYTES_MAX = 8 << 30
 #: Samples that are put into the windows at once: some arrays of so many fit into a processor's own cache.
 TOGETHER = 8192
-#: Rows that lie side by side are taken as one where there are so many of them, on average.
-RUN_LEAST = 64
+#: Rows that lie side by side are taken as one, signal by signal, where they are so many on average: for few
+#: rows many calls cost more than they save.
+RUN_LEAST = 512
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from benchmarks._load import CLUSTER, Product, cpu_s, product
@@ -48,7 +48,8 @@ def fill(engine: sa.Engine, names: Sequence[str], signals: int) -> int:
         reports = []
         for number, report in enumerate(fleet.reports(moment)):
             at = moment + EVERY * (number / len(names))
-            reports.append(replace(report, cluster=CLUSTER, node=names[number], at=at, arrived_at=at))
+            node = names[number]
+            reports.append(msgspec.structs.replace(report, cluster=CLUSTER, node=node, at=at, arrived_at=at))
         samples.put(reports)
         rows += len(reports)
         moment += EVERY

@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import anyio.to_thread
 from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from healer.api import (
     acting,
@@ -65,12 +67,14 @@ class Application(FastAPI):
         self.router.routes.extend(routes)
         self._hot = {route.path: route.endpoint for route in routes}
         self._edge = Edge(super().__call__, PREFIX)
+        # Who sends signals is told by the token alone: no proxy's word on it is looked for.
+        self._behind_proxies: Any = ProxyHeadersMiddleware(cast(Any, self._edge), _proxies())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if hot is None:
-            await self._edge(scope, receive, send)
+            await self._behind_proxies(scope, receive, send)
             return
         try:
             answer = await hot(Request(scope, receive))
@@ -94,6 +98,11 @@ class Application(FastAPI):
             who=caller.name if caller else "",
             example=why,
         )
+
+
+def _proxies() -> str:
+    """Whose word on a client's address counts, as uvicorn reads it."""
+    return os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
 
 
 def create_app(services: Services) -> FastAPI:

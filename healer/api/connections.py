@@ -159,5 +159,10 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
 
 
 def uvicorn_settings(bounds: Bounds | None = None) -> dict[str, Any]:
-    """What uvicorn is told of all this."""
-    return {"http": bounded(bounds or bounds_here()), "timeout_keep_alive": 75, "backlog": 2048}
+    """What uvicorn is told of all this. What proxies say is read by the application."""
+    return {
+        "http": bounded(bounds or bounds_here()),
+        "timeout_keep_alive": 75,
+        "backlog": 2048,
+        "proxy_headers": False,
+    }

@@ -321,12 +321,7 @@ def run_api(settings: Settings) -> None:
     from healer.bootstrap.web import web_app
 
     app = web_app(settings)
-    # What stands now stays to the end. A full collection that walked it would hold up every request by 0.1 s.
-    gc.collect()
-    gc.freeze()
-    # Nearly all that a small post makes ends with it: to look through the young objects at every 700 of them,
-    # Python's default, was a twentieth of its cost.
-    gc.set_threshold(20_000)
+    _collect_less()
     uvicorn.run(
         app,
         host=settings.listen.host,
@@ -337,6 +332,15 @@ def run_api(settings: Settings) -> None:
         server_header=False,
         **uvicorn_settings(),
     )
+
+
+def _collect_less() -> None:
+    # What stands now stays to the end. A full collection that walked it would hold up every request by 0.1 s.
+    gc.collect()
+    gc.freeze()
+    # Nearly all that a small post or a stored row makes ends with it: to look through the young objects at
+    # every 700 of them, Python's default, was a twentieth of a post's cost and a tenth of a rebuild's.
+    gc.set_threshold(20_000)
 
 
 def run_detector(settings: Settings) -> None:
@@ -375,6 +379,7 @@ def run_detector(settings: Settings) -> None:
     note = recorder.note_samples if recorder else None
     if recorder is not None:
         threading.Thread(target=recorder.run, args=(stopped,), name="recorder", daemon=True).start()
+    _collect_less()
     with forest(db, cluster) as trees:
         history = history_of(settings, PostgresColumns(db), cluster)
         senses = senses_loop(db, cluster, rules, detector.picture, trees, note, history=history)

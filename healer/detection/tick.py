@@ -77,6 +77,8 @@ class Senses:
         self.forecasts = Forecasts(rules.forecasts, rules.catalogue)
         self.version = rules.version
         self._topology = rules.topology
+        #: While windows are rebuilt: the moment of the last samples, and of the rules' last look.
+        self._taken: datetime | None = None
         self._primed: datetime | None = None
         #: Since when the last tick knew things to be over.
         self._clear: Mapping[tuple[str, Component], datetime] = {}
@@ -192,9 +194,12 @@ class Senses:
         known to have begun."""
         for until, part in _stretches(reports, timedelta(seconds=PRIME_S)):
             # Hosts stamp arrivals with clocks of their own: ours goes on, and never beyond now.
-            self._primed = moment = min(max(until, self._primed or until), now)
+            self._taken = moment = min(max(until, self._taken or until), now)
             self.take(part, (), slurm, moment)
-            self.engine.prime(self.telemetry, moment)
+            # Not at the end of each part of the store's rows, wherever that is.
+            if self._primed is None or moment - self._primed >= timedelta(seconds=PRIME_S):
+                self._primed = moment
+                self.engine.prime(self.telemetry, moment)
         self.take((), batches, slurm, now)
 
     def tick(

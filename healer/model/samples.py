@@ -6,12 +6,12 @@ Not in `healer.model` itself: these need numpy, which the command line must not 
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Report:
+class Report(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What one node measured at one moment. `columns` are ids of a `ports.ColumnBook`.
 
     columns: (n,) int32; values: (n,) float64, NaN where the sender had none. `at` is the sender's clock.

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import numpy as np
+from numpy.typing import NDArray
 
 from healer.model.samples import StepBatch
 
@@ -60,17 +61,21 @@ class Clocks:
         """Nodes whose samples are dated by their lag now."""
         return sum(one.off_s > 0 for one in self._lags.values())
 
-    def date(self, node: int, at_s: float, arrived_s: float, now_s: float) -> float:
-        """When the report was measured, s since 1970, never after `now_s`. `node` is its row."""
+    def date(self, node: NDArray, at_s: NDArray, arrived_s: NDArray, now_s: float) -> NDArray[np.float64]:
+        """When reports were measured, s since 1970, never after `now_s`. `node`: their rows, as they came."""
         ahead = at_s - arrived_s > AHEAD_S
-        self.future += ahead or max(at_s, arrived_s) > now_s + FUTURE_S
-        arrived_s = min(arrived_s, now_s)
-        if ahead:
-            at_s = arrived_s
+        self.future += int(np.count_nonzero(ahead | (np.maximum(at_s, arrived_s) > now_s + FUTURE_S)))
+        arrived_s = np.minimum(arrived_s, now_s)
+        at_s = np.where(ahead, arrived_s, at_s)
         lag_s = arrived_s - at_s
-        if lag_s > SLOW_S or node in self._lags:
-            at_s += self._off(node, lag_s, arrived_s)
-        return min(at_s, now_s)
+        lagging = lag_s > SLOW_S
+        if self._lags or lagging.any():
+            slow = np.isin(node, [*self._lags, *node[lagging].tolist()])
+            for one in np.flatnonzero(slow).tolist():
+                row, late_s = int(node[one]), float(lag_s[one])
+                if late_s > SLOW_S or row in self._lags:
+                    at_s[one] += self._off(row, late_s, float(arrived_s[one]))
+        return np.minimum(at_s, now_s)
 
     def _off(self, node: int, lag_s: float, arrived_s: float) -> float:
         one = self._lags.get(node)

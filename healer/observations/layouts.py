@@ -74,6 +74,7 @@ class Layouts:
             if len(indexes) < ALIKE:
                 others += indexes
             else:
+                indexes.sort()
                 groups.append((indexes, self._layout(key, reports[indexes[0]].columns, book)))
         return groups, others
 

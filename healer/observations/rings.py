@@ -32,6 +32,16 @@ def slot_of(at_s: float) -> int:
     return math.floor(at_s / SLOT_S)
 
 
+class Run:
+    """When samples of rows that lie side by side were measured: worked out once for all signals."""
+
+    def __init__(self, at_s: NDArray[np.float64]) -> None:
+        self.at_s = at_s
+        slot = np.floor(at_s / SLOT_S).astype(np.int64)
+        #: Positions in the ring, and which of the rows go there.
+        self.slots = [(one % SLOTS, slot == one) for one in np.unique(slot).tolist()]
+
+
 class Rings:
     """Windows of one axis. Arrays are (signals, rows) and (signals, SLOTS, rows), with room for more."""
 
@@ -140,6 +150,55 @@ class Rings:
         self._last.reshape(-1)[cell] = values
         self._at.reshape(-1)[cell] = at_s
         return late, repeated
+
+    def is_late(self, at_s: float) -> bool:
+        """Older than the ring."""
+        return self.head is None or slot_of(at_s) <= self.head - SLOTS
+
+    def put_run(
+        self, signal: int, first: int, values: NDArray, run: "Run", told: NDArray[np.bool_] | None
+    ) -> int | None:
+        """As `put`, for samples of one signal and of rows that lie side by side: no cell is looked up. How
+        many are not newer than the last; None, and nothing taken, where a counter fell or comes back: only
+        `put` knows what that means. `told`: which samples there are; None: all."""
+        rows = slice(first, first + len(values))
+        before = self._at[signal, rows]
+        fits = run.at_s > before
+        if told is not None:
+            fits &= told
+        given = len(values) if told is None else int(np.count_nonzero(told))
+        taken = int(np.count_nonzero(fits))
+        if self.counters and not self._grow_run(signal, rows, values, run, fits):
+            return None
+        all_fit = taken == len(values)
+        if not self.counters:
+            for position, inside in run.slots:
+                here = inside if all_fit else inside & fits
+                np.copyto(self._ring[signal, position, rows], values, "same_kind", where=here)
+        np.copyto(self._last[signal, rows], values, where=True if all_fit else fits)
+        np.copyto(before, run.at_s, where=True if all_fit else fits)
+        return given - taken
+
+    def _grow_run(
+        self, signal: int, rows: slice, values: NDArray, run: "Run", fits: NDArray[np.bool_]
+    ) -> bool:
+        """False, and nothing done, where a counter fell or comes back."""
+        last, since_s = self._last[signal, rows], run.at_s - self._at[signal, rows]
+        grows = fits & (since_s <= WINDOW_S)
+        back = last < self._high[signal, rows]
+        if back.any():
+            back &= run.at_s - self._fell[signal, rows] <= WINDOW_S
+        if (grows & (back | (values < last))).any():
+            return False
+        grew = values - last
+        units = np.maximum(np.rint(np.where(grows, since_s, 0.0) * SPAN_UNITS), 1.0).astype(np.uint16)
+        for position, inside in run.slots:
+            here = grows & inside
+            ring, span = self._ring[signal, position, rows], self._span[signal, position, rows]
+            np.add(ring, grew, out=ring, where=here, casting="same_kind")
+            np.add(span, units, out=span, where=here)
+            self._summed[signal, position // BLOCK] = False
+        return True
 
     def _put_growth(
         self, cell: NDArray, place: NDArray, values: NDArray, at_s: NDArray, before: NDArray

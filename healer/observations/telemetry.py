@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatch
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ from healer.observations.axes import GPUS_MAX, ROWS_MAX, Axes, Axis, grown
 from healer.observations.clocks import AHEAD_S, BACK_S, Clocks, ClockStepped
 from healer.observations.groups import Groups, groups_of, node_groups_of, rack_groups_of
 from healer.observations.layouts import NO_ROOM, NOT_LOOKED_UP, UNKNOWN, Layout, Layouts, Place, Stretch
-from healer.observations.rings import SLOT_S, SLOTS, Rings, slot_of
+from healer.observations.rings import SLOT_S, SLOTS, Rings, Run, slot_of
 from healer.observations.rounds import in_rounds
 from healer.ports import ColumnBook
 
@@ -43,6 +44,9 @@ SIGNALS_MAX = 200
 BYTES_MAX = 8 << 30
 #: Samples that are put into the windows at once: some arrays of so many fit into a processor's own cache.
 TOGETHER = 8192
+#: Rows that lie side by side are taken as one, signal by signal, where they are so many on average: for few
+#: rows many calls cost more than they save.
+RUN_LEAST = 512
 
 
 @dataclass(slots=True)
@@ -166,24 +170,29 @@ class Telemetry:
         Nothing is dated after `now`, this process's clock. Of one node the newest 8 moments of a call count.
         """
         now_s = math.inf if now is None else now.timestamp()
-        told: dict[Scope, dict[int, list[tuple[float, Report]]]] = {Scope.node: {}, Scope.device: {}}
+        nodes: tuple[list[int], list[Report]] = [], []
+        devices: tuple[list[int], list[Report]] = [], []
         for report in reports:
             of, row = self._row_of(report)
             if row is None:
                 self.counts.dropped += len(report.values)
                 continue
-            at_s = self._clocks[of].date(row, report.at.timestamp(), report.arrived_at.timestamp(), now_s)
-            told[of].setdefault(row, []).append((at_s, report))
+            rows, own = nodes if of is Scope.node else devices
+            rows.append(row)
+            own.append(report)
         self.counts.reports += len(reports)
-        self.counts.future = sum(one.future for one in self._clocks.values())
-        for of, by_row in told.items():
-            made = in_rounds(by_row)
+        for of, (rows, own) in ((Scope.node, nodes), (Scope.device, devices)):
+            numbers = np.array(rows, np.int32)
+            at_s = np.array([one.at.timestamp() for one in own])
+            arrived_s = np.array([one.arrived_at.timestamp() for one in own])
+            made = in_rounds(numbers, self._clocks[of].date(numbers, at_s, arrived_s, now_s), own)
             self.counts.out_of_order += made.repeated
             self.counts.dropped += made.surplus
             if made.rounds:
-                self._enter(max(max(one.times) for one in made.rounds))
+                self._enter(max(float(one.times.max()) for one in made.rounds))
             for one in made.rounds:
-                self._take(of, np.array(one.nodes, np.int32), np.array(one.times), one.reports, book)
+                self._take(of, one.nodes, one.times, one.reports, book)
+        self.counts.future = sum(one.future for one in self._clocks.values())
 
     def _row_of(self, report: Report) -> tuple[Scope, int | None]:
         """Whether it is of a node or of a device, and which; None: of another cluster, or too many."""
@@ -258,12 +267,47 @@ class Telemetry:
         heard = slice(None) if told is None else told.any(axis=1).reshape(-1)
         rows[heard] = self._axes.rows(scope, node[heard], part[heard])
         self._reserve(scope, self._axes.axis(scope).n)
+        runs = self._runs(rings, rows, at_s)
+        if runs:
+            self._put_runs(rings, stretch, rows, values, runs, told)
+            return
         step = max(1, TOGETHER // len(rows))
         for first in range(0, len(stretch.signal), step):
             some = slice(first, first + step)
             samples = values[:, stretch.at[some]].swapaxes(0, 1).reshape(-1, len(rows))
             there = None if told is None else told[:, some].swapaxes(0, 1).reshape(-1, len(rows))
             self._put(rings, stretch.signal[some, np.newaxis], rows, samples, at_s, there)
+
+    def _runs(self, rings: Rings, rows: NDArray, at_s: NDArray) -> list[tuple[slice, Run]]:
+        """Stretches of `rows` that lie side by side; none where they are many, or where some have no room or
+        are late: what is looked up cell by cell knows all cases."""
+        edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        if len(rows) < RUN_LEAST * (len(edges) - 1) or rows.min() < 0 or rings.is_late(float(at_s.min())):
+            return []
+        return [(slice(a, b), Run(at_s[a:b])) for a, b in pairwise(edges)]
+
+    def _put_runs(
+        self,
+        rings: Rings,
+        stretch: Stretch,
+        rows: NDArray,
+        values: NDArray,
+        runs: Sequence[tuple[slice, Run]],
+        told: NDArray | None,
+    ) -> None:
+        for number, (signal, at) in enumerate(zip(stretch.signal, stretch.at, strict=True)):
+            # A view is a third of the cost of a choice.
+            beside = at[-1] - at[0] == len(at) - 1 and bool((np.diff(at) == 1).all())
+            samples = (values[:, at[0] : at[-1] + 1] if beside else values[:, at]).reshape(-1)
+            there = None if told is None else told[:, number].reshape(-1)
+            for part, run in runs:
+                some = None if there is None else there[part]
+                repeated = rings.put_run(int(signal), int(rows[part.start]), samples[part], run, some)
+                if repeated is None:
+                    self._put(rings, np.array([signal]), rows[part], samples[part], run.at_s, some)
+                    continue
+                self.counts.samples += len(run.at_s) if some is None else int(np.count_nonzero(some))
+                self.counts.out_of_order += repeated
 
     def _take_mixed(
         self,

@@ -91,7 +91,8 @@ def _unpacked(cluster: str, rows: Sequence[PackedReport]) -> list[Report | BadBl
         raw = np.empty((len(places), size), np.uint8)
         read = [_unpack_into(rows[place].body, one) for place, one in zip(places, raw, strict=True)]
         for columns, at in _alike(raw, np.flatnonzero(read)):
-            for number, values in zip(at.tolist(), _values(raw[at], len(columns)), strict=True):
+            same = raw if len(at) == len(raw) else raw[at]
+            for number, values in zip(at.tolist(), _values(same, len(columns)), strict=True):
                 node, told_at, arrived_at, _ = rows[places[number]]
                 found[places[number]] = Report(cluster, node, told_at, arrived_at, columns, values)
     return found

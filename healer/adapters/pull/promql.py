@@ -5,11 +5,11 @@ Every answer is bounded in bytes and time. The address and the token never stand
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from healer import __version__
 from healer.model import Catalogue
@@ -154,7 +154,7 @@ class PromqlHistory:
         except BadBody as error:
             raise HistoryAway(str(error)) from None
         # When they came to the server is not known; they were measured then.
-        return [replace(one, arrived_at=one.at) for one in measured.reports]
+        return [msgspec.structs.replace(one, arrived_at=one.at) for one in measured.reports]
 
     def _known_names(self, since: datetime) -> list[str]:
         """The catalogue's names that the server has."""

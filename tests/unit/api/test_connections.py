@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from healer.api import at_once
 from healer.api.connections import Bounds, uvicorn_settings
@@ -223,3 +226,18 @@ def test_a_body_that_does_not_come_ends_the_connection(server: Server, answered_
         link.sendall(head + body[:10])
         assert b"202" not in rest(link)
     wait_until(lambda: api.app.state.entry.receiver.held == 0, 30, what="nothing of the body is held")
+
+
+def test_a_proxy_on_this_machine_may_say_who_asks_and_a_sender_of_signals_may_too(server: Server) -> None:
+    api, port = server
+
+    async def peer(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(f"{request.client.host if request.client else ''} {request.url.scheme}.")
+
+    api.app.router.routes.append(Route("/peer", peer))
+    more = "X-Forwarded-For: 192.0.2.7\r\nX-Forwarded-Proto: https\r\n"
+    with connected(port) as link:
+        link.sendall(f"GET /peer HTTP/1.1\r\nHost: h\r\n{more}\r\n".encode())
+        assert until(link, b".").endswith(b"\r\n\r\n192.0.2.7 https.")
+        link.sendall(b"".join(post(api, 7, more=more)))
+        assert ACCEPTED in until(link, b"}")

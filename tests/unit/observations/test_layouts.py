@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from healer.model import Column, Part, Scope
 from healer.model.samples import Report
 from healer.observations import layouts
+from healer.observations import telemetry as telemetries
 from healer.observations.telemetry import Telemetry
 from healer.sim.columns import MemoryColumns
 from tests.support.measured import CLUSTER, after, catalogue
@@ -30,13 +31,18 @@ COLUMNS = [
 VALUES = st.sampled_from([0.0, 1.0, 2.5, 7.0, 1e9, math.nan, math.inf])
 
 
+NEVER = 10**9
+
+
 @contextmanager
-def alike_from(count: int) -> Iterator[None]:
-    before, layouts.ALIKE = layouts.ALIKE, count
+def alike_from(count: int, run_least: int = NEVER) -> Iterator[None]:
+    """Matrices of so many reports and more; rows side by side as one where they are so many on average."""
+    before = layouts.ALIKE, telemetries.RUN_LEAST
+    layouts.ALIKE, telemetries.RUN_LEAST = count, run_least
     try:
         yield
     finally:
-        layouts.ALIKE = before
+        layouts.ALIKE, telemetries.RUN_LEAST = before
 
 
 @st.composite
@@ -59,11 +65,13 @@ def told(draw: st.DrawFn) -> list[list[Report]]:
     return batches
 
 
-def windows(batches: list[list[Report]], count: int) -> tuple[Telemetry, dict[str, object]]:
+def windows(
+    batches: list[list[Report]], count: int, run_least: int = NEVER
+) -> tuple[Telemetry, dict[str, object]]:
     book = MemoryColumns()
     book.ids(COLUMNS)
     telemetry = Telemetry(CLUSTER, catalogue())
-    with alike_from(count):
+    with alike_from(count, run_least):
         for batch in batches:
             telemetry.forget("b", after(20))
             telemetry.update(batch, book)
@@ -75,20 +83,23 @@ def windows(batches: list[list[Report]], count: int) -> tuple[Telemetry, dict[st
             continue
         names = telemetry.axis(scope).components()
         window = telemetry.window(name, 600, now)
-        value = telemetry.value(name, now)
+        told = [telemetry.value(name, now)]
+        if name.endswith("_total"):
+            told += telemetry.increase(name, 600, now)
         for row, where in enumerate(names):
-            seen[f"{name} {where}"] = (window[:, row].tolist(), float(value[row]))
+            seen[f"{name} {where}"] = (window[:, row].tolist(), [float(one[row]) for one in told])
     return telemetry, seen
 
 
 @settings(max_examples=60, deadline=None)
 @given(told())
 def test_alike_or_mixed_makes_no_difference(batches: list[list[Report]]) -> None:
-    as_matrix, one = windows(batches, 1)
-    by_sample, other = windows(batches, 10**9)
-    assert repr(sorted(one.items())) == repr(sorted(other.items()))  # NaN equals itself here
-    assert asdict(as_matrix.counts) == asdict(by_sample.counts)
-    assert as_matrix.axis(Scope.gpu).n == by_sample.axis(Scope.gpu).n
+    by_sample, expected = windows(batches, NEVER)
+    for run_least in (NEVER, 1):
+        as_matrix, found = windows(batches, 1, run_least)
+        assert repr(sorted(found.items())) == repr(sorted(expected.items()))  # NaN equals itself here
+        assert asdict(as_matrix.counts) == asdict(by_sample.counts)
+        assert as_matrix.axis(Scope.gpu).n == by_sample.axis(Scope.gpu).n
 
 
 def test_what_the_book_learns_later_is_taken_from_then_on() -> None:

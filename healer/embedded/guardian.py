@@ -43,6 +43,11 @@ class Guardian:
         self._roles[role] = pid
         self._tell(f"{role} {pid}")
 
+    @property
+    def pipe(self) -> int:
+        """A child that keeps it open would hide our end from the guardian."""
+        return self._pipe
+
     def revive(self) -> bool:
         """Starts another guardian for the same group if this one has died; True if it did."""
         if self.process.poll() is None:

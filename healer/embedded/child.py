@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+from setproctitle import setproctitle
+
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 #: A child that lived this long starts again at once; one that dies sooner waits longer each time.
@@ -52,6 +54,7 @@ class Child:
 
     def _become(self, environ: Mapping[str, str], group: int, not_its: Sequence[int]) -> None:
         """In the child: leaves behind what is the parent's, and runs."""
+        setproctitle(f"healer {self.name}")
         os.setpgid(0, group)
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:

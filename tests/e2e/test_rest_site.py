@@ -73,7 +73,7 @@ class RestSite(Site):
         return [one for one in called if set(words) <= set(one.split())]
 
     def slurm_check(self) -> dict[str, Any]:
-        return httpx.get(f"{self.stack.url}/readyz", timeout=10).json()["checks"]["slurm"]
+        return self.stack.http.get(f"{self.stack.url}/readyz").json()["checks"]["slurm"]
 
     def troubles(self) -> dict[str, str]:
         return {one["what"]: one["text"] for one in self.slurm_check().get("troubles", ())}

@@ -46,7 +46,7 @@ from healer.model import (
 )
 from healer.notificationrules import read_notifications
 from healer.playbookrules import ALWAYS, needs, read_playbooks
-from healer.proven import note_proven, proven_of
+from healer.proven import note_proven, one_at_a_time, proven_of
 from healer.rulechecks import check_guards, read_topology, read_watches
 from healer.rulefiles import Problem, Source, did_you_mean
 from healer.scraperules import read_scrape
@@ -400,13 +400,16 @@ def _prove(
     if not new and cases.keys() <= proofs.keys():
         return
     rules = {one.rule.name: one.rule for one in placed}
-    outcomes = run_detection_cases(sources, rules, catalogue, models, only=new)
-    prove_rules(outcomes, [one for one in placed if one.rule.name in new])
-    if not folder.problems:
-        if len(_proven) >= MOST_PROVEN:
-            _proven.clear()
-        _proven.update(proofs.values())
-        note_proven(proofs[name] for name in new)
+    with one_at_a_time():
+        meanwhile = proven_of(proofs[name] for name in new)
+        new = {name for name in new if proofs[name] not in meanwhile}
+        outcomes = run_detection_cases(sources, rules, catalogue, models, only=new)
+        prove_rules(outcomes, [one for one in placed if one.rule.name in new])
+        if not folder.problems:
+            if len(_proven) >= MOST_PROVEN:
+                _proven.clear()
+            _proven.update(proofs.values())
+            note_proven(proofs[name] for name in new)
 
 
 def _check_playbook_of(

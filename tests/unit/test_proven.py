@@ -1,6 +1,8 @@
 """A proof of the rules is kept on this machine, and believed only where nobody else could have written it."""
 
 import shutil
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,27 @@ def test_a_case_of_no_rule_is_told_though_all_rules_are_proven(ran: list[str], t
     (changed / "cases" / "detection-site.yaml").write_text(CASES.format(many=900))
     with pytest.raises(RulesInvalid, match="there is no detection rule site-crowded"):
         load(changed)
+
+
+def test_who_waits_while_another_proves_finds_it_proven(
+    ran: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(SHIPPED)
+    ran.clear()
+    monkeypatch.setattr(ruleset, "_proven", set())
+    looked = threading.Event()
+
+    def looks(proofs: Iterable[str]) -> set[str]:
+        found = proven_of(proofs)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(ruleset, "proven_of", looks)
+    waits = threading.Thread(target=load, args=(SHIPPED,))
+    with proven.one_at_a_time():
+        aside = cache.rename(cache.with_name("aside"))
+        waits.start()
+        assert looked.wait(60)
+        aside.rename(cache)
+    waits.join(60)
+    assert ran == []

@@ -96,30 +96,24 @@ def _environ(folder: Path, config: Path, listen: str, real: "RealSlurm | None") 
 def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
     from setproctitle import setproctitle
 
+    from healer.bootstrap import simulated
     from healer.bootstrap.preload import preload
     from healer.cli import main
-    from healer.commands.up import simulated_slurm
     from healer.embedded.tree import Part, Tree, healer_parts
 
     parts = healer_parts(settings, main)
     if real is None:
         socket = str(settings.sim_socket)
         parts.insert(
-            0, Part("sim-slurm", partial(simulated_slurm, ["--socket", socket, "--nodes", str(nodes)]))
+            0, Part("sim-slurm", partial(simulated.run_slurm, ["--socket", socket, "--nodes", str(nodes)]))
         )
     parts.insert(
-        0, Part("sim-nodes", partial(_simulated_nodes, ["--socket", str(settings.sim_nodes_socket)]))
+        0, Part("sim-nodes", partial(simulated.run_nodes, ["--socket", str(settings.sim_nodes_socket)]))
     )
     parts.append(Part("demo-cluster", _faulty_cluster))
     setproctitle("healer demo")
     story = _Story(settings.data_dir / "log" / "demo-cluster.log")
     Tree(settings, os.environ, parts=parts, say=_say, load=preload, on_tick=story.tell, on_ready=_ready).run()
-
-
-def _simulated_nodes(arguments: list[str]) -> None:
-    from healer.sim.nodes import main
-
-    main(arguments)
 
 
 def _faulty_cluster() -> None:

@@ -28,6 +28,7 @@ def run_tree(settings: Settings) -> None:
     """Blocks until a signal asks for the end."""
     from setproctitle import setproctitle
 
+    from healer.bootstrap import simulated
     from healer.bootstrap.preload import preload
     from healer.cli import main
     from healer.embedded.tree import Part, Tree, healer_parts
@@ -42,8 +43,8 @@ def run_tree(settings: Settings) -> None:
             continue
         # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
         called = ["--cluster", name] if name else []
-        simulated = partial(simulated_slurm, ["--socket", socket, "--nodes", str(SIM_NODES), *called])
-        parts.insert(0, Part(f"sim-slurm-{name}" if name else "sim-slurm", simulated))
+        run = partial(simulated.run_slurm, ["--socket", socket, "--nodes", str(SIM_NODES), *called])
+        parts.insert(0, Part(f"sim-slurm-{name}" if name else "sim-slurm", run))
         _say(
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
             f"a simulated cluster of {SIM_NODES} nodes stands in"
@@ -52,12 +53,6 @@ def run_tree(settings: Settings) -> None:
         Tree(settings, environ, parts=parts, say=_say, load=preload).run()
     except EmbeddedError as error:
         raise Failed(str(error)) from None
-
-
-def simulated_slurm(arguments: list[str]) -> None:
-    from healer.sim.slurm import main
-
-    main(arguments)
 
 
 def _say(text: str) -> None:

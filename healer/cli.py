@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 
 import typer
 
@@ -71,10 +72,10 @@ def build() -> typer.Typer:
     return app
 
 
-def main() -> None:
-    """Exit status: 0 done, 1 failed, 2 wrong use or wrong settings."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exit status: 0 done, 1 failed, 2 wrong use or wrong settings. `arguments` None: the process's own."""
     try:
-        build()()
+        build()(arguments)
     except SettingsError as error:
         _end(error, 2)
     except (Failed, EmbeddedError) as error:

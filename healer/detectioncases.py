@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,11 @@ def run_detection_cases(
     rules: Mapping[str, DetectionRule],
     catalogue: Catalogue,
     models: Sequence[GpuModel],
+    *,
+    only: Container[str] | None = None,
 ) -> list[Outcome]:
-    """Runs every case. Cases that cannot be read or run are problems of their source."""
+    """Runs every case, or those of `only` these rules. Cases that cannot be read or run are problems of their
+    source."""
     outcomes: list[Outcome] = []
     for source in sources:
         for index, item in enumerate(source.items("cases")):
@@ -99,6 +102,8 @@ def run_detection_cases(
             if rule is None:
                 hint = did_you_mean(case.rule, rules)
                 source.problem((index, "rule"), f"there is no detection rule {case.rule}", hint)
+                continue
+            if only is not None and rule.name not in only:
                 continue
             try:
                 why, was_false = _run(case, rule, catalogue, models)

@@ -1,30 +1,34 @@
 """What was proven on this machine: to run the detection rules on their cases takes seconds, at every start.
 
-A proof depends on the rules, their cases and the code that ran them. Its name is a digest of all three; an
-empty file of that name in the user's cache says that it held. A cache only: whoever loses it proves again,
-and one that others may write is not believed.
+A proof is of one rule: a site that changes one proves that one. It depends on the rule, its cases and the
+code that ran them. Its name is a digest of all three; an empty file of that name in the user's cache says
+that it held. A cache only: whoever loses it proves again, and one that others may write is not believed.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from fcntl import LOCK_EX, flock
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-#: Files are the names of proofs; the oldest go.
-MOST_KEPT = 64
+#: Files are the names of proofs; the oldest go. Some hundred rules, and their versions.
+MOST_KEPT = 2000
 #: The code that a proof runs: a change there may change what a rule says.
 _CODE = ("detection", "observations", "model", "signals")
 
 
-def is_proven(proof: str) -> bool:
-    """Whether this proof of the rules held here before, with this very code."""
+def proven_of(proofs: Iterable[str]) -> set[str]:
+    """Those that held here before, with this very code."""
     folder = _folder()
-    return folder is not None and _is_ours(folder) and (folder / _named(proof)).is_file()
+    if folder is None or not _is_ours(folder):
+        return set()
+    return {proof for proof in proofs if (folder / _named(proof)).is_file()}
 
 
-def note_proven(proof: str) -> None:
-    """Keeps it. Where nothing can be written nothing is kept."""
+def note_proven(proofs: Iterable[str]) -> None:
+    """Keeps them. Where nothing can be written nothing is kept."""
     folder = _folder()
     if folder is None:
         return
@@ -32,12 +36,27 @@ def note_proven(proof: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(folder):
             return
-        (folder / _named(proof)).touch()
+        for proof in proofs:
+            (folder / _named(proof)).touch()
         kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
         for path in kept[:-MOST_KEPT]:
             path.unlink(missing_ok=True)
     except OSError:
         return
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """The parts of healer see a changed file in the same second: one proves it, the others wait and find that
+    it holds. Where nothing can be kept there is nothing to wait for."""
+    folder = _folder()
+    with ExitStack() as stack:
+        if folder is not None:
+            with suppress(OSError):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                held = stack.enter_context(folder.with_suffix(".lock").open("w"))
+                flock(held, LOCK_EX)
+        yield
 
 
 def _folder() -> Path | None:

@@ -46,7 +46,7 @@ from healer.model import (
 )
 from healer.notificationrules import read_notifications
 from healer.playbookrules import ALWAYS, needs, read_playbooks
-from healer.proven import is_proven, note_proven
+from healer.proven import note_proven, one_at_a_time, proven_of
 from healer.rulechecks import check_guards, read_topology, read_watches
 from healer.rulefiles import Problem, Source, did_you_mean
 from healer.scraperules import read_scrape
@@ -374,9 +374,9 @@ def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list
     return [Source(path, f"cases/{path.name}", problems) for path in paths]
 
 
-#: What was proven in this process: hashes of all that a proof depends on.
+#: What was proven in this process: of each rule a hash of all that its proof depends on.
 _proven: set[str] = set()
-MOST_PROVEN = 64
+MOST_PROVEN = 5000
 
 
 def _prove(
@@ -384,19 +384,32 @@ def _prove(
 ) -> None:
     sources = case_sources(folder.path, folder.problems, DETECTION_CASES)
     signals = sorted(name for name in folder.read if name.startswith("signals"))
-    told = (*signals, "gpu_models.yaml", *sorted({one.source.name for one in placed}))
+    told = (*signals, "gpu_models.yaml")
     read = [folder.read.get(name, b"") for name in told]
-    seen = sha256_of([*read, *(source.raw for source in sources)])
-    if seen in _proven or is_proven(seen):
-        _proven.add(seen)
+    cases: dict[str, list[Any]] = {}
+    for item in (item for source in sources for item in source.items("cases")):
+        cases.setdefault(str(item.get("rule")) if isinstance(item, dict) else "", []).append(item)
+    proofs = {
+        one.rule.name: sha256_of(
+            [*read, repr([one.source.data[one.index], cases.get(one.rule.name)]).encode()]
+        )
+        for one in placed
+    }
+    _proven.update(proven_of(set(proofs.values()) - _proven))
+    new = {name for name, proof in proofs.items() if proof not in _proven}
+    if not new and cases.keys() <= proofs.keys():
         return
     rules = {one.rule.name: one.rule for one in placed}
-    prove_rules(run_detection_cases(sources, rules, catalogue, models), placed)
-    if not folder.problems:
-        if len(_proven) >= MOST_PROVEN:
-            _proven.clear()
-        _proven.add(seen)
-        note_proven(seen)
+    with one_at_a_time():
+        meanwhile = proven_of(proofs[name] for name in new)
+        new = {name for name in new if proofs[name] not in meanwhile}
+        outcomes = run_detection_cases(sources, rules, catalogue, models, only=new)
+        prove_rules(outcomes, [one for one in placed if one.rule.name in new])
+        if not folder.problems:
+            if len(_proven) >= MOST_PROVEN:
+                _proven.clear()
+            _proven.update(proofs.values())
+            note_proven(proofs[name] for name in new)
 
 
 def _check_playbook_of(

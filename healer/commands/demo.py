@@ -3,10 +3,8 @@
 import os
 import re
 import shutil
-import sys
 import tempfile
-import threading
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,33 +96,46 @@ def _environ(folder: Path, config: Path, listen: str, real: "RealSlurm | None") 
 def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
     from setproctitle import setproctitle
 
+    from healer.bootstrap import simulated
+    from healer.bootstrap.preload import preload
+    from healer.cli import main
     from healer.embedded.tree import Part, Tree, healer_parts
 
-    parts = healer_parts(settings)
+    parts = healer_parts(settings, main)
     if real is None:
         socket = str(settings.sim_socket)
-        simulated = ("-m", "healer.sim.slurm", "--socket", socket, "--nodes", str(nodes))
-        parts.insert(0, Part("sim-slurm", (sys.executable, *simulated)))
-    simulated_nodes = ("-m", "healer.sim.nodes", "--socket", str(settings.sim_nodes_socket))
-    parts.insert(0, Part("sim-nodes", (sys.executable, *simulated_nodes)))
-    parts.append(Part("demo-cluster", (sys.executable, "-m", "healer.bootstrap.demo")))
+        parts.insert(
+            0, Part("sim-slurm", partial(simulated.run_slurm, ["--socket", socket, "--nodes", str(nodes)]))
+        )
+    parts.insert(
+        0, Part("sim-nodes", partial(simulated.run_nodes, ["--socket", str(settings.sim_nodes_socket)]))
+    )
+    parts.append(Part("demo-cluster", _faulty_cluster))
     setproctitle("healer demo")
-    log = settings.data_dir / "log" / "demo-cluster.log"
-    threading.Thread(target=_tell_story, args=(log,), daemon=True).start()
-    Tree(settings, os.environ, parts=parts, say=_say, on_ready=_ready).run()
+    story = _Story(settings.data_dir / "log" / "demo-cluster.log")
+    Tree(settings, os.environ, parts=parts, say=_say, load=preload, on_tick=story.tell, on_ready=_ready).run()
 
 
-def _tell_story(log: Path) -> None:
-    """Prints what the cluster's part says of what it breaks; its errors stay in its log."""
-    told = 0
-    while True:
-        time.sleep(0.2)
-        if not log.is_file():
-            continue
-        with log.open(encoding="utf-8", errors="replace") as file:
-            file.seek(told)
+def _faulty_cluster() -> None:
+    from healer.bootstrap.demo import main
+
+    main()
+
+
+class _Story:
+    """What the cluster's part says of what it breaks; its errors stay in its log."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._told = log, 0
+
+    def tell(self) -> None:
+        """Prints what is new."""
+        if not self._log.is_file():
+            return
+        with self._log.open(encoding="utf-8", errors="replace") as file:
+            file.seek(self._told)
             while (line := file.readline()).endswith("\n"):
-                told = file.tell()
+                self._told = file.tell()
                 if _STORY.match(line):
                     print(f"  {line.rstrip()}", flush=True)
 

@@ -5,7 +5,6 @@ import sys
 import time
 from typing import NamedTuple
 
-import structlog
 import typer
 
 from healer.settings import Settings, load, rules_folder
@@ -30,6 +29,8 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document
     """Check database, clocks, broker, Slurm, rules, nodes, BMCs, guards, tickets, channels, API; repairs."""
     settings = load()
     # What the checks log stands beside their answers, not in them.
+    import structlog
+
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     looks = (
         _rules,

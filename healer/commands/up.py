@@ -1,7 +1,7 @@
 """`healer up`: the whole product in one process tree."""
 
 import os
-import sys
+from functools import partial
 
 import typer
 
@@ -28,26 +28,29 @@ def run_tree(settings: Settings) -> None:
     """Blocks until a signal asks for the end."""
     from setproctitle import setproctitle
 
+    from healer.bootstrap import simulated
+    from healer.bootstrap.preload import preload
+    from healer.cli import main
     from healer.embedded.tree import Part, Tree, healer_parts
     from healer.embedded.user import EmbeddedError
 
     setproctitle("healer up")
-    parts, environ = healer_parts(settings), dict(os.environ)
+    parts, environ = healer_parts(settings, main), dict(os.environ)
     for one in settings.each():
         name = one.cluster if settings.clusters else None
         socket = str(own_sim_socket(one.data_dir, name or ""))
         if one.slurm_adapters[0] != "sim" or str(one.sim_socket) != socket:
             continue
         # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
-        program = (sys.executable, "-m", "healer.sim.slurm", "--socket", socket, "--nodes", str(SIM_NODES))
-        called = ("--cluster", name) if name else ()
-        parts.insert(0, Part(f"sim-slurm-{name}" if name else "sim-slurm", (*program, *called)))
+        called = ["--cluster", name] if name else []
+        run = partial(simulated.run_slurm, ["--socket", socket, "--nodes", str(SIM_NODES), *called])
+        parts.insert(0, Part(f"sim-slurm-{name}" if name else "sim-slurm", run))
         _say(
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
             f"a simulated cluster of {SIM_NODES} nodes stands in"
         )
     try:
-        Tree(settings, environ, parts=parts, say=_say).run()
+        Tree(settings, environ, parts=parts, say=_say, load=preload).run()
     except EmbeddedError as error:
         raise Failed(str(error)) from None
 

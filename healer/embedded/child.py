@@ -1,28 +1,36 @@
-"""One child process of `healer up` that is started again when it dies."""
+"""One child process of `healer up` that is started again when it dies.
 
+It is forked and starts no interpreter of its own: what `healer up` has imported it need not import again,
+which is nearly all of a start, and it shares that memory with its siblings.
+"""
+
+import multiprocessing
 import os
 import signal
-import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+
+from setproctitle import setproctitle
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 #: A child that lived this long starts again at once; one that dies sooner waits longer each time.
 STEADY_S = 10.0
 LOG_LIMIT_BYTES = 20_000_000
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
 class Child:
-    """`name` is also that of its log file. Times are of time.monotonic()."""
+    """It runs `run`. `name` is also that of its log file. Times are of time.monotonic()."""
 
-    def __init__(self, name: str, arguments: Sequence[str], log_folder: Path) -> None:
+    def __init__(self, name: str, run: Callable[[], None], log_folder: Path) -> None:
         self.name = name
-        self.arguments = list(arguments)
         self.log = log_folder / f"{name}.log"
-        self.process: subprocess.Popen[Any] | None = None
+        self.process: ForkProcess | None = None
+        self._run = run
         self._delay_s = FIRST_DELAY_S
         self._born = self._due = 0.0
 
@@ -30,24 +38,44 @@ class Child:
     def pid(self) -> int | None:
         return self.process.pid if self.process else None
 
-    def start(self, environ: Mapping[str, str], popen: Mapping[str, Any]) -> None:
-        options: dict[str, Any] = dict(popen)
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=dict(environ),
-                **options,
-            )
+    def start(self, environ: Mapping[str, str], *, group: int, not_its: Sequence[int]) -> None:
+        """`group`: the process group that it joins. `not_its`: descriptors of the parent's that it closes."""
+        process = multiprocessing.get_context("fork").Process(
+            target=self._become, args=(environ, group, not_its), name=self.name
+        )
+        # Until the child has handlers of its own a signal to it would only reach its copy of ours.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.process = process
         self._born = time.monotonic()
+
+    def _become(self, environ: Mapping[str, str], group: int, not_its: Sequence[int]) -> None:
+        """In the child: leaves behind what is the parent's, and runs."""
+        setproctitle(f"healer {self.name}")
+        os.setpgid(0, group)
+        signal.set_wakeup_fd(-1)
+        for number in _HANDLED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` asked
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        for descriptor in not_its:
+            os.close(descriptor)
+        with self.log.open("ab") as log:
+            os.dup2(log.fileno(), sys.stdout.fileno())
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        os.environ.clear()
+        os.environ.update(environ)
+        self._run()
 
     def ended(self) -> str | None:
         """How it ended, if it has since the last call: `signal 9`, `exit status 1: last line of its log`."""
-        if self.process is None or self.process.poll() is None:
+        if self.process is None or (status := self.process.exitcode) is None:
             return None
-        status, self.process = self.process.returncode, None
+        self.process = None
         if time.monotonic() - self._born > STEADY_S:
             self._delay_s = FIRST_DELAY_S
         self._due = time.monotonic() + self._delay_s
@@ -61,18 +89,17 @@ class Child:
         return self.process is None and time.monotonic() >= self._due
 
     def send(self, number: signal.Signals) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(number)
+        if self.pid is not None and self.process is not None and self.process.exitcode is None:
+            os.kill(self.pid, number)
 
     def wait_until(self, deadline: float) -> None:
         """Waits for its end; SIGKILL at the deadline."""
         if self.process is None:
             return
-        try:
-            self.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        if self.process.exitcode is None:
             self.process.kill()
-            self.process.wait()
+            self.process.join()
         self.process = None
 
 

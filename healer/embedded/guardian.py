@@ -43,6 +43,11 @@ class Guardian:
         self._roles[role] = pid
         self._tell(f"{role} {pid}")
 
+    @property
+    def pipe(self) -> int:
+        """A child that keeps it open would hide our end from the guardian."""
+        return self._pipe
+
     def revive(self) -> bool:
         """Starts another guardian for the same group if this one has died; True if it did."""
         if self.process.poll() is None:
@@ -114,14 +119,14 @@ def end_all(roles: dict[str, int]) -> None:
 def members() -> set[int]:
     """Living processes of our process group but ourselves. Without /proc nobody is known."""
     group, found = os.getpgrp(), set[int]()
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in Path("/proc").glob("[0-9]*"):  # not of each its `stat`: glob raises where one ends meanwhile
         try:
             # The name in parentheses may hold anything; after it: state, parent, process group.
-            state, _, its_group = entry.read_text().rpartition(")")[2].split()[:3]
+            state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
         if int(its_group) == group and state not in "ZX":
-            found.add(int(entry.parent.name))
+            found.add(int(entry.name))
     return found - {os.getpid()}
 
 

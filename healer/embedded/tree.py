@@ -4,17 +4,18 @@ Order: lock, guardian, PostgreSQL, Redis, migrations, then healer's parts; the o
 loop is one thread that waits for signals and starts again what died.
 """
 
+import gc
 import json
 import os
 import select
 import signal
 import socket
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from healer.embedded import running
@@ -43,28 +44,30 @@ def _always() -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """A process of the tree beside the servers."""
+    """A process of the tree beside the servers; `run` is what it does until SIGTERM."""
 
     name: str
-    arguments: tuple[str, ...]
+    run: Callable[[], None]
     #: One cluster's part among several: wrong settings of its Slurm must not end the others' start.
     alone: bool = False
     #: Whether it is to run now; asked until it does.
     wanted: Callable[[], bool] = _always
 
 
-def healer_parts(settings: Settings) -> list[Part]:
-    """The API first; with several clusters `detector-pod1`, `scheduler-pod1` and so on for each."""
-    program = (sys.executable, "-m", "healer")
-    parts = [Part("api", (*program, "api"))]
+def healer_parts(settings: Settings, command: Callable[[Sequence[str]], None]) -> list[Part]:
+    """The API first; with several clusters `detector-pod1`, `scheduler-pod1` and so on for each. `command`
+    does what `healer` does with these arguments."""
+    parts = [Part("api", partial(command, ["api"]))]
     scrapes = wants_scraper(rules_folder(settings) / "scrape.yaml")
     asked = {"scraper": scrapes}
     if not settings.clusters:
-        return parts + [Part(name, (*program, name), wanted=asked.get(name, _always)) for name in PER_CLUSTER]
+        return parts + [
+            Part(name, partial(command, [name]), wanted=asked.get(name, _always)) for name in PER_CLUSTER
+        ]
     return parts + [
         Part(
             f"{name}-{cluster}",
-            (*program, name, "--cluster", cluster),
+            partial(command, [name, "--cluster", cluster]),
             alone=True,
             wanted=asked.get(name, _always),
         )
@@ -91,15 +94,19 @@ class Tree:
         settings: Settings,
         environ: Mapping[str, str],
         *,
-        parts: Sequence[Part] | None = None,
+        parts: Sequence[Part],
         say: Say = print,
+        load: Callable[[], None] = lambda: None,
+        on_tick: Callable[[], None] = lambda: None,
         on_ready: Callable[[Running], None] = lambda _: None,
     ) -> None:
-        """`on_ready` is called once, in the loop, when /readyz has answered 200; it must not block."""
+        """`load` imports what parts need, before they are forked: no thread may run beside the loop.
+        `on_ready` is called once, in the loop, when /readyz has answered 200, `on_tick` a few times a second;
+        neither may block."""
         self.settings = settings
         self.say = say
         self._environ = dict(environ)
-        self._on_ready = on_ready
+        self._load, self._on_tick, self._on_ready = load, on_tick, on_ready
         self._ready = False
         self._ends: dict[str, str] = {}
         self._stops = 0
@@ -107,10 +114,9 @@ class Tree:
         self.data_dir: Path = make_data_dir(settings.data_dir)
         self._logs = self.data_dir / "log"
         self._logs.mkdir(mode=0o700, exist_ok=True)
-        tree = healer_parts(settings) if parts is None else parts
-        self._children = [Child(part.name, part.arguments, self._logs) for part in tree]
-        self._alone = {part.name for part in tree if part.alone}
-        self._wanted = {part.name: part.wanted for part in tree}
+        self._children = [Child(part.name, part.run, self._logs) for part in parts]
+        self._alone = {part.name for part in parts if part.alone}
+        self._wanted = {part.name: part.wanted for part in parts}
         self.postgres: Postgres | None = None
         self.redis: Redis | None = None
 
@@ -125,11 +131,15 @@ class Tree:
         """Raises EmbeddedError or SettingsError when it cannot start; what had started is stopped then."""
         self._listen_for_signals()
         self._check_port()
-        held = lock(self.data_dir)
-        self._guardian = Guardian(self._logs / "guardian.log", hold=(held,))
+        self._held = lock(self.data_dir)
+        self._guardian = Guardian(self._logs / "guardian.log", hold=(self._held,))
         try:
             self._start_servers()
             self._migrate()
+            self._load()
+            # What stands now is never garbage; a collection that looked at it would copy it into each child.
+            gc.collect()
+            gc.freeze()
             self._note()
             self._started = time.monotonic()
             self._told = ""
@@ -140,7 +150,7 @@ class Tree:
             self._stop()
             self._guardian.release()
             running.forget(self.data_dir)
-            os.close(held)
+            os.close(self._held)
 
     # --- starting ---------------------------------------------------------------------------------------
 
@@ -249,7 +259,8 @@ class Tree:
             if how is not None and not self._stops:
                 self._tell_end(child, how)
             if child.due() and not self._stops and self._wanted[child.name]():
-                child.start(self._environ, self._guardian.popen)
+                ours = (self._wake, self._woken, self._held, self._guardian.pipe)
+                child.start(self._environ, group=self._guardian.group, not_its=ours)
                 changed = True
         if self._guardian.revive():
             self.say("the guardian ended; started another")
@@ -257,6 +268,7 @@ class Tree:
             self._note()
         if not self._ready:
             self._look_if_ready()
+        self._on_tick()
         if time.monotonic() - self._rotated > ROTATE_S:
             self._rotated = time.monotonic()
             rotate(self._logs)

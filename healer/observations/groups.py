@@ -54,6 +54,8 @@ def peer_band(
     values = np.asarray(values, np.float64)
     many = len(groups.labels)
     told = np.flatnonzero((groups.ids >= 0) & ~np.isnan(values))
+    if not len(told):  # a fleet has few of all the signals that there are
+        return [np.full(len(values), np.nan) for _ in quantiles]
     ids, known = groups.ids[told], values[told]
     # By value, then stably by group: numpy sorts 16-bit integers by radix, in linear time.
     order = np.argsort(known)

@@ -29,8 +29,12 @@ class Identity(msgspec.Struct, frozen=True):
 
 def digest_of(*parts: object) -> str:
     """One digest of a list of words. Each goes in with its length, so no two lists look alike."""
+    return hashlib.sha256(_packed(parts)).hexdigest()
+
+
+def _packed(parts: Iterable[object]) -> bytes:
     words = [str(part).encode("utf-8", "surrogatepass") for part in parts]
-    return hashlib.sha256(b"".join([b"%d:%b" % (len(word), word) for word in words])).hexdigest()
+    return b"".join([b"%d:%b" % (len(word), word) for word in words])
 
 
 def identify(
@@ -58,9 +62,13 @@ def identify(
     if event_at is not None:
         return Identity(digest_of("time", *where, f"{event_at.timestamp():.6f}", content))
     minute = int(arrived_at.timestamp()) // 60
-    told = ("arrival", *where, stamp or "", content)
-    return Identity(digest_of(*told, minute), tuple(_earlier(told, minute)))
+    begun = hashlib.sha256(_packed(("arrival", *where, stamp or "", content)))
+    digest, *alternatives = (_ended(begun, minute - back) for back in range(ARRIVAL_WINDOW_MIN + 1))
+    return Identity(digest, tuple(alternatives))
 
 
-def _earlier(told: tuple[str, ...], minute: int) -> Iterable[str]:
-    return (digest_of(*told, minute - back) for back in range(1, ARRIVAL_WINDOW_MIN + 1))
+def _ended(begun: "hashlib._Hash", minute: int) -> str:
+    """The digest of these words and the minute: eleven are made of each line, which differ in no more."""
+    whole = begun.copy()
+    whole.update(_packed((minute,)))
+    return whole.hexdigest()

@@ -17,6 +17,7 @@ import gzip
 import hashlib
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -371,11 +372,11 @@ class NodesClient:
             raise kind(error.text) from error
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="healer.sim.nodes", description="Simulated nodes on a unix socket.")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--diagnosis-s", type=float, default=DIAGNOSIS_S)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     setproctitle("healer sim-nodes")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     server = NodesServer(SimNodes(WallClock(), diagnosis_s=options.diagnosis_s), options.socket)

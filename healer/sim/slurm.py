@@ -228,7 +228,7 @@ class SimClient:
             raise known(error.text, error.code) from error
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="healer.sim.slurm", description="One simulated Slurm on a unix socket."
     )
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--cluster", default="pod1")
     parser.add_argument("--cred-expire-s", type=float, default=CRED_EXPIRE_S)
     parser.add_argument("--slurmd-timeout-s", type=float, default=SLURMD_TIMEOUT_S)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     setproctitle("healer sim-slurm")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     scheduler = SimScheduler(

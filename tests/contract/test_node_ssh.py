@@ -21,7 +21,7 @@ from healer.settings import Settings, SettingsError, load
 from healer.sim.clock import WallClock
 from healer.sim.slurm import SimScheduler, SimServer
 from tests.support.node_ssh import SshSite, keygen, ssh_site
-from tests.support.processes import clean_environ, free_port, living
+from tests.support.processes import clean_environ, free_port, living, name_of
 from tests.support.wait import wait_until
 
 FM = "nvidia-fabricmanager"
@@ -252,9 +252,9 @@ def test_tests_that_were_cut_short_begin_again_under_their_key(site: SshSite) ->
     nodes.start_diagnosis("gpu0001", "k")
     wait_until(lambda: node.programs.asked("dcgmi"), 20, what="the tests run")
     keepers = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if str(node.programs.conf).encode() in path.read_bytes()
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if str(node.programs.conf) in name_of(int(entry.name))
     ]
     for pid in [*keepers, *node.programs.pids("dcgmi")]:
         os.kill(pid, signal.SIGKILL)

@@ -96,12 +96,12 @@ def alertmanager(stack: Stack) -> Iterator[Alertmanager]:
 
 
 def asked(stack: Stack, path: str, viewer: dict[str, str]) -> Any:
-    return httpx.get(f"{stack.url}/api/v1{path}", headers=viewer, timeout=20).raise_for_status().json()
+    return stack.http.get(f"{stack.url}/api/v1{path}", headers=viewer, timeout=20).raise_for_status().json()
 
 
 def counted(stack: Stack, viewer: dict[str, str], result: str) -> float:
     """What the API's own figures say of the route."""
-    text = httpx.get(f"{stack.url}/metrics", headers=viewer, timeout=20).raise_for_status().text
+    text = stack.http.get(f"{stack.url}/metrics", headers=viewer, timeout=20).raise_for_status().text
     name = f'healer_signals_total{{result="{result}",route="alertmanager"}} '
     lines = [one for one in text.splitlines() if one.startswith(name)]
     return sum(float(one.rsplit(" ", 1)[1]) for one in lines)

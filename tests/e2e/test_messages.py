@@ -54,12 +54,12 @@ def stack(chats: Chats) -> Iterator[Stack]:
 
 
 def get(stack: Stack, path: str, **query: str) -> dict:
-    answer = httpx.get(f"{stack.url}/api/v1{path}", params=query, headers=stack.headers("viewer"), timeout=20)
+    answer = stack.http.get(f"{stack.url}/api/v1{path}", params=query, headers=stack.headers("viewer"))
     return answer.raise_for_status().json()
 
 
 def post(stack: Stack, role: str, path: str, body: dict) -> httpx.Response:
-    answer = httpx.post(f"{stack.url}/api/v1{path}", json=body, headers=stack.headers(role), timeout=20)
+    answer = stack.http.post(f"{stack.url}/api/v1{path}", json=body, headers=stack.headers(role))
     return answer.raise_for_status()
 
 

@@ -144,7 +144,7 @@ def viewer(stack: Stack) -> dict[str, str]:
 
 
 def asked(stack: Stack, viewer: dict[str, str], path: str) -> Any:
-    return httpx.get(f"{stack.url}{path}", headers=viewer, timeout=60).raise_for_status().json()
+    return stack.http.get(f"{stack.url}{path}", headers=viewer, timeout=60).raise_for_status().json()
 
 
 def node(stack: Stack, viewer: dict[str, str], name: str) -> Any:
@@ -174,7 +174,7 @@ def test_readyz_tells_that_prometheus_answers(
     stack: Stack, prometheus: Place, viewer: dict[str, str]
 ) -> None:
     def fine() -> bool:
-        checks = httpx.get(f"{stack.url}/readyz", timeout=10).json()["checks"]
+        checks = stack.http.get(f"{stack.url}/readyz", timeout=10).json()["checks"]
         return bool(checks.get("prometheus", {}).get("ok"))
 
     wait_until(fine, WAIT_S, every_s=0.5)
@@ -276,5 +276,5 @@ def test_healer_scrapes_the_same_exporters_itself(
     assert all(one["samples"] > 0 for one in view["items"])
     assert view["scrapers"][0]["up"] == 3
     assert name_of(stack.pids()["scraper"]) == "healer scraper"
-    metrics = httpx.get(f"{stack.url}/metrics", headers=viewer, timeout=20).text
+    metrics = stack.http.get(f"{stack.url}/metrics", headers=viewer, timeout=20).text
     assert 'state="up"} 3.0' in metrics

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -50,13 +49,13 @@ class Site:
         self.sender = stack.headers("signals", "--name", "nodes")
 
     def get(self, path: str, **query: Any) -> Any:
-        answer = httpx.get(f"{self.stack.url}/api/v1{path}", params=query, headers=self.headers, timeout=20)
+        answer = self.stack.http.get(f"{self.stack.url}/api/v1{path}", params=query, headers=self.headers)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def post(self, path: str, body: Any) -> Any:
         headers = self.sender if path.startswith("/signals") else self.headers
-        answer = httpx.post(f"{self.stack.url}/api/v1{path}", json=body, headers=headers, timeout=20)
+        answer = self.stack.http.post(f"{self.stack.url}/api/v1{path}", json=body, headers=headers)
         assert answer.is_success, answer.text
         return answer.json()
 

@@ -23,8 +23,9 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slurm
 
-#: A job that saves on a signal, notes each, and goes on: between its drain and its requeue lie some seconds.
-GRACE_S = 6
+#: A job that saves on a signal, notes each, and goes on: between its drain and its requeue lie some seconds,
+#: more than the five after which slurmctld has written the drain down.
+GRACE_S = 10
 RIGHT = (
     "Changing a node takes AdminLevel=Administrator in accounting, SlurmUser or root; an Operator may not."
 )
@@ -72,7 +73,7 @@ class RestSite(Site):
         return [one for one in called if set(words) <= set(one.split())]
 
     def slurm_check(self) -> dict[str, Any]:
-        return httpx.get(f"{self.stack.url}/readyz", timeout=10).json()["checks"]["slurm"]
+        return self.stack.http.get(f"{self.stack.url}/readyz").json()["checks"]["slurm"]
 
     def troubles(self) -> dict[str, str]:
         return {one["what"]: one["text"] for one in self.slurm_check().get("troubles", ())}
@@ -106,6 +107,11 @@ class RestSite(Site):
         self.jobs.append(job)
         wait_until(lambda: self.job(job).state == "RUNNING", 20, what=f"job {job} runs", every_s=0.1)
         return job, self.job(job).nodes[0]
+
+    def kept(self, file: str, text: str) -> None:
+        """slurmctld has written this down: it knows it again after a kill."""
+        state = self.rest.directory / "state" / file
+        wait_until(lambda: text.encode() in state.read_bytes(), 20, what=f"{text} stands in {file}")
 
     def runs_elsewhere(self, job: str, node: str) -> None:
         """Restarted once, and its run is told to the end."""
@@ -169,6 +175,11 @@ def a_controller_that_is_away_between_drain_and_requeue(site: RestSite) -> None:
     noted = site.folder / "saved"
     saves = f"--comment=healer:signal=USR1@{GRACE_S}"
     job, node = site.two_nodes(saves, script=NOTES_SIGNALS.format(noted=noted))
+    # slurmctld writes down what it knows after some seconds. Killed before that it has forgotten that the job
+    # ever ran: it would start it anew without any requeue, as restart 0.
+    ran_on = re.search(r"^ +NodeList=(\S+)", site.slurm.run("scontrol", "show", "job", job), re.MULTILINE)
+    assert ran_on is not None
+    site.kept("job_state", ran_on[1])
     site.kernel(node, XID_79)
     run = site.run_in(node, "running")["id"]
 
@@ -176,8 +187,7 @@ def a_controller_that_is_away_between_drain_and_requeue(site: RestSite) -> None:
         return words in site.steps(run).get(f"requeue:{job}", {}).get("text", "")
 
     wait_until(lambda: says("got USR1"), 20, what="the job is told to save", every_s=0.05)
-    saved = site.rest.directory / "state/node_state"
-    wait_until(lambda: f"inc:{site.incident(node)['id'][:8]}".encode() in saved.read_bytes(), 20, what="kept")
+    site.kept("node_state", f"inc:{site.incident(node)['id'][:8]}")
     site.rest.kill_controller()
     try:
         wait_until(lambda: "away" in site.troubles(), 40, what="seen to be away", every_s=0.2)

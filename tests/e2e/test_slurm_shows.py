@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import httpx
-
 from healer.embedded.slurm import RealSlurm
 from tests.support.site import Site, site_on
 from tests.support.wait import wait_until
@@ -12,7 +10,7 @@ NODE = "gpu0031"
 
 
 def slurm_check(site: Site) -> dict[str, Any]:
-    return httpx.get(f"{site.stack.url}/readyz", timeout=10).json()["checks"]["slurm"]
+    return site.stack.http.get(f"{site.stack.url}/readyz").json()["checks"]["slurm"]
 
 
 def troubles(site: Site) -> list[str]:

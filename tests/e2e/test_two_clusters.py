@@ -88,7 +88,7 @@ class Two:
         wait_until(lambda: node in self.drained(cluster), 20, what=f"{node} of {cluster} is drained")
 
     def ready(self) -> tuple[int, dict[str, Any]]:
-        answer = httpx.get(f"{self.stack.url}/readyz", timeout=10)
+        answer = self.stack.http.get(f"{self.stack.url}/readyz", timeout=10)
         return answer.status_code, answer.json()["checks"]
 
     def away(self, cluster: str) -> dict[str, Any] | None:

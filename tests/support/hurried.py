@@ -9,7 +9,8 @@ import os
 import sys
 from datetime import timedelta
 
-from healer.commands import parts
+from healer import cli
+from healer.bootstrap.preload import preload
 from healer.detection import forest
 from healer.embedded.tree import Part, Tree, healer_parts
 from healer.settings import load
@@ -18,16 +19,17 @@ LOOK_S = 5.0
 HOLD = timedelta(seconds=20)
 
 
+def detector() -> None:
+    forest.SAMPLE_S, forest.HOLD = LOOK_S, HOLD
+    cli.main(["detector"])
+
+
 def main() -> None:
-    if sys.argv[1:] == ["detector"]:
-        forest.SAMPLE_S, forest.HOLD = LOOK_S, HOLD
-        parts.detector(None)
-        return
     data_dir, port = sys.argv[1:]
     settings = load(dict(os.environ), data_dir=data_dir, listen=f"127.0.0.1:{port}")
-    hurried = Part("detector", (sys.executable, "-m", "tests.support.hurried", "detector"))
-    tree = [hurried if part.name == hurried.name else part for part in healer_parts(settings)]
-    Tree(settings, os.environ, parts=tree, say=lambda text: print(text, flush=True)).run()
+    hurried = Part("detector", detector)
+    tree = [hurried if part.name == hurried.name else part for part in healer_parts(settings, cli.main)]
+    Tree(settings, os.environ, parts=tree, say=lambda text: print(text, flush=True), load=preload).run()
 
 
 if __name__ == "__main__":

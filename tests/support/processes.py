@@ -8,13 +8,13 @@ from pathlib import Path
 def descendants(pid: int) -> set[int]:
     """All living processes below `pid`, itself included."""
     parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for entry in Path("/proc").glob("[0-9]*"):  # not of each its `stat`: glob raises where one ends meanwhile
         try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
         except OSError:
             continue
         if state not in "ZX":
-            parents[int(stat.parent.name)] = int(parent)
+            parents[int(entry.name)] = int(parent)
     found = {pid}
     while True:
         more = {child for child, parent in parents.items() if parent in found} - found

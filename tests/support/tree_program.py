@@ -5,35 +5,47 @@
 `api` answers /readyz with 200; `family` has a child of its own; `stubborn` ignores SIGTERM.
 """
 
+import http.server
 import os
+import signal
+import subprocess
 import sys
+from functools import partial
 
 from healer.embedded.tree import Part, Tree
 from healer.settings import load
 
-_API = """
-import http.server, sys
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers(); self.wfile.write(b"ok")
-    def log_message(self, *words): pass
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
-"""
-_STUBBORN = (
-    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); [signal.pause() for _ in iter(int, 1)]"
-)
-_FAMILY = "import subprocess; subprocess.run(['sleep', '1000'])"
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+def _api(port: str) -> None:
+    http.server.HTTPServer(("127.0.0.1", int(port)), _Answer).serve_forever()
+
+
+def _family() -> None:
+    subprocess.run(["sleep", "1000"], check=False)
+
+
+def _stubborn() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        signal.pause()
 
 
 def main() -> None:
     *options, data_dir, port = sys.argv[1:]
     settings = load(dict(os.environ), data_dir=data_dir, listen=f"127.0.0.1:{port}")
-    parts = [
-        Part("api", (sys.executable, "-c", _API, port)),
-        Part("family", (sys.executable, "-c", _FAMILY)),
-    ]
+    parts = [Part("api", partial(_api, port)), Part("family", _family)]
     if options:
-        parts.append(Part("stubborn", (sys.executable, "-c", _STUBBORN)))
+        parts.append(Part("stubborn", _stubborn))
     Tree(settings, os.environ, parts=parts, say=lambda text: print(text, flush=True)).run()
 
 

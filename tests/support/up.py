@@ -1,7 +1,7 @@
 """The whole product as a process: `healer up` on a folder of its own.
 
 with Stack(scratch, HEALER_MODE="auto") as stack:
-    httpx.get(f"{stack.url}/api/v1/nodes", headers=stack.headers("viewer"))
+    stack.http.get(f"{stack.url}/api/v1/nodes", headers=stack.headers("viewer"))
 """
 
 import os
@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
+
+import httpx
 
 from healer.embedded import running
 from tests.support.processes import clean_environ, descendants, free_port, living
@@ -37,6 +39,9 @@ class Stack:
         self.output = folder / "healer-up.txt"
         self._command = command
         self._seen: set[int] = set()
+        #: Made once: each of httpx's own functions would read all certificates that there are.
+        self.http = httpx.Client(timeout=20)
+        self._tokens: dict[tuple[str, ...], str] = {}
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -90,6 +95,7 @@ class Stack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
+        self.http.close()
         if self.process is not None and self.process.poll() is None:
             self.stop()
         for pid in self.left():  # only after a failure of the product; the test has said so
@@ -144,7 +150,11 @@ class Stack:
         return self.run("token", "create", "--role", role, *options).stdout.split()[-1]
 
     def headers(self, role: str, *options: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token(role, *options)}"}
+        """With a token of that role: the same each time, as a process that makes one costs a second."""
+        asked = (role, *options)
+        if asked not in self._tokens:
+            self._tokens[asked] = self.token(role, *options)
+        return {"Authorization": f"Bearer {self._tokens[asked]}"}
 
     def _ready_or_dead(self) -> bool:
         assert self.process is not None

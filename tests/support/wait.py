@@ -14,14 +14,17 @@ def wait_until(
     check: Callable[[], T], timeout_s: float = 10.0, *, what: str = "", every_s: float = 0.02
 ) -> T:
     """Calls `check` until it returns something true, and returns that. AssertionError after
-    `PATIENCE` times `timeout_s`."""
+    `PATIENCE` times `timeout_s`. A check that takes long is called less often: what is waited for needs the
+    processor too."""
     deadline = time.monotonic() + PATIENCE * timeout_s
     while True:
+        begun = time.monotonic()
         value = check()
         if value:
             return value
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(
                 f"not within {PATIENCE * timeout_s:g} s: {what or check}; last answer {value!r}"
             )
-        time.sleep(every_s)
+        time.sleep(max(every_s, 2 * (now - begun)))

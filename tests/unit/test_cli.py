@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
-HEAVY = ("sqlalchemy", "sklearn", "fastapi", "celery", "numpy", "alembic", "psycopg", "httpx", "pydantic")
+HEAVY = (
+    *("sqlalchemy", "sklearn", "fastapi", "celery", "numpy", "alembic", "psycopg", "httpx", "pydantic"),
+    "structlog",
+)
 
 
 def healer(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -1,14 +1,35 @@
 """A proof of the rules is kept on this machine, and believed only where nobody else could have written it."""
 
+import shutil
+import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from healer import detectioncases, proven, ruleset
-from healer.proven import is_proven, note_proven
-from healer.ruleset import load
+from healer.proven import note_proven, proven_of
+from healer.ruleset import RulesInvalid, load
 
 SHIPPED = Path(__file__).parents[2] / "rules"
+RULE = """\
+- name: site-crowded
+  title: Too many processes can run
+  when: procs_running > {limit}
+  scope: node
+  severity: P3
+  fault_class: degraded
+  cause: unclear
+  signal: procs_running
+  threshold: {limit}
+  remedy: [none]
+  source: the site's own figure
+"""
+CASES = """\
+- {{name: a crowd, rule: site-crowded, fires: [n1], series: {{procs_running: {many}}}}}
+- {{name: a few, rule: site-crowded, series: {{procs_running: 12}}}}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -19,47 +40,117 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_proven_is_known_by_the_next_process() -> None:
-    assert not is_proven("a")
-    note_proven("a")
-    assert is_proven("a")
-    assert not is_proven("b")
+    assert proven_of({"a"}) == set()
+    note_proven(["a", "c"])
+    assert proven_of({"a", "b", "c"}) == {"a", "c"}
 
 
 def test_other_code_proves_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    note_proven("a")
+    note_proven(["a"])
     monkeypatch.setattr(proven, "_code", lambda: "changed")
-    assert not is_proven("a")
+    assert proven_of({"a"}) == set()
 
 
 def test_a_folder_that_others_may_write_is_not_believed(cache: Path) -> None:
-    note_proven("a")
+    note_proven(["a"])
     cache.chmod(0o777)
-    assert not is_proven("a")
+    assert proven_of({"a"}) == set()
 
 
 def test_where_nothing_can_be_kept_rules_are_proven_each_time(tmp_path: Path) -> None:
     (tmp_path / "healer").write_text("a file")
-    note_proven("a")
-    assert not is_proven("a")
+    note_proven(["a"])
+    assert proven_of({"a"}) == set()
 
 
 def test_only_the_newest_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proven, "MOST_KEPT", 3)
     for number in range(9):
-        note_proven(str(number))
+        note_proven([str(number)])
     assert len(list(cache.iterdir())) == 3
 
 
-def test_rules_that_are_known_to_hold_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[int] = []
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The rules whose cases were run, each time. All that ship hold: only a site's own are really run."""
+    rules: list[str] = []
+    run = detectioncases._run
 
-    def counted(*told: object) -> list[detectioncases.Outcome]:
-        runs.append(1)
-        return []
+    def noted(case: detectioncases.DetectionCase, *told: Any) -> tuple[str, bool]:
+        rules.append(case.rule)
+        return run(case, *told) if case.rule == "site-crowded" else ("", True)
 
-    monkeypatch.setattr(ruleset, "run_detection_cases", counted)
-    monkeypatch.setattr(ruleset, "prove_rules", lambda *_: None)
+    monkeypatch.setattr(detectioncases, "_run", noted)
+    return rules
+
+
+def test_rules_that_are_known_to_hold_are_not_run_again(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     load(SHIPPED)
+    assert len(ran) > 100
+    ran.clear()
+    monkeypatch.setattr(ruleset, "_proven", set())  # as in another process
+    load(SHIPPED)
+    assert ran == []
+
+
+def test_whoever_changes_a_rule_or_a_case_proves_that_rule(ran: list[str], tmp_path: Path) -> None:
+    load(SHIPPED)
+    changed = tmp_path / "rules"
+    shutil.copytree(SHIPPED, changed)
+    rules, cases = changed / "detection" / "site.yaml", changed / "cases" / "detection-site.yaml"
+    rules.write_text(RULE.format(limit=500))
+    cases.write_text(CASES.format(many=900))
+    for file, text in ((rules, RULE.format(limit=400)), (cases, CASES.format(many=800))):
+        ran.clear()
+        load(changed)
+        assert set(ran) == {"site-crowded"}
+        file.write_text(text)
+    ran.clear()
+    load(changed)
+    assert set(ran) == {"site-crowded"}
+
+
+def test_what_does_not_hold_is_told_again(ran: list[str], tmp_path: Path) -> None:
+    changed = tmp_path / "rules"
+    shutil.copytree(SHIPPED, changed)
+    (changed / "detection" / "site.yaml").write_text(RULE.format(limit=1000))
+    (changed / "cases" / "detection-site.yaml").write_text(CASES.format(many=900))
+    for _ in range(2):
+        with pytest.raises(RulesInvalid, match="a crowd: site-crowded did not fire"):
+            load(changed)
+    assert ran.count("site-crowded") == 4
+
+
+def test_a_case_of_no_rule_is_told_though_all_rules_are_proven(ran: list[str], tmp_path: Path) -> None:
+    load(SHIPPED)
+    changed = tmp_path / "rules"
+    shutil.copytree(SHIPPED, changed)
+    (changed / "cases" / "detection-site.yaml").write_text(CASES.format(many=900))
+    with pytest.raises(RulesInvalid, match="there is no detection rule site-crowded"):
+        load(changed)
+
+
+def test_who_waits_while_another_proves_finds_it_proven(
+    ran: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(SHIPPED)
+    ran.clear()
     monkeypatch.setattr(ruleset, "_proven", set())
-    load(SHIPPED)
-    assert runs == [1]
+    looked = threading.Event()
+
+    def looks(proofs: Iterable[str]) -> set[str]:
+        found = proven_of(proofs)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(ruleset, "proven_of", looks)
+    waits = threading.Thread(target=load, args=(SHIPPED,))
+    with proven.one_at_a_time():
+        aside = cache.rename(cache.with_name("aside"))
+        waits.start()
+        assert looked.wait(60)
+        aside.rename(cache)
+    waits.join(60)
+    assert ran == []

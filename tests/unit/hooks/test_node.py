@@ -285,10 +285,10 @@ def test_a_program_that_outlived_its_keeper_still_counts_as_running(node: StandI
 def keepers(node: StandIns) -> set[int]:
     """The processes of this node's healer-node that run on by themselves."""
     found = set[int]()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if str(node.conf) in path.read_bytes().decode(errors="replace").split("\0"):
-                found.add(int(path.parent.name))
+            if str(node.conf) in (entry / "cmdline").read_bytes().decode(errors="replace").split("\0"):
+                found.add(int(entry.name))
     return found
 
 

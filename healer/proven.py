@@ -6,15 +6,19 @@ that it held. A cache only: whoever loses it proves again, and one that others m
 """
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
 #: Files are the names of proofs; the oldest go. Some hundred rules, and their versions.
 MOST_KEPT = 2000
+#: All rules of a site are proven in less on a busy machine.
+LONGEST_S = 30.0
 #: The code that a proof runs: a change there may change what a rule says.
 _CODE = ("detection", "observations", "model", "signals")
 
@@ -48,15 +52,24 @@ def note_proven(proofs: Iterable[str]) -> None:
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
     """The parts of healer see a changed file in the same second: one proves it, the others wait and find that
-    it holds. Where nothing can be kept there is nothing to wait for."""
+    it holds. Where nothing can be kept there is nothing to wait for, and nobody waits long for one that was
+    stopped at it."""
     folder = _folder()
     with ExitStack() as stack:
         if folder is not None:
             with suppress(OSError):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held = stack.enter_context(folder.with_suffix(".lock").open("w"))
-                flock(held, LOCK_EX)
+                _lock(held)
         yield
+
+
+def _lock(held: IO[str]) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    while time.monotonic() < deadline:
+        with suppress(BlockingIOError):
+            return flock(held, LOCK_EX | LOCK_NB)
+        time.sleep(0.05)
 
 
 def _folder() -> Path | None:

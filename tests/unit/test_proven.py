@@ -3,13 +3,14 @@
 import shutil
 import threading
 from collections.abc import Iterable
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from healer import detectioncases, proven, ruleset
-from healer.proven import note_proven, proven_of
+from healer.proven import note_proven, one_at_a_time, proven_of
 from healer.ruleset import RulesInvalid, load
 
 SHIPPED = Path(__file__).parents[2] / "rules"
@@ -55,6 +56,18 @@ def test_a_folder_that_others_may_write_is_not_believed(cache: Path) -> None:
     note_proven(["a"])
     cache.chmod(0o777)
     assert proven_of({"a"}) == set()
+
+
+def test_nobody_waits_for_ever_for_one_that_was_stopped_while_it_proved(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proven, "LONGEST_S", 0.2)
+    cache.mkdir(parents=True)
+    with cache.with_suffix(".lock").open("w") as other:
+        flock(other, LOCK_EX)
+        with one_at_a_time():
+            note_proven(["a"])
+    assert proven_of({"a"}) == {"a"}
 
 
 def test_where_nothing_can_be_kept_rules_are_proven_each_time(tmp_path: Path) -> None:

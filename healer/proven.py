@@ -67,9 +67,12 @@ def one_at_a_time() -> Iterator[None]:
 def _lock(held: IO[str]) -> None:
     deadline = time.monotonic() + LONGEST_S
     while time.monotonic() < deadline:
-        with suppress(BlockingIOError):
-            return flock(held, LOCK_EX | LOCK_NB)
-        time.sleep(0.05)
+        try:
+            flock(held, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _folder() -> Path | None:

@@ -348,7 +348,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         closed=NOW - timedelta(hours=6.6),
         closed_why="well again; back 2 min after the drain; after a GPU reset",
         review=Review.true_fault,
-        review_cause="GSP hang",
+        review_cause="INC-20655",
         jobs_hit=("4655",),
         jobs_hit_final=True,
         remedy=(Remedy.drain_then_reset,),
@@ -385,7 +385,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         closed=NOW - timedelta(hours=19),
         closed_why="resolved by mara: INC-20661",
         review=Review.false_alarm,
-        review_cause="Test injection",
+        review_cause="INC-20661",
     )
     told.append(alarm)
 

@@ -95,7 +95,7 @@ def clock_chart() -> Chart:
                 for slot, at in enumerate(times))  # fmt: skip
     peers = tuple(1755 + 6 * math.sin(slot / 9) for slot in range(180))
     return Chart(
-        title=f"SM clock, {SLOW_NODE} GPU {SLOW_GPU}",
+        title=f"Clock of the SMs, {SLOW_NODE} GPU {SLOW_GPU}",
         unit="MHz",
         times=tuple(at.timestamp() for at in times),
         lines=(
@@ -185,7 +185,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
         minutes_ago=(NOW - FOUND).total_seconds() / 60,
         gpu=SLOW_GPU,
         fault_class=FaultClass.degraded,
-        title="A job waits for a slow node",
+        title="GPU 18 % slower than its peers in job 4711",
         severity=Severity.P2,
         state=IncidentState.mitigating,
         cause=Cause.unclear,
@@ -199,7 +199,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
         RunState.running,
         [
             (31_020, "wait-job", "waiting", "job 4711: its next durable checkpoint, or its end", 1),
-            (400_000, "wait-job", "done", "job 4711 has ended", 1),
+            (400_000, "wait-job", "done", "Slurm shows work still on gpu0007: it must be empty first.", 1),
             (400_010, "drain", "started", "", 1),
             (400_090, "drain", "done", "Drained: healer:straggler", 1),
         ],
@@ -208,7 +208,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
     story.findings = (
         _finding(
             "gpu-clock-low", Sense.metrics, FOUND,
-            "SM clock 1,290 MHz, peers 1,755 MHz, use 98 %: 26 % below for 2 min.",
+            "GPU clock 15 % below its peers at high use: clock of the SMs 1290 MHz (peers 1755 MHz), share of time in which any kernel ran 98 %; for 2 min",
             charts=(clock_chart(), temperature_chart()),
         ),
         _finding(
@@ -218,7 +218,8 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
         ),
         _finding(
             "unusual-node", Sense.forest, FOUND + timedelta(minutes=4),
-            "Score 0.71 where 999 of 1,000 healthy nodes are below 0.62.",
+            "gpu0007 is unusual among 31 nodes that are busy: score 0.71, threshold 0.62, since 03:01:20 UTC; "
+            "sm_clock_worst -0.26, peers 0.004; gpu_temp_worst 25.1, peers 0.3",
             contributions=(
                 Contribution(feature="sm_clock_worst", share=0.46, value=-0.26, peers=0.004),
                 Contribution(feature="gpu_temp_worst", share=0.31, value=25.1, peers=0.3),

@@ -10,7 +10,9 @@ from jinja2 import Environment
 
 from healer.console import language
 from healer.console.render import web_dir
+from healer.model import Remedy
 from tests.support.console_pages import pages, read_by_people
+from tests.support.console_sample import shipped
 from tests.support.console_site import Site, make_sample
 
 WORDS = web_dir() / "words"
@@ -26,7 +28,10 @@ _TERMS = frozenset(
         """
         Slurm healer Prometheus Redis PostgreSQL Celery Markdown Linux
         Xid SXid NVLink NVSwitch PCIe InfiniBand
-        rank requeue drain exporter kB ms Enter Esc
+        ssh tmp rank requeue drain exporter kB ms Enter Esc
+        NVIDIA NVSentinel Fabric Manager catalogue user guide open driver Grace crossbar fabric clique None Yes No
+        bank pause power brake loss checkpoint credit target inode steal port level dcgmi diag hold
+        kernel panic slurmctld slurmdbd slurmrestd alertmanager
         """,
     )
 )
@@ -119,13 +124,24 @@ class _Shown(HTMLParser):
 
 #: What a driver logged stands behind its name, to the end.
 _LOG = re.compile(r"(NVRM|nvidia-nvswitch\d): .*", re.DOTALL)
+#: What others wrote, and names that are words: a reason in Slurm, a driver's abbreviation, people's hooks.
+_THEIRS = re.compile(
+    r"Kill task failed|egress privrsperr|403 <script>.*</script>|<b>chat</b>|^pager$|sw power cap"
+)
+#: A command that a person types.
+_COMMAND = re.compile(r"healer (doctor|worker|messages retry|token create( --quota)?)\b")
 #: A token with a figure, a dot, a dash, a bar or two capitals is a name: gpu0017, run.done, gpu-reset, DRAIN.
 _NAME = re.compile(r"[\d_./:@=-]|[A-Z].*[A-Z]")
 
 
 def english(text: str, names: frozenset[str]) -> list[str]:
     """The words of a text that are neither terms nor names."""
-    tokens = (one.strip("./:@=-") for one in re.findall(r"[A-Za-z0-9_./:@=-]{2,}", _LOG.sub("", text)))
+    tokens = (
+        one.strip("./:@=-")
+        for one in re.findall(
+            r"[A-Za-z0-9_./:@=-]{2,}", _COMMAND.sub("", _THEIRS.sub("", _LOG.sub("", text)))
+        )
+    )
     words = (one for one in tokens if re.search(r"[A-Za-z]{2}", one) and not _NAME.search(one))
     return [one for one in words if one not in _TERMS and one not in names]
 
@@ -148,11 +164,13 @@ def client(site: Site) -> TestClient:
 
 @pytest.fixture(scope="module")
 def names(site: Site) -> frozenset[str]:
-    """Of people, and of their programs."""
+    """Of people and their programs, of rules, and of steps."""
     snapshot = site.sample.standing.snapshot
     assert snapshot is not None
     told = {one.actor for detail in site.sample.details.values() for one in detail.records}
     told |= {name for one in snapshot.jobs.values() for name in (one.user, one.name, one.partition)}
+    told |= {one.name for one in shipped().rules} | {str(one) for one in Remedy}
+    told |= {entry.step for one in site.sample.runs.values() for entry in one.log}
     return frozenset(told | {name for one in snapshot.nodes.values() for name in one.partitions})
 
 

@@ -184,7 +184,7 @@ def test_rules_are_searched_by_keys_and_lead_to_their_incidents(browser: Browser
     row = page.locator("tbody tr", has_text="xid-79")
     expect(row).to_contain_text("set by mara")
     row.locator(".c-time a").click()
-    expect(page.locator("h1")).to_have_text("GPU has fallen off the bus")
+    expect(page.locator("h1")).to_have_text("Xid 79: GPU fell off the bus")
 
 
 def test_a_pause_of_a_rule_is_set_by_its_dialog(browser: Browser, site: Site, url: str) -> None:

@@ -219,7 +219,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
         _finding(
             "unusual-node", Sense.forest, FOUND + timedelta(minutes=4),
             "gpu0007 is unusual among 31 nodes that are busy: score 0.71, threshold 0.62, since 03:01:20 UTC; "
-            "sm_clock_worst -0.26, peers 0.004; gpu_temp_worst 25.1, peers 0.3",
+            "gpu power -0.26, peers 0.004; gpu use, mean 25.1, peers 0.3",
             contributions=(
                 Contribution(feature="sm_clock_worst", share=0.46, value=-0.26, peers=0.004),
                 Contribution(feature="gpu_temp_worst", share=0.31, value=25.1, peers=0.3),

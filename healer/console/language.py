@@ -33,7 +33,7 @@ current: ContextVar[str] = ContextVar("language", default="en")
 
 _HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?|\|w)?\}")
 #: `1,290 MHz`, `60 °C to 70 °C`: the comma of a list and what follows are no part of a figure.
-_FITS = {"|n": r"[-+]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+]?\d.*?", "|w": r"\S+?"}
+_FITS = {"|n": r"[-+−]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+−]?\d.*?", "|w": r"\S+?"}
 _PERCENT = re.compile(r"%\((\w+)\)s")
 #: healer writes sentences within sentences no deeper (figures of a finding are a chain). Text of others
 #: ends here too.

@@ -84,8 +84,12 @@ def history(count: int) -> list[IncidentDetail]:
     """Resolved incidents of the past, to fill pages."""
     rng = random.Random(11)
     rules = (
-        ("gpu-application", "xid-13", "Graphics engine exception"),
-        ("gpu-degraded", "xid-63", "Row remapped"),
+        (
+            "gpu-application",
+            "xid-13",
+            "Xid 13: Graphics/compute engine exception (often out-of-bounds access)",
+        ),
+        ("gpu-degraded", "xid-63", "Xid 63: Row remap (or page retirement) recorded: fixed at next reset"),
     )
     found = []
     for number in range(count):
@@ -102,7 +106,7 @@ def history(count: int) -> list[IncidentDetail]:
             severity=Severity.P3,
             state=IncidentState.resolved,
             closed=NOW - timedelta(hours=23),
-            closed_why="Nothing to do.",
+            closed_why="well again",
         )
         found.append(story.detail())
     return found

@@ -301,7 +301,7 @@ def storm(sample: Sample) -> None:
             state=BreakerState.open,
             since=NOW - timedelta(minutes=2),
             roots=roots,
-            why="3 roots by nvswitch-fatal in 5 min, all under leaf02",
+            why="3 nodes with nvswitch-fatal in 5 min, the limit is 3 (all under switch leaf02)",
         ),
         pauses=(
             Pause(

@@ -208,18 +208,21 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
     story.findings = (
         _finding(
             "gpu-clock-low", Sense.metrics, FOUND,
-            "GPU clock 15 % below its peers at high use: clock of the SMs 1290 MHz (peers 1755 MHz), share of time in which any kernel ran 98 %; for 2 min",
+            "GPU clock 15 % below its peers at high use: "
+            "clock of the SMs 1290 MHz (peers 1755 MHz), "
+            "share of time in which any kernel ran 98 %; for 2 min",
             charts=(clock_chart(), temperature_chart()),
         ),
         _finding(
             "straggler", Sense.step_times, FOUND + timedelta(seconds=20),
-            "rank 53 on gpu0007 GPU 5: 18 % more compute per unit of work than its stage for 6 steps, since step 12460; job 4711 waits for it",
+            "rank 53 on gpu0007 GPU 5: 18 % more compute per unit of work than its stage for 6 steps, "
+            "since step 12460; job 4711 waits for it",
             charts=(ratio_chart(),),
         ),
         _finding(
             "unusual-node", Sense.forest, FOUND + timedelta(minutes=4),
-            "gpu0007 is unusual among 31 nodes that are busy: score 0.71, threshold 0.62, since 03:01:20 UTC; "
-            "gpu power -0.26, peers 0.004; gpu use, mean 25.1, peers 0.3",
+            "gpu0007 is unusual among 31 nodes that are busy: score 0.71, threshold 0.62, "
+            "since 03:01:20 UTC; gpu power -0.26, peers 0.004; gpu use, mean 25.1, peers 0.3",
             contributions=(
                 Contribution(feature="sm_clock_worst", share=0.46, value=-0.26, peers=0.004),
                 Contribution(feature="gpu_temp_worst", share=0.31, value=25.1, peers=0.3),

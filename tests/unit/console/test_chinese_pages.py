@@ -31,7 +31,7 @@ _TERMS = frozenset(
         Xid SXid NVLink NVSwitch PCIe InfiniBand
         ssh tmp rank requeue drain exporter kB ms Enter Esc
         NVIDIA NVSentinel Fabric Manager Grace crossbar fabric clique None Yes No
-        bank pause power brake loss checkpoint credit target inode steal port level dcgmi diag hold
+        bank pause power brake loss credit target inode steal port level dcgmi diag hold
         kernel panic slurmctld slurmdbd slurmrestd alertmanager
         """,
     )

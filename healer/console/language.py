@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import merge
 from pathlib import Path
 
 import yaml
@@ -34,15 +33,17 @@ current: ContextVar[str] = ContextVar("language", default="en")
 
 _HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?|\|w)?\}")
 #: `1,290 MHz`, `60 °C to 70 °C`: the comma of a list and what follows are no part of a figure.
-_FITS = {"|n": r"[-+]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+]?\d.*?", "|w": r"\S+?"}
+_FITS = {"|n": r"[-+−]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+−]?\d.*?", "|w": r"\S+?"}
 _PERCENT = re.compile(r"%\((\w+)\)s")
 #: healer writes sentences within sentences no deeper (figures of a finding are a chain). Text of others
 #: ends here too.
 _DEPTH = 16
 #: What a part that has to be known says, in characters.
 _KNOWN_SAYS = 10
-#: Longer texts are stories of others: logs, output of commands.
-MOST_CHARS = 4000
+#: Longer texts are stories of others: logs, output of commands. They are known as a whole or not at all.
+MOST_CHARS = 700
+#: Patterns held against one text and its parts. healer's own sentences need a fifth.
+MOST_TRIED = 400
 _KEPT = 20_000
 
 
@@ -71,20 +72,16 @@ class Catalogue:
         self._whole = {key: said for key, said in {**both, **entries}.items() if not _HOLE.search(key)}
         #: For templates: `{n|t} runs` and `{n} runs` are one.
         self._forms = {_HOLE.sub(r"{\1}", key): said for key, said in both.items()}
-        self._by_start: dict[str, list[_Pattern]] = {}
-        for key in sorted((key for key in entries if _HOLE.search(key)), key=_weight, reverse=True):
-            self._by_start.setdefault(_start(key), []).append(_pattern(key, entries[key]))
-        self._cached = lru_cache(_KEPT)(self._find)
+        self._by_start = _by_start(entries)
+        self._cached = lru_cache(_KEPT)(self._search)
 
     def translate(self, text: str) -> str:
         """The sentence in this language; the text itself where no entry fits it."""
-        if not text or len(text) > MOST_CHARS:
-            return text
-        found = self._cached(text, _DEPTH)
+        found = self._cached(text)
         return text if found is None else found
 
     def knows(self, text: str) -> bool:
-        return self._cached(text, _DEPTH) is not None
+        return self._cached(text) is not None
 
     def form(self, message: str) -> str:
         """For a template's `trans` block: the sentence with its placeholders (`%(name)s`) still in it."""
@@ -97,17 +94,42 @@ class Catalogue:
     def has_form(self, message: str) -> bool:
         return braced(message) in self._forms
 
+    def _search(self, text: str) -> str | None:
+        return _Search(self._whole, self._by_start).find(text, _DEPTH)
+
+
+class _Search:
+    """One text and its parts. What is tried is counted: no text, however it is made, holds a page up."""
+
+    def __init__(self, whole: Mapping[str, str], by_start: Mapping[str, list[_Pattern]]) -> None:
+        self._whole = whole
+        self._by_start = by_start
+        self._found: dict[tuple[str, int], str | None] = {}
+        self.tried = 0
+
+    def find(self, text: str, depth: int) -> str | None:
+        key = (text, depth)
+        if key not in self._found:
+            self._found[key] = self._find(text, depth)
+        return self._found[key]
+
     def _find(self, text: str, depth: int) -> str | None:
         body = text.strip()
+        if not body:
+            return None
         if body != text:
-            inner = self._find(body, depth) if body else None
+            inner = self.find(body, depth)
             return None if inner is None else text.replace(body, inner, 1)
         said = self._whole.get(text) or self._whole.get(text[0].swapcase() + text[1:])
-        if said is not None or not depth:
+        if said is not None or not depth or len(text) > MOST_CHARS:
             return said
-        own, any_start = self._by_start.get(text[0], ()), self._by_start.get("", ())
-        for one in merge(own, any_start, key=lambda one: -one.weight):
-            if one.core in text and (fits := one.regex.fullmatch(text)):
+        for one in self._by_start.get(text[0], self._by_start[""]):
+            if one.core not in text:
+                continue
+            if self.tried >= MOST_TRIED:
+                return None
+            self.tried += 1
+            if fits := one.regex.fullmatch(text):
                 said = self._said(one, fits.groupdict(), depth)
                 if said is not None:
                     return said
@@ -116,12 +138,20 @@ class Catalogue:
     def _said(self, one: _Pattern, parts: dict[str, str], depth: int) -> str | None:
         """None: a part that has to be known is not."""
         for name in one.inner:
-            found = self._cached(parts[name], depth - 1)
+            found = self.find(parts[name], depth - 1)
             if found is not None:
                 parts[name] = found
             elif name in one.sure:
                 return None
         return _HOLE.sub(lambda hole: parts[hole[1]], one.said)
+
+
+def _by_start(entries: Mapping[str, str]) -> dict[str, list[_Pattern]]:
+    """Patterns by a text's first character, those that say most first; under "" for every other."""
+    keys = sorted((key for key in entries if _HOLE.search(key)), key=_weight, reverse=True)
+    patterns = [(_start(key), _pattern(key, entries[key])) for key in keys]
+    starts = {start for start, _ in patterns} | {""}
+    return {at: [one for start, one in patterns if start in ("", at)] for at in starts}
 
 
 def braced(message: str) -> str:

@@ -128,5 +128,6 @@ def figure(value: float | None, unit: str = "") -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital at its start; the rest as it is."""
-    return text[:1].upper() + text[1:]
+    """With a capital at its start; the rest as it is, and so is a name that it begins with: gpu0007."""
+    first = text.split(" ", 1)[0]
+    return text if any(map(str.isdigit, first)) else text[:1].upper() + text[1:]

@@ -8,20 +8,20 @@ from healer.model import FaultClass, IncidentState, Message, Outcome, RunState, 
 from tests.support.console_sample import CLUSTER, NOW, Story, milliseconds, node_name
 
 XID79 = (
-    "Xid 79, GPU has fallen off the bus",
+    "Xid 79: GPU fell off the bus",
     "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
 )
 XID154 = (
-    "Xid 154, driver asks: GPU reset required",
+    "Xid 154: the driver asks for a GPU reset",
     "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 "
     "(GPU Reset Required)",
 )
 XID94 = (
-    "Xid 94, contained ECC error",
+    "Xid 94: Contained memory error: only that job is hit",
     "NVRM: Xid (PCI:0000:9b:00): 94, pid=212345, name=python3, Contained: SM (0x1). RST: No, D-RST: No",
 )
 XID31 = (
-    "Xid 31, MMU fault",
+    "Xid 31: GPU page fault (MMU)",
     "NVRM: Xid (PCI:0000:9b:00): 31, pid=88121, name=<script>alert(1)</script>, Ch 00000008, MMU Fault: "
     "ENGINE GRAPHICS GPC0 GPCCLIENT_T1_0 faulted @ 0x7f21_4a000000. Fault is of type FAULT_PDE "
     "ACCESS_TYPE_VIRT_READ",
@@ -29,19 +29,25 @@ XID31 = (
 
 
 def drained(story: Story, jobs: tuple[str, ...]) -> None:
-    story.decide(2003.1, Outcome.act, "All guards allow. Smallest remedy that can work: drain, then reset.")
+    story.decide(2003.1, Outcome.act, "gpu-reset begins on gpu0017: every guard allows it.")
     log = [
         (2004, "drain", "started", "", 1),
-        (2016, "drain", "done", "Reason read back from Slurm.", 1),
-        (2021, "list-jobs", "done", f"{len(jobs)} job hit: {', '.join(jobs)}", 1),
+        (2016, "drain", "done", "Drained: healer:gpu-lost", 1),
+        (2021, "list-jobs", "done", ", ".join(jobs), 1),
     ]
     for job in jobs:
         log += [
             (2024, f"requeue:{job}", "started", "", 1),
-            (2410, f"requeue:{job}", "done", "Asked to start at once; pending, restart count 1.", 1),
+            (
+                2410,
+                f"requeue:{job}",
+                "done",
+                f"Job {job} was requeued (restart 1) and starts as soon as Slurm's scheduler comes to it",
+                1,
+            ),
         ]
     log += [
-        (2415, "wait-drained", "waiting", "Until Slurm shows no job on the node.", 1),
+        (2415, "wait-drained", "waiting", "Slurm shows work still on gpu0017: it must be empty first.", 1),
         (9300, "wait-drained", "done", "", 1),
         (9312, "reset", "started", "nvidia-smi --gpu-reset -i 3", 1),
     ]
@@ -65,7 +71,7 @@ def drained(story: Story, jobs: tuple[str, ...]) -> None:
             message=Message(
                 id="m1",
                 cluster=CLUSTER,
-                title="gpu0017: GPU 3 has fallen off the bus",
+                title="GPU 3 of gpu0017 fell off the bus",
                 text="",
                 severity=Severity.P1,
                 page=True,
@@ -78,8 +84,12 @@ def history(count: int) -> list[IncidentDetail]:
     """Resolved incidents of the past, to fill pages."""
     rng = random.Random(11)
     rules = (
-        ("gpu-application", "xid-13", "Graphics engine exception"),
-        ("gpu-degraded", "xid-63", "Row remapped"),
+        (
+            "gpu-application",
+            "xid-13",
+            "Xid 13: Graphics/compute engine exception (often out-of-bounds access)",
+        ),
+        ("gpu-degraded", "xid-63", "Xid 63: Row remap (or page retirement) recorded: fixed at next reset"),
     )
     found = []
     for number in range(count):
@@ -96,7 +106,7 @@ def history(count: int) -> list[IncidentDetail]:
             severity=Severity.P3,
             state=IncidentState.resolved,
             closed=NOW - timedelta(hours=23),
-            closed_why="Nothing to do.",
+            closed_why="well again",
         )
         found.append(story.detail())
     return found

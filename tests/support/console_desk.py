@@ -54,7 +54,7 @@ def own() -> Own:
             models=(
                 ModelSeen(
                     hardware="h100", load="busy", id="5ac1" * 16, trained_at=_ago(days=3),
-                    in_force_at=_ago(days=2), by="healer", told="features lie as in training",
+                    in_force_at=_ago(days=2), by="healer", told="7 days have passed",
                 ),
             ),
         ),

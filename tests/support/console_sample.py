@@ -111,21 +111,21 @@ def jobs_of(nodes: dict[str, SlurmNode]) -> dict[str, SlurmJob]:
 
 
 _GUARDS = (
-    (Guard.pause, "Nothing is paused here.", None, None),
-    (Guard.mode, "Rule is in mode auto.", None, None),
-    (Guard.breaker, "Breaker is closed: 1 root in 5 min, opens at 5.", 1, 5),
-    (Guard.stale, "Slurm was read 0.8 s ago; 30 s is the bound.", 0.8, 30),
-    (Guard.ownership, "No person's drain, no veto.", None, None),
-    (Guard.protected, "Not on the protected list.", None, None),
-    (Guard.maintenance, "No planned work here.", None, None),
-    (Guard.slots, "2 slots held, 10 allowed at once.", 2, 10),
-    (Guard.rack, "0 nodes out in rack r005, 1 allowed.", 0, 1),
-    (Guard.switch, "1 node out under leaf01, 8 allowed.", 1, 8),
-    (Guard.partition, "3 nodes out in partition train, 312 allowed.", 3, 312),
-    (Guard.hourly, "2 slots granted in the last hour, 25 allowed.", 2, 25),
-    (Guard.floor, "1,238 nodes would stay in service; 1,125 must.", 1238, 1125),
-    (Guard.repeat, "No drain of this node in the last 6 h.", None, None),
-    (Guard.consent, "Surely unusable: its jobs may be requeued.", None, None),
+    (Guard.pause, "No pause concerns this.", None, None),
+    (Guard.mode, "Rule gpu-fatal is in mode auto.", None, None),
+    (Guard.breaker, "The breaker is closed.", 1, 5),
+    (Guard.stale, "Slurm's picture is 0.8 s old.", 0.8, 30),
+    (Guard.ownership, "Nobody else holds gpu0017.", None, None),
+    (Guard.protected, "gpu0017 is not protected.", None, None),
+    (Guard.maintenance, "No work is planned on gpu0017 now.", None, None),
+    (Guard.slots, "2 of 10 slots used.", 2, 10),
+    (Guard.rack, "0 of 1 slots in rack r005 (4 nodes) used.", 0, 1),
+    (Guard.switch, "1 of 8 slots in switch leaf01 (32 nodes) used.", 1, 8),
+    (Guard.partition, "3 of 312 slots in partition train (1250 nodes) used.", 3, 312),
+    (Guard.hourly, "2 of 25 slots of this hour used.", 2, 25),
+    (Guard.floor, "1239 of 1250 nodes in service, the floor is 1125; 1238 after this.", 1238, 1125),
+    (Guard.repeat, "No remedy is repeated.", None, None),
+    (Guard.consent, "Slurm may requeue job 4711, and its node is surely unusable.", None, None),
 )
 
 
@@ -301,7 +301,7 @@ def storm(sample: Sample) -> None:
             state=BreakerState.open,
             since=NOW - timedelta(minutes=2),
             roots=roots,
-            why="3 roots by nvswitch-fatal in 5 min, all under leaf02",
+            why="3 nodes with nvswitch-fatal in 5 min, the limit is 3 (all under switch leaf02)",
         ),
         pauses=(
             Pause(

@@ -83,10 +83,14 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         stuck = sample_data.digest(CLUSTER, "gpu-fatal", sample_data.node_name(20), 5)[:8]
         set_state = sample_data.set_state
         set_state(
-            fleet, 17, ("MIXED", "DRAIN"), f"healer:gpu-lost inc:{lost} GPU has fallen off the bus", "slurm"
+            fleet, 17, ("MIXED", "DRAIN"), f"healer:gpu-lost inc:{lost} Xid 79: GPU fell off the bus", "slurm"
         )
         set_state(
-            fleet, 20, ("IDLE", "DRAIN"), f"healer:gpu-fatal inc:{stuck} Uncontained ECC error", "slurm"
+            fleet,
+            20,
+            ("IDLE", "DRAIN"),
+            f"healer:gpu-fatal inc:{stuck} Xid 95: Uncontained memory error",
+            "slurm",
         )
         set_state(fleet, 26, ("IDLE", "DRAIN"), "swap riser, back on Friday", "jonas")
         set_state(fleet, 30, ("IDLE", "DRAIN"), "Kill task failed", "root")

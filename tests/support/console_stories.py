@@ -38,7 +38,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=3,
         lines=(XID79, XID154),
         fault_class=FaultClass.fatal,
-        title="GPU has fallen off the bus",
+        title="Xid 79: GPU fell off the bus",
         state=IncidentState.mitigating,
         severity=Severity.P1,
         cause=Cause.permanent,
@@ -50,7 +50,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         acknowledged_by="mara",
         counted={"xid-45": 126},
         confidence=1.0,
-        set_aside=(SetAside(at=NOW, what="No heartbeat for 40 s", why="the node speaks again"),),
+        set_aside=(SetAside(at=NOW, what="Node does not answer", why="the node speaks again"),),
         hit=tuple(
             JobHit(
                 job=job,
@@ -72,9 +72,9 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
     floor = Answer(
         guard=Guard.floor,
         kind=AnswerKind.hold,
-        used=27,
+        used=28,
         limit=28,
-        why="27 nodes would stay in service; 28 must (90 % of 32).",
+        why="28 of 32 nodes in service, the floor is 28: gpu0009 must stay.",
     )
     bad = Story(
         2,
@@ -85,12 +85,12 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=6,
         lines=(
             (
-                "Xid 64, row remapping failed",
+                "Xid 64: Row remap (or page retirement) could not be recorded",
                 "NVRM: Xid (PCI:0000:9b:00): 64, pid=1712, name=python3, Row Remapper: Failed to remap row",
             ),
         ),
         fault_class=FaultClass.fatal,
-        title="Row remapping failed",
+        title="Xid 64: Row remap (or page retirement) could not be recorded",
         severity=Severity.P0,
         cause=Cause.permanent,
         remedy=(Remedy.drain_then_reset,),
@@ -99,7 +99,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         unusable=True,
         known_bad_in_service=True,
     )
-    bad.decide(2002, Outcome.held, "The floor of service would be broken.", floor=floor)
+    bad.decide(2002, Outcome.held, floor.why, floor=floor)
     bad.run("drain-reset-verify", RunState.held, [(2003, "drain", "held", floor.why, 1)])
     bad.messages.append(
         SentMessage(
@@ -109,7 +109,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
             message=Message(
                 id="m2",
                 cluster=CLUSTER,
-                title="gpu0009 is known bad and in service",
+                title="gpu0009: known bad and in service",
                 text="",
                 severity=Severity.P0,
                 page=True,
@@ -126,12 +126,12 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         minutes_ago=11,
         lines=(
             (
-                "SXid 20034, LTSSM fault up",
+                "SXid 20034: NVLink DL/PL: ltssm fault up",
                 "nvidia-nvswitch2: SXid (PCI:0000:87:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
             ),
         ),
         fault_class=FaultClass.fatal,
-        title="NVSwitch link lost",
+        title="SXid 20034: NVLink DL/PL: ltssm fault up",
         severity=Severity.P1,
         cause=Cause.fabric,
         remedy=(Remedy.reboot_node,),
@@ -145,7 +145,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         approval=Answer(
             guard=Guard.approval,
             kind=AnswerKind.hold,
-            why="A person must approve: rule nvswitch-fatal is in mode approve.",
+            why="Rule nvswitch-fatal is in mode approve.",
         ),
     )
     switch.run(
@@ -160,7 +160,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
     slots = Answer(
         guard=Guard.slots,
         kind=AnswerKind.hold,
-        why="10 slots held, 10 allowed at once.",
+        why="10 of 10 slots used.",
         used=10,
         limit=10,
         frees_at=NOW + timedelta(minutes=8),
@@ -174,13 +174,13 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=0,
         lines=(XID154,),
         fault_class=FaultClass.degraded,
-        title="The driver asks for a GPU reset",
+        title="Xid 154: the driver asks for a GPU reset",
         severity=Severity.P2,
         cause=Cause.transient,
         remedy=(Remedy.reset_gpu_when_idle,),
         nodes={node_name(12): Verdict.suspect},
     )
-    held.decide(2002, Outcome.held, "No slot is free.", slots=slots)
+    held.decide(2002, Outcome.held, slots.why, slots=slots)
     held.run("drain-reset-verify", RunState.held, [(2003, "drain", "held", slots.why, 1)])
     told.append(held)
 
@@ -193,12 +193,12 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=1,
         lines=(
             (
-                "Xid 95, uncontained ECC error",
+                "Xid 95: Uncontained memory error: all jobs on the GPU are hit",
                 "NVRM: Xid (PCI:0000:9b:00): 95, Uncontained: LTC TAG (0x2,0x0)",
             ),
         ),
         fault_class=FaultClass.fatal,
-        title="Uncontained ECC error",
+        title="Xid 95: Uncontained memory error: all jobs on the GPU are hit",
         severity=Severity.P1,
         cause=Cause.permanent,
         state=IncidentState.mitigating,
@@ -207,19 +207,19 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         jobs_hit=("4713",),
         jobs_hit_final=True,
     )
-    stuck.decide(2002, Outcome.act, "All guards allow.")
+    stuck.decide(2002, Outcome.act, "Every guard allows it.")
     stuck.run(
         "drain-reset-verify",
         RunState.stuck,
         [
             (2004, "drain", "started", "", 1),
-            (2019, "drain", "done", "Reason read back from Slurm.", 1),
+            (2019, "drain", "done", "Drained: healer:gpu-fatal", 1),
             (3100, "reset", "started", "", 1),
-            (63100, "reset", "failed", "No answer from the node within 60 s.", 1),
+            (63100, "reset", "failed", "The connection to gpu0020 broke: ssh gave no reason", 1),
             (64100, "reset", "started", "", 2),
-            (124100, "reset", "failed", "No answer from the node within 60 s.", 2),
+            (124100, "reset", "failed", "The connection to gpu0020 broke: ssh gave no reason", 2),
         ],
-        question="The reset of GPU 1 did not answer twice. Try again, or cancel and repair by hand?",
+        question="The connection to gpu0020 broke: ssh gave no reason",
     )
     told.append(stuck)
 
@@ -231,7 +231,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         minutes_ago=60 * 29,
         lines=(),
         fault_class=FaultClass.informational,
-        title="Drained by a person",
+        title="Drained by jonas: no reason given",
         severity=Severity.P3,
         cause=Cause.maintenance,
         owner="jonas",
@@ -246,9 +246,9 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         "slurm-drain:kill-task-failed",
         node_name(30),
         minutes_ago=33,
-        lines=(("Slurm drained the node: Kill task failed", ""),),
+        lines=(("Slurm itself took it out: Kill task failed", ""),),
         fault_class=FaultClass.degraded,
-        title="Slurm drained the node: Kill task failed",
+        title="Slurm itself took it out: Kill task failed",
         severity=Severity.P2,
         cause=Cause.transient,
         state=IncidentState.verifying,
@@ -265,7 +265,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=4,
         lines=(XID94,),
         fault_class=FaultClass.degraded,
-        title="Contained ECC error",
+        title="Xid 94: Contained memory error: only that job is hit",
         severity=Severity.P2,
         cause=Cause.transient,
         remedy=(Remedy.reset_gpu_when_idle,),
@@ -275,7 +275,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
     suggest.decide(
         2002,
         Outcome.held,
-        "Rule gpu-degraded is in mode suggest.",
+        "Rule gpu-degraded is in mode suggest: a person starts it.",
         mode=Answer(
             guard=Guard.mode,
             kind=AnswerKind.hold,
@@ -291,13 +291,17 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         "node-silent",
         node_name(2),
         minutes_ago=1.5,
-        lines=(("No heartbeat for 34 s; the sender kept 10 s", ""),),
+        lines=(("Its sender went silent at 03:14:36 UTC; Slurm still reaches the node (IDLE)", ""),),
         fault_class=FaultClass.unknown,
         title="Node does not answer",
         severity=Severity.P2,
         nodes={node_name(2): Verdict.watch},
     )
-    silent.decide(2002, Outcome.nothing, "Slurm still hears the node: nothing is done.")
+    silent.decide(
+        2002,
+        Outcome.nothing,
+        "Nothing speaks of gpu0002 now: a second sense must agree before anything is done.",
+    )
     told.append(silent)
 
     app = Story(
@@ -309,15 +313,17 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=2,
         lines=(XID31,),
         fault_class=FaultClass.application,
-        title="MMU fault in a job's own process",
+        title="Xid 31: GPU page fault (MMU)",
         severity=Severity.P3,
         cause=Cause.application,
         state=IncidentState.resolved,
         closed=NOW - timedelta(minutes=99),
-        closed_why="The job's own fault; nothing is wrong with the node.",
+        closed_why="well again",
         jobs_hit=("4690",),
     )
-    app.decide(2001, Outcome.nothing, "The fault is the application's: no remedy on the node.")
+    app.decide(
+        2001, Outcome.nothing, "Rule gpu-application has no playbook: people are told, nothing is done."
+    )
     told.append(app)
 
     healed = Story(
@@ -329,37 +335,37 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=5,
         lines=(
             (
-                "Xid 119, GSP RPC timeout",
+                "Xid 119: GSP firmware did not answer an RPC",
                 "NVRM: Xid (PCI:0000:9b:00): 119, pid=1, name=systemd, Timeout after 45s "
                 "of waiting for RPC response from GPU5 GSP!",
             ),
         ),
         fault_class=FaultClass.fatal,
-        title="GSP does not answer",
+        title="Xid 119: GSP firmware did not answer an RPC",
         severity=Severity.P1,
         cause=Cause.transient,
         state=IncidentState.resolved,
         closed=NOW - timedelta(hours=6.6),
-        closed_why="Reset, verified, returned.",
+        closed_why="well again; back 2 min after the drain; after a GPU reset",
         review=Review.true_fault,
-        review_cause="GSP hang",
+        review_cause="INC-20655",
         jobs_hit=("4655",),
         jobs_hit_final=True,
         remedy=(Remedy.drain_then_reset,),
     )
-    healed.decide(2002, Outcome.act, "All guards allow.")
+    healed.decide(2002, Outcome.act, "Every guard allows it.")
     healed.run(
         "drain-reset-verify",
         RunState.done,
         [
             (2004, "drain", "started", "", 1),
-            (2014, "drain", "done", "Reason read back from Slurm.", 1),
+            (2014, "drain", "done", "Drained: healer:gpu-fatal", 1),
             (2020, "reset", "started", "", 1),
-            (18040, "reset", "done", "8 GPUs, no pending remap.", 1),
-            (18050, "verify", "started", "dcgmi diag -r 2", 1),
-            (128050, "verify", "done", "All tests pass.", 1),
+            (18040, "reset", "done", "gpu0014: the memory of 8 GPUs is well, nothing is pending", 1),
+            (18050, "verify", "started", "The tests of gpu0014 begin", 1),
+            (128050, "verify", "done", "all 8 tests passed", 1),
             (128060, "resume", "started", "", 1),
-            (128072, "resume", "done", "In service again; watched until 20:16.", 1),
+            (128072, "resume", "done", "gpu0014 is in service (IDLE)", 1),
         ],
     )
     told.append(healed)
@@ -373,13 +379,13 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=7,
         lines=(XID94,),
         fault_class=FaultClass.degraded,
-        title="Contained ECC error",
+        title="Xid 94: Contained memory error: only that job is hit",
         severity=Severity.P3,
         state=IncidentState.resolved,
         closed=NOW - timedelta(hours=19),
-        closed_why="Resolved by mara.",
+        closed_why="resolved by mara: INC-20661",
         review=Review.false_alarm,
-        review_cause="Test injection",
+        review_cause="INC-20661",
     )
     told.append(alarm)
 
@@ -391,22 +397,22 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         minutes_ago=75,
         lines=(
             (
-                "SXid 12028, egress non-posted PRIV error",
+                "SXid 12028: port egress: egress privrsperr",
                 "nvidia-nvswitch0: SXid (PCI:0000:85:00.0): 12028, Non-fatal, "
                 "Link 31 egress non-posted PRIV error",
             ),
         ),
         fault_class=FaultClass.degraded,
-        title="NVSwitch reports a non-fatal error",
+        title="SXid 12028: port egress: egress privrsperr",
         severity=Severity.P3,
         cause=Cause.fabric,
         nodes={node_name(28): Verdict.watch},
     )
-    shadow.decide(2002, Outcome.act, "All guards allow. Mode shadow: nothing is touched.")
+    shadow.decide(2002, Outcome.act, "Every guard allows it.")
     shadow.run(
         "drain-reboot-verify",
         RunState.running,
-        [(2004, "drain", "done", "Would drain gpu0028.", 1)],
+        [(2004, "drain", "done", "shadow: would drain gpu0028", 1)],
         mode=Mode.shadow,
         shadow=True,
     )

@@ -95,17 +95,17 @@ def clock_chart() -> Chart:
                 for slot, at in enumerate(times))  # fmt: skip
     peers = tuple(1755 + 6 * math.sin(slot / 9) for slot in range(180))
     return Chart(
-        title=f"SM clock of {SLOW_NODE} GPU {SLOW_GPU}",
+        title=f"Clock of the SMs, {SLOW_NODE} GPU {SLOW_GPU}",
         unit="MHz",
         times=tuple(at.timestamp() for at in times),
         lines=(
             ChartLine(label="GPU 5", role="own", values=own),
-            ChartLine(label="median of 247 peers", role="peers", values=peers),
-            ChartLine(label="10 % of peers", role="low", values=tuple(one - 32 for one in peers)),
-            ChartLine(label="90 % of peers", role="high", values=tuple(one + 24 for one in peers)),
-            ChartLine(label="85 % of peers", role="threshold", values=tuple(one * 0.85 for one in peers)),
+            ChartLine(label="peers", role="peers", values=peers),
+            ChartLine(label="peers, 10 %", role="low", values=tuple(one - 32 for one in peers)),
+            ChartLine(label="peers, 90 %", role="high", values=tuple(one + 24 for one in peers)),
+            ChartLine(label="limit", role="threshold", values=tuple(one * 0.85 for one in peers)),
         ),
-        marks=(ChartMark(at=BEGAN, label="began"), ChartMark(at=FOUND, label="found")),
+        marks=(ChartMark(at=BEGAN, label="began"),),
         signal="sm_clock_mhz",
         node=SLOW_NODE,
         gpu=SLOW_GPU,
@@ -118,16 +118,16 @@ def temperature_chart() -> Chart:
     times = tuple((start + timedelta(seconds=_SLOT_S * slot)).timestamp() for slot in range(180))
     rise = [max(0.0, min(1.0, (slot - 130) / 25)) for slot in range(180)]
     return Chart(
-        title=f"Temperature of {SLOW_NODE} GPU {SLOW_GPU}",
+        title=f"Temperature of the GPU, {SLOW_NODE} GPU {SLOW_GPU}",
         unit="°C",
         times=times,
         lines=(
             ChartLine(label="GPU 5", role="own",
                       values=tuple(round(63 + 25 * share + rng.random()) for share in rise)),
-            ChartLine(label="median of 247 peers", role="peers", values=(62.0,) * 180),
-            ChartLine(label="10 % of peers", role="low", values=(57.0,) * 180),
-            ChartLine(label="90 % of peers", role="high", values=(67.5,) * 180),
-            ChartLine(label="slowdown limit", role="threshold", values=(87.0,) * 180),
+            ChartLine(label="peers", role="peers", values=(62.0,) * 180),
+            ChartLine(label="peers, 10 %", role="low", values=(57.0,) * 180),
+            ChartLine(label="peers, 90 %", role="high", values=(67.5,) * 180),
+            ChartLine(label="limit", role="threshold", values=(87.0,) * 180),
         ),
         marks=(ChartMark(at=BEGAN, label="began"),),
         signal="gpu_temp_c",
@@ -141,16 +141,16 @@ def ratio_chart() -> Chart:
     steps = range(12_400, 12_500)
     own = tuple(round(1 + (0.18 if step >= 12_460 else 0) + rng.gauss(0, 0.004), 4) for step in steps)
     return Chart(
-        title="Compute per unit of work of rank 53, against its stage",
+        title="Compute per unit of work, ratio to the peers' median",
         unit="ratio",
         x="step",
         times=tuple(float(step) for step in steps),
         lines=(
             ChartLine(label="rank 53", role="own", values=own),
-            ChartLine(label="its stage", role="peers", values=(1.0,) * 100),
-            ChartLine(label="10 %", role="low", values=(0.994,) * 100),
-            ChartLine(label="90 %", role="high", values=(1.006,) * 100),
-            ChartLine(label="dead band", role="threshold", values=(1.02,) * 100),
+            ChartLine(label="peers", role="peers", values=(1.0,) * 100),
+            ChartLine(label="peers, 10 %", role="low", values=(0.994,) * 100),
+            ChartLine(label="peers, 90 %", role="high", values=(1.006,) * 100),
+            ChartLine(label="too slow", role="threshold", values=(1.02,) * 100),
         ),
         node=SLOW_NODE,
         gpu=SLOW_GPU,
@@ -185,7 +185,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
         minutes_ago=(NOW - FOUND).total_seconds() / 60,
         gpu=SLOW_GPU,
         fault_class=FaultClass.degraded,
-        title="A GPU is slower than its peers",
+        title="GPU 18 % slower than its peers in job 4711",
         severity=Severity.P2,
         state=IncidentState.mitigating,
         cause=Cause.unclear,
@@ -193,32 +193,36 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
         nodes={SLOW_NODE: Verdict.suspect},
         jobs_hit=jobs,
     )
-    story.decide(31_000, Outcome.act, "Two senses agree: step times and measured signals.")
+    story.decide(31_000, Outcome.act, "slow-node begins on gpu0007: every guard allows it.")
     story.run(
         "slow-node",
         RunState.running,
         [
-            (31_020, "wait-job", "waiting", "Until the job ends or has a durable checkpoint.", 1),
-            (400_000, "wait-job", "done", "Checkpoint of step 12480 is durable.", 1),
+            (31_020, "wait-job", "waiting", "job 4711: its next durable checkpoint, or its end", 1),
+            (400_000, "wait-job", "done", "Slurm shows work still on gpu0007: it must be empty first.", 1),
             (400_010, "drain", "started", "", 1),
-            (400_090, "drain", "done", "Reason read back from Slurm.", 1),
+            (400_090, "drain", "done", "Drained: healer:straggler", 1),
         ],
         ms=31_010,
     )
     story.findings = (
         _finding(
             "gpu-clock-low", Sense.metrics, FOUND,
-            "SM clock 1,290 MHz, peers 1,755 MHz, use 98 %: 26 % below for 2 min.",
+            "GPU clock 15 % below its peers at high use: "
+            "clock of the SMs 1290 MHz (peers 1755 MHz), "
+            "share of time in which any kernel ran 98 %; for 2 min",
             charts=(clock_chart(), temperature_chart()),
         ),
         _finding(
             "straggler", Sense.step_times, FOUND + timedelta(seconds=20),
-            "Rank 53: 18 % more compute per unit of work than its stage for 6 steps; the job waits for it.",
+            "rank 53 on gpu0007 GPU 5: 18 % more compute per unit of work than its stage for 6 steps, "
+            "since step 12460; job 4711 waits for it",
             charts=(ratio_chart(),),
         ),
         _finding(
             "unusual-node", Sense.forest, FOUND + timedelta(minutes=4),
-            "Score 0.71 where 999 of 1,000 healthy nodes are below 0.62.",
+            "gpu0007 is unusual among 31 nodes that are busy: score 0.71, threshold 0.62, "
+            "since 03:01:20 UTC; gpu power -0.26, peers 0.004; gpu use, mean 25.1, peers 0.3",
             contributions=(
                 Contribution(feature="sm_clock_worst", share=0.46, value=-0.26, peers=0.004),
                 Contribution(feature="gpu_temp_worst", share=0.31, value=25.1, peers=0.3),

@@ -39,6 +39,8 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
     guards: tuple[GuardRow, ...] = ()
     open: bool = False
+    #: `detail` is what a person typed: it is in no language of ours.
+    typed: bool = False
 
 
 def timeline(detail: IncidentDetail) -> list[TimelineRow]:
@@ -182,7 +184,9 @@ def _done(detail: IncidentDetail) -> list[TimelineRow]:
 
 def _said(detail: IncidentDetail) -> list[TimelineRow]:
     rows = [
-        TimelineRow(at=note.at, kind="person", tone="person", text=f"{note.by} wrote", detail=note.text)
+        TimelineRow(
+            at=note.at, kind="person", tone="person", text=f"{note.by} wrote", detail=note.text, typed=True
+        )
         for note in detail.notes
     ]
     rows += [_record(one) for one in detail.records if _worth(one)]

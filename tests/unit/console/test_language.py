@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from healer.console.language import Catalogue, CatalogueError, checked, chosen, load
+from healer.console import language
+from healer.console.language import MOST_CHARS, Catalogue, CatalogueError, checked, chosen, load
 
 CATALOGUE = Catalogue(
     {
@@ -50,6 +51,26 @@ CATALOGUE = Catalogue(
 )
 def test_a_finished_sentence_is_translated_and_a_strange_one_kept(english: str, said: str) -> None:
     assert CATALOGUE.translate(english) == said
+
+
+def test_nothing_is_not_known() -> None:
+    assert not CATALOGUE.knows("")
+    assert not CATALOGUE.knows("  ")
+    assert CATALOGUE.knows("Sign out")
+
+
+def test_a_story_is_known_as_a_whole_or_not_at_all() -> None:
+    story = ("a line of a log, " * MOST_CHARS).strip()
+    assert Catalogue({story: "日志"}).translate(story) == "日志"
+    assert CATALOGUE.translate(f"gpu1: sign out{' ' + story}") == f"gpu1: sign out {story}"
+
+
+def test_what_is_tried_for_one_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = Catalogue({"{one|t}; {more|t}": "{one}；{more}"})
+    assert chain.translate("a; b; c; d") == "a；b；c；d"
+    monkeypatch.setattr(language, "MOST_TRIED", 2)
+    again = Catalogue({"{one|t}; {more|t}": "{one}；{more}"})
+    assert again.translate("a; b; c; d") == "a；b；c; d"
 
 
 def test_a_template_gets_the_sentence_with_its_own_placeholders() -> None:

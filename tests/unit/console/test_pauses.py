@@ -159,7 +159,7 @@ def test_the_page_shows_only_what_the_role_may_press(role: Role, adds: bool, res
     assert ('data-act="/api/v1/pauses/pause-1"' in main) is adds
     assert ('data-act="/api/v1/breaker/reset"' in main) is resets
     assert "rule nvswitch-degraded" in main and "&lt;b&gt;BIOS&lt;/b&gt; upgrade" in main
-    assert "gpu0040" in main and "3 roots by nvswitch-fatal" in main
+    assert "gpu0040" in main and "3 nodes with nvswitch-fatal in 5 min" in main
 
 
 def test_a_quiet_site_says_so() -> None:

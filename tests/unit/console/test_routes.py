@@ -340,7 +340,7 @@ def test_an_incident_tells_what_is_broken_then_why_then_whom_it_hit_then_what_wa
     parts = ["h-verdict", "h-why", "h-aside", "h-hit", "h-sim", "h-done", "h-left", "h-time"]
     places = [page.index(f'id="{part}"') for part in parts]
     assert places == sorted(places)
-    assert "GPU 3 of gpu0017 has fallen off the bus (Xid 79, certain)" in page
+    assert "GPU 3 of gpu0017 fell off the bus (Xid 79, certain)" in page
     assert "126 × Xid 45: teardown of job 4711 after Xid 79" in page
     assert "64 GPU-hours lost since the checkpoint of 20 Nov 02:42 UTC" in page
     assert "xid.yaml, row 79" in page

@@ -49,3 +49,11 @@ def test_names_are_cut() -> None:
 )  # fmt: skip
 def test_sizes_are_for_people(count: int, text: str) -> None:
     assert words.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a fan failed", "A fan failed"), ("gpu0007 is out", "gpu0007 is out"), ("", "")],
+)
+def test_a_sentence_begins_with_a_capital_and_a_name_as_it_is(text: str, said: str) -> None:
+    assert words.sentence(text) == said

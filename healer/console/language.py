@@ -19,11 +19,12 @@ alone and are held against no finished text, so they may be as short as a headin
 import re
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import yaml
+
+from healer.console.patterns import HOLE, Pattern, Spent, Steps, pattern, start, weight
 
 LANGUAGES = {"en": "English", "zh": "简体中文"}
 COOKIE = "healer_language"
@@ -31,36 +32,19 @@ COOKIE = "healer_language"
 #: The language of the request that is being answered.
 current: ContextVar[str] = ContextVar("language", default="en")
 
-_HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?|\|w)?\}")
-#: `1,290 MHz`, `60 °C to 70 °C`: the comma of a list and what follows are no part of a figure.
-_FITS = {"|n": r"[-+−]?\d(?:[^,(]|,\d)*?", "|nt": r"[-+−]?\d.*?", "|w": r"\S+?"}
 _PERCENT = re.compile(r"%\((\w+)\)s")
 #: healer writes sentences within sentences no deeper (figures of a finding are a chain). Text of others
 #: ends here too.
 _DEPTH = 16
-#: What a part that has to be known says, in characters.
-_KNOWN_SAYS = 10
 #: Longer texts are stories of others: logs, output of commands. They are known as a whole or not at all.
 MOST_CHARS = 700
-#: Patterns held against one text and its parts. healer's own sentences need a fifth.
-MOST_TRIED = 400
+#: Places in one text and its parts at which patterns are tried. healer's own sentences need a tenth.
+MOST_STEPS = 20_000
 _KEPT = 20_000
 
 
 class CatalogueError(ValueError):
     """Names the file and the entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    regex: re.Pattern[str]
-    #: The longest run of plain characters: a text without it cannot fit.
-    core: str
-    said: str
-    #: Names whose text is translated in turn, and those of them that have to be known.
-    inner: frozenset[str]
-    sure: frozenset[str]
-    weight: int
 
 
 class Catalogue:
@@ -69,24 +53,24 @@ class Catalogue:
     def __init__(self, entries: Mapping[str, str], forms: Mapping[str, str] | None = None) -> None:
         """`forms`: what templates alone ask for."""
         both = {**entries, **(forms or {})}
-        self._whole = {key: said for key, said in {**both, **entries}.items() if not _HOLE.search(key)}
+        self._whole = {key: said for key, said in {**both, **entries}.items() if not HOLE.search(key)}
         #: For templates: `{n|t} runs` and `{n} runs` are one.
-        self._forms = {_HOLE.sub(r"{\1}", key): said for key, said in both.items()}
+        self._forms = {HOLE.sub(r"{\1}", key): said for key, said in both.items()}
         self._by_start = _by_start(entries)
         self._cached = lru_cache(_KEPT)(self._search)
 
     def translate(self, text: str) -> str:
         """The sentence in this language; the text itself where no entry fits it."""
-        found = self._cached(text)
+        found = self._look_up(text)
         return text if found is None else found
 
     def knows(self, text: str) -> bool:
-        return self._cached(text) is not None
+        return self._look_up(text) is not None
 
     def form(self, message: str) -> str:
         """For a template's `trans` block: the sentence with its placeholders (`%(name)s`) still in it."""
         said = self._forms.get(braced(message))
-        return message if said is None else _HOLE.sub(r"%(\1)s", said.replace("%", "%%"))
+        return message if said is None else HOLE.sub(r"%(\1)s", said.replace("%", "%%"))
 
     def forms(self, one: str, many: str, count: int) -> str:
         return self.form(one if count == 1 else many)
@@ -94,18 +78,25 @@ class Catalogue:
     def has_form(self, message: str) -> bool:
         return braced(message) in self._forms
 
+    def _look_up(self, text: str) -> str | None:
+        # What is long is known as a whole or not at all, and not worth keeping.
+        return self._cached(text) if len(text) <= MOST_CHARS else self._search(text)
+
     def _search(self, text: str) -> str | None:
-        return _Search(self._whole, self._by_start).find(text, _DEPTH)
+        try:
+            return _Search(self._whole, self._by_start).find(text, _DEPTH)
+        except Spent:
+            return None
 
 
 class _Search:
     """One text and its parts. What is tried is counted: no text, however it is made, holds a page up."""
 
-    def __init__(self, whole: Mapping[str, str], by_start: Mapping[str, list[_Pattern]]) -> None:
+    def __init__(self, whole: Mapping[str, str], by_start: Mapping[str, list[Pattern]]) -> None:
         self._whole = whole
         self._by_start = by_start
         self._found: dict[tuple[str, int], str | None] = {}
-        self.tried = 0
+        self._steps = Steps(MOST_STEPS)
 
     def find(self, text: str, depth: int) -> str | None:
         key = (text, depth)
@@ -126,16 +117,14 @@ class _Search:
         for one in self._by_start.get(text[0], self._by_start[""]):
             if one.core not in text:
                 continue
-            if self.tried >= MOST_TRIED:
-                return None
-            self.tried += 1
-            if fits := one.regex.fullmatch(text):
-                said = self._said(one, fits.groupdict(), depth)
-                if said is not None:
-                    return said
+            self._steps.take()
+            parts = one.fits(text, self._steps)
+            said = self._said(one, parts, depth) if parts is not None else None
+            if said is not None:
+                return said
         return None
 
-    def _said(self, one: _Pattern, parts: dict[str, str], depth: int) -> str | None:
+    def _said(self, one: Pattern, parts: dict[str, str], depth: int) -> str | None:
         """None: a part that has to be known is not."""
         for name in one.inner:
             found = self.find(parts[name], depth - 1)
@@ -143,43 +132,19 @@ class _Search:
                 parts[name] = found
             elif name in one.sure:
                 return None
-        return _HOLE.sub(lambda hole: parts[hole[1]], one.said)
+        return HOLE.sub(lambda hole: parts[hole[1]], one.said)
 
 
-def _by_start(entries: Mapping[str, str]) -> dict[str, list[_Pattern]]:
+def _by_start(entries: Mapping[str, str]) -> dict[str, list[Pattern]]:
     """Patterns by a text's first character, those that say most first; under "" for every other."""
-    keys = sorted((key for key in entries if _HOLE.search(key)), key=_weight, reverse=True)
-    patterns = [(_start(key), _pattern(key, entries[key])) for key in keys]
-    starts = {start for start, _ in patterns} | {""}
-    return {at: [one for start, one in patterns if start in ("", at)] for at in starts}
+    keys = sorted((key for key in entries if HOLE.search(key)), key=weight, reverse=True)
+    patterns = [(start(key), pattern(key, entries[key])) for key in keys]
+    starts = {begins for begins, _ in patterns} | {""}
+    return {at: [one for begins, one in patterns if begins in ("", at)] for at in starts}
 
 
 def braced(message: str) -> str:
     return _PERCENT.sub(r"{\1}", message).replace("%%", "%")
-
-
-def _weight(key: str) -> int:
-    """How much of it is plain or known: the sentence that says most fits first."""
-    return len(_HOLE.sub("", key)) + (_KNOWN_SAYS if "|t!}" in key else 0)
-
-
-def _start(key: str) -> str:
-    return "" if _HOLE.match(key) else key[0]
-
-
-def _pattern(key: str, said: str) -> _Pattern:
-    parts, seen, end = [], set[str](), 0
-    for hole in _HOLE.finditer(key):
-        parts.append(re.escape(key[end : hole.start()]))
-        fits = _FITS.get(hole[2], ".+?")
-        parts.append(f"(?P={hole[1]})" if hole[1] in seen else f"(?P<{hole[1]}>{fits})")
-        seen.add(hole[1])
-        end = hole.end()
-    parts.append(re.escape(key[end:]))
-    core = max(_HOLE.sub("\0", key).split("\0"), key=len)
-    inner = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2] not in (None, "|w"))
-    sure = frozenset(hole[1] for hole in _HOLE.finditer(key) if hole[2] == "|t!")
-    return _Pattern(re.compile("".join(parts), re.DOTALL), core, said, inner, sure, _weight(key))
 
 
 def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]:
@@ -188,13 +153,13 @@ def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]
     for key, said in entries:
         if not isinstance(said, str) or not said.strip():
             raise CatalogueError(f"{where}: {key!r}: no text")
-        asked = {hole[1] for hole in _HOLE.finditer(key)}
-        given = {hole[1] for hole in _HOLE.finditer(said)}
+        asked = {hole[1] for hole in HOLE.finditer(key)}
+        given = {hole[1] for hole in HOLE.finditer(said)}
         if not given <= asked:
             raise CatalogueError(
                 f"{where}: {key!r}: {', '.join(sorted(given - asked))} stands on the right alone"
             )
-        if not _HOLE.sub("", key).strip():
+        if not HOLE.sub("", key).strip():
             raise CatalogueError(f"{where}: {key!r}: would fit every text")
         kept[key] = said
     return kept

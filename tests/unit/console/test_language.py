@@ -6,6 +6,7 @@ import pytest
 
 from healer.console import language
 from healer.console.language import MOST_CHARS, Catalogue, CatalogueError, checked, chosen, load
+from healer.console.patterns import Steps, pattern
 
 CATALOGUE = Catalogue(
     {
@@ -68,9 +69,36 @@ def test_a_story_is_known_as_a_whole_or_not_at_all() -> None:
 def test_what_is_tried_for_one_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = Catalogue({"{one|t}; {more|t}": "{one}；{more}"})
     assert chain.translate("a; b; c; d") == "a；b；c；d"
-    monkeypatch.setattr(language, "MOST_TRIED", 2)
+    monkeypatch.setattr(language, "MOST_STEPS", 3)
     again = Catalogue({"{one|t}; {more|t}": "{one}；{more}"})
-    assert again.translate("a; b; c; d") == "a；b；c; d"
+    assert again.translate("a; b; c; d") == "a; b; c; d"
+
+
+def test_a_text_made_to_be_cut_in_a_billion_ways_is_given_up() -> None:
+    holes = "{figure} {value} is {share} % of {good} on {reference}; {more|t}"
+    text = f"{'a ' * 90}{'is ' * 60}{'% of ' * 30}{'on ' * 60}"
+    assert len(text) <= MOST_CHARS
+    assert Catalogue({holes: holes}).translate(text + "; ") == text + "; "
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a is b is 5 % of c", {"what": "a is b", "share": "5", "all": "c"}),
+        ("a is 5 % of c % of d", {"what": "a", "share": "5", "all": "c % of d"}),
+        ("a is x % of d", None),
+        ("a is 5 % of ", None),
+        (" is 5 % of d", None),
+    ],
+)
+def test_a_hole_is_as_short_as_it_can_be(text: str, parts: dict[str, str] | None) -> None:
+    assert pattern("{what} is {share|n} % of {all}", "x").fits(text, Steps(100)) == parts
+
+
+def test_a_name_that_stands_twice_is_the_same_twice() -> None:
+    twice = pattern("{node} to {other}, {node} back", "x")
+    assert twice.fits("a to b, c to d, a back", Steps(100)) == {"node": "a", "other": "b, c to d"}
+    assert twice.fits("a to b, c back", Steps(100)) is None
 
 
 def test_a_template_gets_the_sentence_with_its_own_placeholders() -> None:

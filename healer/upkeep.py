@@ -63,9 +63,9 @@ class Upkeep:
 
     def _slots(self, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
         """Slots whose node a person has given back, or whose drain never came: they are free again."""
-        freed = set()
+        freed = set[str]()
         for slot in idle_slots(facts, runs.values(), self.tx.run):
-            if not self.tx.slot_stands(slot):
+            if self._changed(slot, freed):
                 continue
             self.tx.release_slot(slot.node, at=self.now, why="its run ended before the node was drained")
             freed.add(slot.node)
@@ -74,12 +74,19 @@ class Upkeep:
             freed.add(slot.node)
         for slot, veto in find_vetoes(facts, runs.values(), self.rules, self.now):
             # `runs` were read after the slots: one that gave its node back in between is in neither.
-            if self._returns_it(slot, runs) or not self.tx.slot_stands(slot):
+            if self._returns_it(slot, runs) or self._changed(slot, freed):
                 continue
             self._veto(slot, veto, runs)
             freed.add(slot.node)
         left = tuple(slot for slot in facts.slots if slot.node not in freed)
         return msgspec.structs.replace(facts, slots=left)
+
+    def _changed(self, slot: Slot, freed: set[str]) -> bool:
+        """Its run wrote to it after the facts were read. One that it gave back is free."""
+        known = self.tx.slot_of(slot.node)
+        if known is None:
+            freed.add(slot.node)
+        return known is None or (known.run, known.drained_at) != (slot.run, slot.drained_at)
 
     def _returns_it(self, slot: Slot, runs: Mapping[str, Run]) -> bool:
         """A run of ours has just lifted the drain; its slot goes with the next thing that it writes."""

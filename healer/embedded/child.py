@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -64,7 +65,9 @@ class Child:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         for descriptor in not_its:
             os.close(descriptor)
-        with self.log.open("ab") as log:
+        with Path(os.devnull).open("rb") as nothing, self.log.open("ab") as log:
+            # Who read from a terminal behind our back would stop the whole group.
+            os.dup2(nothing.fileno(), 0)
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
         os.environ.clear()
@@ -78,11 +81,15 @@ class Child:
         self.process = None
         if time.monotonic() - self._born > STEADY_S:
             self._delay_s = FIRST_DELAY_S
-        self._due = time.monotonic() + self._delay_s
-        self._delay_s = min(self._delay_s * 2, LONGEST_DELAY_S)
+        self.later()
         if status < 0:
             return f"signal {-status}"
         return f"exit status {status}: {last_line(self.log)}"
+
+    def later(self) -> None:
+        """It is started again after a while, longer each time."""
+        self._due = time.monotonic() + self._delay_s
+        self._delay_s = min(self._delay_s * 2, LONGEST_DELAY_S)
 
     def due(self) -> bool:
         """Whether it is time to start it again."""
@@ -105,7 +112,8 @@ class Child:
 
 def last_line(log: Path) -> str:
     """The last line of a log that is not blank, cut to 300 characters."""
-    with log.open("rb") as file:
+    lines = list[str]()
+    with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else f"nothing in {log}"

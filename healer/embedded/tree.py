@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,12 @@ PARTS_STOP_S = 5.0
 TICK_S = 0.2
 ROTATE_S = 60.0
 SLOW_START_S = 20.0
+
+
+def _said(say: Say, text: str) -> None:
+    """A terminal that was closed, or a pipe whose reader has ended, ends nothing and keeps nothing alive."""
+    with suppress(OSError, ValueError):
+        say(text)
 
 
 def _always() -> bool:
@@ -104,7 +111,7 @@ class Tree:
         `on_ready` is called once, in the loop, when /readyz has answered 200, `on_tick` a few times a second;
         neither may block."""
         self.settings = settings
-        self.say = say
+        self.say = partial(_said, say)
         self._environ = dict(environ)
         self._load, self._on_tick, self._on_ready = load, on_tick, on_ready
         self._ready = False
@@ -260,19 +267,28 @@ class Tree:
                 self._tell_end(child, how)
             if child.due() and not self._stops and self._wanted[child.name]():
                 ours = (self._wake, self._woken, self._held, self._guardian.pipe)
-                child.start(self._environ, group=self._guardian.group, not_its=ours)
-                changed = True
+                changed = self._start(child, ours) or changed
         if self._guardian.revive():
             self.say("the guardian ended; started another")
         if changed:
             self._note()
         if not self._ready:
             self._look_if_ready()
-        self._on_tick()
+        with suppress(OSError):  # it prints
+            self._on_tick()
         if time.monotonic() - self._rotated > ROTATE_S:
             self._rotated = time.monotonic()
             rotate(self._logs)
         self._rest()
+
+    def _start(self, child: Child, not_its: Sequence[int]) -> bool:
+        try:
+            child.start(self._environ, group=self._guardian.group, not_its=not_its)
+        except OSError as error:  # no process or no memory left: the others go on
+            child.later()
+            self._tell_end(child, f"it cannot be started: {error.strerror}")
+            return False
+        return True
 
     def _tell_end(self, child: Child, how: str) -> None:
         """Says it once while it stays the same. Wrong settings at the start end the start."""
@@ -315,7 +331,8 @@ class Tree:
             self.say(f"healer is ready: {self.url}")
             if missing:
                 self.say(f"not well yet: {missing}")
-            self._on_ready(running.find(self.data_dir))
+            with suppress(OSError):
+                self._on_ready(running.find(self.data_dir))
 
     def _tell_slow(self, text: str) -> None:
         if time.monotonic() - self._started > SLOW_START_S and text != self._told:

@@ -381,9 +381,8 @@ class MemoryTx:
             gone = (node, slot.granted_at)
             self.undo.keep(granted, [one for one in granted if (one.node, one.granted_at) != gone])
 
-    def slot_stands(self, slot: Slot) -> bool:
-        known = self._tables.slots.get(slot.node)
-        return known is not None and (known.run, known.drained_at) == (slot.run, slot.drained_at)
+    def slot_of(self, node: str) -> Slot | None:
+        return self._tables.slots.get(node)
 
     def save_breaker(self, breaker: Breaker) -> None:
         self.undo.change(self._tables, "breaker", breaker)

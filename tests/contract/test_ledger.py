@@ -355,20 +355,21 @@ def test_a_slot_that_took_its_node_still_counts_for_its_hour_when_it_is_released
     assert len(facts(bench).slots) == 1
 
 
-def test_a_slot_stands_until_its_run_says_something_else_of_it(bench: Bench) -> None:
+def test_a_slot_is_read_as_its_run_left_it(bench: Bench) -> None:
     begin(bench, run())
     with bench.ledger.transaction() as tx:
         tx.grant_slot(slot())
         (granted,) = tx.lock_gate().slots
-        assert tx.slot_stands(granted)
+        assert tx.slot_of(node()) == granted
+        assert tx.slot_of(node(2)) is None
     with ExitStack() as stack:
         use = RemedyUse(node=node(), remedy=Remedy.none, rule="gpu-lost", at=START)
         claimed(stack, bench).write(entry(), drained=use)
     (drained,) = facts(bench).slots
     with bench.ledger.transaction() as tx:
-        assert (tx.slot_stands(granted), tx.slot_stands(drained)) == (False, True)
+        assert tx.slot_of(node()) == drained != granted
         tx.release_slot(node(), at=START, why="it returned")
-        assert not tx.slot_stands(drained)
+        assert tx.slot_of(node()) is None
 
 
 def test_a_slot_that_took_nothing_is_no_slot_of_its_hour_once_it_is_released(bench: Bench) -> None:

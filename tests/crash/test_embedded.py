@@ -14,7 +14,7 @@ import pytest
 from healer.embedded import running
 from healer.embedded.postgres import DATABASE, ROLE, Postgres
 from healer.embedded.user import server_user
-from tests.support.processes import clean_environ, living, name_of
+from tests.support.processes import clean_environ, free_port, living, name_of
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
@@ -65,6 +65,28 @@ def test_a_second_ctrl_c_does_not_wait_for_a_stubborn_part(stubborn_tree: Stack)
     stubborn_tree.process.send_signal(signal.SIGINT)
     assert stubborn_tree.process.wait(4) == 0, "less than the 5 s that a part is given"
     assert stubborn_tree.left() == set()
+
+
+def test_a_reader_that_is_gone_ends_nothing_and_keeps_nothing_running(scratch: Path) -> None:
+    """`healer up | tee log`, and Ctrl-C ends tee first; a terminal that was closed."""
+    port, data_dir = free_port(), scratch / "data"
+    program = [sys.executable, *PROGRAM, str(data_dir), str(port)]
+    environ = clean_environ()
+    with subprocess.Popen(program, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tree:
+        said = tree.stdout
+        assert said is not None
+        try:
+            wait_until(lambda: b"healer is ready" in said.readline(), 30, what="it is ready")
+            said.close()
+            found = running.find(data_dir)
+            os.kill(found.parts["api"], signal.SIGKILL)
+            wait_until(lambda: running.find(data_dir).parts.get("api") not in {None, found.parts["api"]}, 10)
+            everybody = {*running.find(data_dir).parts.values(), *found.servers.values()}
+            tree.send_signal(signal.SIGTERM)
+            assert tree.wait(20) == 0
+            assert living(everybody) == set()
+        finally:
+            tree.kill()
 
 
 def test_nothing_is_left_10_s_after_kill_9_of_the_parent(stubborn_tree: Stack) -> None:

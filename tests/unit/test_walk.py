@@ -465,6 +465,10 @@ def test_a_return_that_is_written_while_the_walk_reads_is_no_persons(monkeypatch
     site.walk()
     assert site.ledger.tables.vetoes == []
     assert site.audited("node.vetoed") == 0
+    # Nor does the slot that is free pass for one that its node has: a drain asks for one of its own.
+    site.walk(*site.say(1, FATAL))
+    answers = site.ledger.tables.decisions[-1].answers
+    assert [one.why for one in answers if "already" in one.why] == []
 
 
 def test_a_persons_drain_in_place_of_ours_is_no_veto() -> None:

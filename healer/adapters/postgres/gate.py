@@ -210,16 +210,12 @@ def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, 
     )
 
 
-def slot_stands(conn: sa.Connection, slot: Slot) -> bool:
+def slot_of(conn: sa.Connection, cluster: str, node: str) -> Slot | None:
     """Read anew: each statement sees what was committed before it."""
-    query = sa.select(slots.c.id).where(
-        slots.c.cluster == slot.cluster,
-        slots.c.node == slot.node,
-        slots.c.run == slot.run,
-        slots.c.drained_at.is_not_distinct_from(slot.drained_at),
-        slots.c.released_at.is_(None),
-    )
-    return conn.execute(query).first() is not None
+    columns = [slots.c[name] for name in Slot.__struct_fields__]
+    held = sa.and_(slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None))
+    row = conn.execute(sa.select(*columns).where(held)).first()
+    return Slot(**row._mapping) if row is not None else None
 
 
 def save_breaker(conn: sa.Connection, breaker: Breaker) -> None:

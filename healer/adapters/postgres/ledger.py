@@ -288,8 +288,8 @@ class PostgresWalkTx:
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         gate.release_slot(self.conn, self._cluster, node, at=at, why=why)
 
-    def slot_stands(self, slot: Slot) -> bool:
-        return gate.slot_stands(self.conn, slot)
+    def slot_of(self, node: str) -> Slot | None:
+        return gate.slot_of(self.conn, self._cluster, node)
 
     def save_breaker(self, breaker: Breaker) -> None:
         gate.save_breaker(self.conn, breaker)

@@ -21,6 +21,7 @@ MOST_KEPT = 2000
 LONGEST_S = 30.0
 #: The code that a proof runs: a change there may change what a rule says.
 _CODE = ("detection", "observations", "model", "signals")
+_READERS = ("detectioncases.py", "casetracks.py", "detectionrules.py", "catalogue.py", "rulefiles.py")
 
 
 def proven_of(proofs: Iterable[str]) -> set[str]:
@@ -95,11 +96,12 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _named(proof: str) -> str:
-    return sha256(f"{proof} {_code()}".encode()).hexdigest()
+    return sha256(f"{proof} {code_digest()}".encode()).hexdigest()
 
 
 @cache
-def _code() -> str:
+def code_digest() -> str:
+    """Read once, when the code is: an upgrade of a running healer puts other files in their place."""
     digest = sha256()
     for path in _files():
         digest.update(str(path.name).encode() + b"\0" + path.read_bytes())
@@ -108,7 +110,6 @@ def _code() -> str:
 
 def _files() -> Iterator[Path]:
     here = Path(__file__).parent
-    yield here / "detectioncases.py"
-    yield here / "casetracks.py"
+    yield from (here / name for name in _READERS)
     for name in _CODE:
         yield from sorted((here / name).rglob("*.py"))

@@ -2,6 +2,8 @@
 
 from importlib import import_module
 
+from healer.proven import code_digest
+
 #: Each brings many others. What only some sites use is left out: the part that needs it imports it.
 _MODULES = (
     "workers.app",  # before Celery, as it tells it what to leave alone
@@ -21,3 +23,4 @@ _MODULES = (
 def preload() -> None:
     for name in _MODULES:
         import_module(name)
+    code_digest()

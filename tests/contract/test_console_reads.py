@@ -296,9 +296,10 @@ def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_da
         restarted(late, timedelta(hours=2))
         restarted(approved, timedelta(minutes=21), approved_by="ann")
         # Somebody looks on Monday at what was settled at night: no measure of how soon people come.
-        said(quick, "ann", "incident.reviewed", f"incident/{quick.id}", timedelta(days=2))
+        said(quick, "ann", "incident.acknowledged", f"incident/{quick.id}", timedelta(days=2))
         for each, minutes in zip(left, (10, 31, 40, 5), strict=True):
-            said(each, "bob", "incident.noted", f"incident/{each.id}", timedelta(minutes=minutes))
+            said(each, "bob", "incident.noted", f"incident/{each.id}", timedelta(minutes=1))
+            said(each, "bob", "incident.acknowledged", f"incident/{each.id}", timedelta(minutes=minutes))
             said(each, "bob", "incident.resolve_asked", f"incident/{each.id}", timedelta(hours=9))
         few = stats(conn, [CLUSTER], None).saved
         said(approved, "ann", "run.approved", "run/run-13", timedelta(minutes=20))

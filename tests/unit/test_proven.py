@@ -48,7 +48,7 @@ def test_what_was_proven_is_known_by_the_next_process() -> None:
 
 def test_other_code_proves_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     note_proven(["a"])
-    monkeypatch.setattr(proven, "_code", lambda: "changed")
+    monkeypatch.setattr(proven, "code_digest", lambda: "changed")
     assert proven_of({"a"}) == set()
 
 

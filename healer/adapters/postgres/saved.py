@@ -11,18 +11,22 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from healer.adapters.postgres.tables import audit_records, incidents, requeues, runs
 from healer.api.views import Saved
+from healer.model import RunState
 
 #: With fewer incidents that people took up, their median is one person's one night.
 LEAST_TAKEN_UP = 5
 
 _HEALER = "healer"
+_BEGAN = (RunState.running, RunState.waiting, RunState.stuck, RunState.done, RunState.undone)
+#: How a person takes up an incident; a review or a note may come on Monday.
+_TAKES_UP = ("incident.acknowledged", "incident.resolve_asked", "run.approved", "run.started")
 _HIT = sa.func.coalesce(incidents.c.doc["hit"], sa.text("'[]'::jsonb"))
 
 
 def saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Saved:
     """Of the incidents of `where`."""
     alone = _alone(where).subquery("alone")
-    people, median = conn.execute(_people(where, alone)).one()
+    people, median = conn.execute(_people(where)).one()
     jobs = conn.execute(sa.select(sa.func.count()).select_from(alone)).scalar_one()
     if people < LEAST_TAKEN_UP:
         return Saved(jobs=jobs, people=people)
@@ -32,7 +36,7 @@ def saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Saved
     return Saved(jobs=jobs, people=people, people_s=people_s, gpu_hours=round(float(hours or 0.0), 2))
 
 
-def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any, Any]:
+def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
     """Jobs restarted (read back) by a run that no person began or approved: their GPUs, seconds it took."""
     done, run = audit_records.alias("done"), runs.c.doc
     hit = sa.func.jsonb_array_elements(_HIT).table_valued(sa.column("value", JSONB), name="hit")
@@ -48,7 +52,6 @@ def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any, Any]:
     )
     return (
         sa.select(
-            incidents.c.id.label("incident"),
             sa.func.coalesce(sa.cast(hit.c.value["gpus"].astext, sa.Integer), 0).label("gpus"),
             sa.cast(sa.extract("epoch", done.c.at - incidents.c.opened), sa.Float).label("took_s"),
         )
@@ -62,10 +65,18 @@ def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any, Any]:
     )
 
 
-def _people(where: Sequence[sa.ColumnElement[bool]], alone: sa.Subquery) -> sa.Select[Any, Any]:
-    """Incidents that hit a job and that healer did not settle alone: how long until a person's first word."""
+def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
+    """Incidents that hit a job and were left to people: how long until somebody took them up."""
     said = audit_records.c.at
-    by_person = audit_records.c.actor != _HEALER
+    by_person = sa.and_(audit_records.c.actor != _HEALER, audit_records.c.verb.in_(_TAKES_UP))
+    run = runs.c.doc
+    healers = sa.exists().where(
+        runs.c.incident == incidents.c.id,
+        ~runs.c.shadow,
+        runs.c.state.in_([str(state) for state in _BEGAN]),
+        run["by"].astext == _HEALER,
+        run["approved_by"].astext.is_(None),
+    )
     its_runs = sa.select("run/" + runs.c.id).where(runs.c.incident == incidents.c.id)
     first = sa.func.least(
         _first(said, by_person, audit_records.c.subject == "incident/" + incidents.c.id),
@@ -74,7 +85,7 @@ def _people(where: Sequence[sa.ColumnElement[bool]], alone: sa.Subquery) -> sa.S
     each = (
         sa.select(sa.cast(sa.extract("epoch", first - incidents.c.opened), sa.Float).label("s"))
         .where(*where, sa.func.jsonb_array_length(_HIT) > 0)
-        .where(incidents.c.id.not_in(sa.select(alone.c.incident)))
+        .where(~healers)
         .subquery()
     )
     return sa.select(

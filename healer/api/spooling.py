@@ -239,18 +239,28 @@ class Spooling:
         return [rest]
 
     def _one_by_one(self, lane: Lane[Any, Any], items: list[Any]) -> list[tuple[Any, Exception]]:
-        """One that the store refuses must not keep the others; those that it refuses."""
-        refused: list[tuple[Any, Exception]] = []
+        """One that the store refuses must not keep the others; those that it refuses.
+
+        A store that takes one after it refused some may have been mended between: these are asked once more.
+        """
+        refused, doubtful = list[tuple[Any, Exception]](), list[tuple[Any, Exception]]()
         for item in items:
             try:
                 self._wait(lane, [item])
-                self._refused = 0
             except _WRONG as error:
-                refused.append((item, error))
+                doubtful.append((item, error))
                 self._refused += 1
                 if self.stuck:
                     raise _Stuck(str(error)) from error
-        return refused
+                continue
+            self._refused = 0
+            for one, _ in doubtful:
+                try:
+                    self._wait(lane, [one])
+                except _WRONG as error:
+                    refused.append((one, error))
+            doubtful.clear()
+        return refused + doubtful
 
     def _lose(self, lane: Lane[Any, Any], item: Any, error: Exception) -> None:
         log.error("a spooled signal is lost", lane=lane.name, why=str(error), record=repr(item)[:2000])

@@ -13,7 +13,6 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
 
 #: Files are the names of proofs; the oldest go. Some hundred rules, and their versions.
 MOST_KEPT = 2000
@@ -60,12 +59,15 @@ def one_at_a_time() -> Iterator[None]:
         if folder is not None:
             with suppress(OSError):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                held = stack.enter_context(folder.with_suffix(".lock").open("w"))
+                # Neither emptied nor followed: in a folder that others may write it could be a link.
+                told = folder.with_suffix(".lock")
+                held = os.open(told, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, held)
                 _lock(held)
         yield
 
 
-def _lock(held: IO[str]) -> None:
+def _lock(held: int) -> None:
     deadline = time.monotonic() + LONGEST_S
     while time.monotonic() < deadline:
         try:

@@ -4,6 +4,7 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -54,6 +55,8 @@ class Source:
         self.raw = path.read_bytes()
         self.root: yaml.Node | None = None
         self.data: Any = None
+        #: What was searched for unknown fields, and as which kind: aliases make it stand in many places.
+        self._looked: dict[tuple[int, Any], Any] = {}
         loader = _Yaml(self.raw)
         try:
             self.root = loader.get_single_node()
@@ -67,6 +70,11 @@ class Source:
             self._add(mark.line + 1 if mark else 1, f"not valid YAML: {text}")
         finally:
             loader.dispose()
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Of the whole file."""
+        return sha256(self.raw).digest()
 
     def problem(self, path: Sequence[str | int], text: str, hint: str = "") -> None:
         """Something is wrong at this place of the data, e.g. `("places", "gpu1", "rack")`."""
@@ -138,6 +146,10 @@ class Source:
         return value if len(self.problems) == before else None
 
     def _unknown_fields(self, path: Sequence[str | int], data: Any, kind: Any) -> None:
+        if isinstance(data, dict | list | tuple):
+            if (id(data), kind) in self._looked:
+                return
+            self._looked[(id(data), kind)] = data
         struct = _struct_in(kind)
         if isinstance(data, list | tuple):
             for index, item in enumerate(data):

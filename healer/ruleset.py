@@ -386,12 +386,14 @@ def _prove(
     signals = sorted(name for name in folder.read if name.startswith("signals"))
     told = (*signals, "gpu_models.yaml")
     read = [folder.read.get(name, b"") for name in told]
-    cases: dict[str, list[Any]] = {}
-    for item in (item for source in sources for item in source.items("cases")):
-        cases.setdefault(str(item.get("rule")) if isinstance(item, dict) else "", []).append(item)
+    cases: dict[str, list[bytes]] = {}
+    for source in sources:
+        for item in source.items("cases"):
+            rule = str(item.get("rule")) if isinstance(item, dict) else ""
+            cases.setdefault(rule, []).append(_written(source, item))
     proofs = {
         one.rule.name: sha256_of(
-            [*read, repr([one.source.data[one.index], cases.get(one.rule.name)]).encode()]
+            [*read, _written(one.source, one.source.data[one.index]), *cases.get(one.rule.name, ())]
         )
         for one in placed
     }
@@ -410,6 +412,12 @@ def _prove(
                 _proven.clear()
             _proven.update(proofs.values())
             note_proven(proofs[name] for name in new)
+
+
+def _written(source: Source, item: Any) -> bytes:
+    """What the file says of one of its entries: all that it says where parts may stand for others. Aliases of
+    aliases, written out, are millions of places."""
+    return source.digest if b"&" in source.raw else repr(item).encode()
 
 
 def _check_playbook_of(

@@ -34,7 +34,7 @@ from healer.api.access import Access
 from healer.api.alerts import AlertRoutes, CloudEventRoutes
 from healer.api.entry import SENDER, Entry, route_of
 from healer.api.fleet import Fleet
-from healer.api.group_commit import GroupCommit
+from healer.api.group_commit import BEGIN_AT, GroupCommit, in_thread
 from healer.api.hooks import HookRoutes
 from healer.api.intake import Tally
 from healer.api.logs import LogRoutes
@@ -114,13 +114,13 @@ def create_app(services: Services) -> FastAPI:
     losses = Losses(services.losses, services.clock.now)
     senders = Senders(services.senders, services.clock.now, services.cluster)
     entry = Entry(services, access, fleet, losses, senders)
-    store, store_steps, spooling = services.signals.store, services.samples.put_steps, None
+    store, store_steps, spooling = in_thread(services.signals.store), services.samples.put_steps, None
     if services.spool is not None:
         spooling = Spooling(services.spool, reach, losses)
-        store = events_lane(spooling, services).put
+        store = events_lane(spooling, services).put_soon
         store_steps = steps_lane(spooling, services, losses).put
         spool_figures(services.spool)
-    commit = GroupCommit(store)
+    commit = GroupCommit(store, begin_at=BEGIN_AT)
     signals = SignalRoutes(services, entry, commit)
     logs = LogRoutes(services, entry, signals)
     measuring = MeasuringRoutes(services, entry, commit, tally, store_steps)

@@ -1,7 +1,7 @@
-"""Connections that bring nothing end: uvicorn's protocol, with a time for each head and each request.
+"""Connections that bring nothing end: uvicorn's protocol, with a time for a head, a request, and between two.
 
-uvicorn itself ends a connection that idles between two requests, and no other one. A peer may hold a share of
-all connections, so that one machine with too many keeps no other out.
+uvicorn itself ends a connection that idles between two requests, with a timer for each answer, and no other
+one. A peer may hold a share of all connections, so that one machine with too many keeps no other out.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ from healer.api.receiving import WHOLE_S
 HEAD_S = 10.0
 #: From the headers to the end of the body; who reads it answers 408 long before (`receiving.WHOLE_S`).
 REQUEST_S = WHOLE_S + 15.0
+#: Between two requests; at most a fifth more.
+IDLE_S = 75
 #: File descriptors that are no connections of senders: database, rule files, listening sockets.
 _OWN_FILES = 256
 #: Of all connections those of one address; a proxy in front of many senders needs some hundred.
@@ -42,12 +44,13 @@ _FULL = (
 
 
 class Bounds(NamedTuple):
-    """Connections at once, and of one address; seconds for a head and for a whole request."""
+    """Connections at once, and of one address; seconds for a head, for a whole request, and between two."""
 
     total: int
     of_peer: int
     head_s: float = HEAD_S
     request_s: float = REQUEST_S
+    idle_s: int = IDLE_S
 
 
 def bounds_here() -> Bounds:
@@ -60,6 +63,29 @@ def bounds_here() -> Bounds:
     return Bounds(total, max(round(total * PEER_SHARE), min(PEER_LEAST, total)))
 
 
+class _Idle:
+    """Ends what idles between two requests, by one look at all now and then: a timer for each answer costs
+    more. For one event loop."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, loop: asyncio.AbstractEventLoop, connections: "set[Any]") -> None:
+        """`connections` are looked at until there are none."""
+        if self._timer is None and connections:
+            self._timer = loop.call_later(self._idle_s / 5, self._look, loop, connections)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, connections: "set[Any]") -> None:
+        now = loop.time()
+        for one in [*connections]:
+            since: float | None = getattr(one, "idle_since", None)  # a websocket has none
+            if since is not None and now - since >= self._idle_s:
+                one.timeout_keep_alive_handler()
+        self._timer = None
+        self.watch(loop, connections)
+
+
 class _Place(Enum):
     head = 0  # of a request, or what stands before it
     body = 1
@@ -69,12 +95,15 @@ class _Place(Enum):
 def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
     """uvicorn's protocol within these bounds. For one event loop."""
     peers: Counter[str] = Counter()
+    idle = _Idle(bounds.idle_s)
 
     class Bounded(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
         _peer: str | None = None
         #: What the next bytes belong to.
         _place = _Place.head
+        #: When the last answer was given, by the loop's clock; None while a request is under way.
+        idle_since: float | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -86,6 +115,7 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
                 return
             self._peer = peer
             peers[peer] += 1
+            idle.watch(self.loop, self.connections)
             self._within(bounds.head_s, head=True)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -98,11 +128,16 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            self.idle_since = None
             if self._place is _Place.end and self._answered():
                 self._place = _Place.head  # the next request of this connection begins
             super().data_received(data)
+            if self._place is _Place.end:
+                if self._answered():  # it was refused before its end had come
+                    self.idle_since = self.loop.time()
+                return
             # A timer is made only where something is still to come: most requests come in one piece.
-            if self._place is _Place.end or self._timer is not None or self.transport.is_closing():
+            if self._timer is not None or self.transport.is_closing():
                 return
             if self._place is _Place.body:
                 self._within(bounds.request_s, head=False)
@@ -131,6 +166,17 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
             super().on_message_complete()
             self._place = _Place.end
             self._stop()
+
+        def on_response_complete(self) -> None:
+            # As uvicorn's own, but that what idles is found by a look at all.
+            self.server_state.total_requests += 1
+            if self.transport.is_closing():
+                return
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+            else:
+                self.idle_since = self.loop.time()
 
         def _answered(self) -> bool:
             return self.cycle is None or self.cycle.response_complete
@@ -162,7 +208,6 @@ def uvicorn_settings(bounds: Bounds | None = None) -> dict[str, Any]:
     """What uvicorn is told of all this. What proxies say is read by the application."""
     return {
         "http": bounded(bounds or bounds_here()),
-        "timeout_keep_alive": 75,
         "backlog": 2048,
         "proxy_headers": False,
     }

@@ -7,7 +7,7 @@ its own requests; between owners slices are taken in turn, so that nobody waits 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -20,6 +20,8 @@ WAIT_S = 5.0
 QUEUE = 50_000
 #: Observations in one INSERT.
 BATCH = 4_000
+#: So many events are a batch that need not wait for the others that have come with them.
+BEGIN_AT = 16
 #: Of one request so many are taken in one turn.
 SLICE = 500
 #: Of the queue, what one token bound to a node or a job may hold, and any other one. A request that is longer
@@ -31,6 +33,20 @@ _RETRY_S = 0.1
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+#: What a queue is emptied into. The call begins to write; what it gives tells the end.
+Store = Callable[[Sequence[T]], Awaitable[Sequence[R]]]
+
+
+def in_thread(store: Callable[[Sequence[T]], Sequence[R]], name: str = "signals") -> Store[T, R]:
+    """`store`, called in a thread of its own."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    def aside(items: Sequence[T]) -> Awaitable[Sequence[R]]:
+        return asyncio.get_running_loop().run_in_executor(thread, store, items)
+
+    return aside
 
 
 class Busy(Exception):
@@ -88,29 +104,30 @@ class _Patience:
 class GroupCommit(Generic[T, R]):
     """Start it inside the event loop; `add` may be called by any number of requests at once.
 
-    `store` writes items in one commit and gives one result for each; it is called from one thread. It raises
+    `store` writes items in one commit and gives one result for each; the next call waits for it. It raises
     Unavailable when the database is away: then nothing is stored, and the same items come again. `queue` and
     `batch` bound the sum of what `weigh` gives (1 for each item without it). While a queue of `before` is
     over half full, nothing is taken here: what is in it matters more. `gather_s`: the first of a batch waits
-    so long for others, where a commit costs more than what is in it.
+    so long for others, where a commit costs more than what is in it. `begin_at`: where nothing is being
+    written and so much waits, its commit begins at once, while the event loop reads what else has come.
     """
 
     def __init__(
         self,
-        store: Callable[[Sequence[T]], Sequence[R]],
+        store: Store[T, R],
         *,
-        name: str = "signals",
         wait_s: float = WAIT_S,
         queue: int = QUEUE,
         batch: int = BATCH,
         weigh: Callable[[T], int] | None = None,
         before: "Sequence[GroupCommit[Any, Any]]" = (),
         gather_s: float = 0.0,
+        begin_at: int | None = None,
     ) -> None:
         self._store = store
         self._wait_s = wait_s
         self._queue, self._batch, self._weigh = queue, batch, weigh
-        self._before, self._gather_s = before, gather_s
+        self._before, self._gather_s, self._begin_at = before, gather_s, begin_at
         #: What waits, by owner, and the owners in the order of their turns.
         self._lines: dict[str, deque[_Waiter[T, R]]] = {}
         self._turns: deque[str] = deque()
@@ -119,8 +136,9 @@ class GroupCommit(Generic[T, R]):
         self._patience = _Patience(wait_s)
         self._depth = 0
         self._wake = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._task: asyncio.Task[None] | None = None
+        #: The batch that is being written.
+        self._begun: tuple[list[_Slice[T, R]], Awaitable[Sequence[R]]] | None = None
 
     @property
     def depth(self) -> int:
@@ -149,7 +167,6 @@ class GroupCommit(Generic[T, R]):
             await asyncio.sleep(0.01)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.shutdown(wait=False)
 
     async def add(
         self, items: Sequence[T], *, owner: str = "", share: float = 1.0, shed_first: bool = False
@@ -180,6 +197,8 @@ class GroupCommit(Generic[T, R]):
         self._held[owner] = held + counts
         self._wake.set()
         self._patience.begin(waiter.future)
+        if self._begin_at is not None and self._begun is None and self._depth >= self._begin_at:
+            self._begin()
         return await waiter.future
 
     def _line(self, owner: str, *, first: bool = False) -> "deque[_Waiter[T, R]]":
@@ -197,12 +216,28 @@ class GroupCommit(Generic[T, R]):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._turns:
-                if self._gather_s and self._depth < self._batch:
+            while self._turns or self._begun:
+                if self._begun is None and self._gather_s and self._depth < self._batch:
                     await asyncio.sleep(self._gather_s)
-                batch = self._take()
-                if batch and not await self._write(batch):
-                    await asyncio.sleep(_RETRY_S)
+                if self._begun is None:
+                    self._begin()
+                if self._begun is not None:
+                    await self._end(*self._begun)
+                    self._begun = None
+
+    def _begin(self) -> None:
+        batch = self._take()
+        if batch:
+            self._begun = batch, self._asked(batch)
+
+    def _asked(self, batch: list[_Slice[T, R]]) -> Awaitable[Sequence[R]]:
+        """A store that cannot even begin, as where the system has no thread left, has failed as any other."""
+        try:
+            return self._put(batch)
+        except Exception as error:
+            failed: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
 
     def _take(self) -> list[_Slice[T, R]]:
         """Slices of the owners in turn, of requests whose senders still wait, up to the size of one batch."""
@@ -247,20 +282,20 @@ class GroupCommit(Generic[T, R]):
                 line.appendleft(waiter)
             waiter.at = start
 
-    async def _write(self, batch: list[_Slice[T, R]]) -> bool:
-        """False when the database is away: the batch waits in front again."""
+    async def _end(self, batch: list[_Slice[T, R]], told: Awaitable[Sequence[R]]) -> None:
+        """Of a batch that is being written. When the database is away it waits in front again."""
         try:
-            self._tell(batch, await self._put(batch))
+            self._tell(batch, await told)
         except Unavailable:
             self._put_back(batch)
-            return False
+            await asyncio.sleep(_RETRY_S)
         except Exception as error:
             if len(batch) > 1:
-                return await self._write_alone(batch)
-            self._finish(batch[0][0], error)
-        return True
+                await self._write_alone(batch)
+            else:
+                self._finish(batch[0][0], error)
 
-    async def _write_alone(self, batch: list[_Slice[T, R]]) -> bool:
+    async def _write_alone(self, batch: list[_Slice[T, R]]) -> None:
         """A batch that cannot be written must not take its neighbours with it."""
         for index, one in enumerate(batch):
             if one[0].over:
@@ -269,14 +304,13 @@ class GroupCommit(Generic[T, R]):
                 self._tell([one], await self._put([one]))
             except Unavailable:
                 self._put_back(batch[index:])
-                return False
+                await asyncio.sleep(_RETRY_S)
+                return
             except Exception as error:
                 self._finish(one[0], error)
-        return True
 
-    async def _put(self, batch: list[_Slice[T, R]]) -> Sequence[R]:
-        items = [item for waiter, start, end in batch for item in waiter.items[start:end]]
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._store, items)
+    def _put(self, batch: list[_Slice[T, R]]) -> Awaitable[Sequence[R]]:
+        return self._store([item for waiter, start, end in batch for item in waiter.items[start:end]])
 
     def _tell(self, batch: list[_Slice[T, R]], told: Sequence[R]) -> None:
         first = 0

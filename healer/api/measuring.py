@@ -27,7 +27,7 @@ from healer.api.entry import (
     shed,
     strange,
 )
-from healer.api.group_commit import Busy, GroupCommit
+from healer.api.group_commit import Busy, GroupCommit, in_thread
 from healer.api.intake import Body, Intake, Refused, Tally, Translators
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import Problem, field_error
@@ -93,11 +93,11 @@ class MeasuringRoutes:
         self._tally = tally
         self._translators = Translators(services.rules, services.columns, entry.gpus_shown)
         self.steps = GroupCommit(
-            Intake(self._put_steps).store, name="steps", queue=STEPS_QUEUE, batch=STEPS_BATCH, weigh=_size,
-            before=(events,),
+            in_thread(Intake(self._put_steps).store, "steps"), queue=STEPS_QUEUE, batch=STEPS_BATCH,
+            weigh=_size, before=(events,),
         )  # fmt: skip
         self.metrics = GroupCommit(
-            Intake(self._put_metrics).store, name="metrics", queue=METRICS_QUEUE, batch=METRICS_BATCH,
+            in_thread(Intake(self._put_metrics).store, "metrics"), queue=METRICS_QUEUE, batch=METRICS_BATCH,
             weigh=_size, before=(events, self.steps), gather_s=GATHER_S,
         )  # fmt: skip
         self._inventories: OrderedDict[str, None] = OrderedDict()

@@ -152,9 +152,8 @@ class SignalRoutes:
             rejected_more=parsed.rejected_more or msgspec.UNSET,
         )
         counters = _COUNTERS[route]
-        for result, count in zip(
-            _RESULTS, (answer.accepted, answer.duplicates, answer.unrecognised), strict=False
-        ):
+        told = (answer.accepted, answer.duplicates, answer.unrecognised)
+        for result, count in zip(_RESULTS, told, strict=False):
             if count:
                 counters[result].inc(count)
         if answer.rejected:

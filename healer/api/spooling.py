@@ -5,11 +5,12 @@ brings it into the store when the database is back. What is stored a second time
 before it could say so, is known by its digest; step times are compared with the last of their series.
 """
 
+import asyncio
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
@@ -70,20 +71,45 @@ class Lane(Generic[T, R]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"store {name}")
 
     def put(self, items: Sequence[T]) -> Sequence[R]:
-        """What the store says; or they are in the spool. Raises NoRoom, then they are nowhere."""
-        reach = self._spooling.reach
-        if not reach.away and not self._spooling.pending:
-            try:
-                told = self.stored(items).result(reach.patience_s)
-            except TimeoutError:
-                reach.failed("the database does not answer")
-            except DiskFull as error:
-                reach.disk_full = str(error)
-            except Unavailable as error:
-                reach.failed(str(error))
-            else:
-                reach.disk_full = ""
+        """From a thread: what the store says; or they are in the spool. Raises NoRoom: they are nowhere."""
+        if self._spooling.straight:
+            asked = self.stored(items)
+            wait([asked], self._spooling.reach.patience_s)
+            if (told := self._told(asked)) is not None:
                 return told
+        return self._spooled(items)
+
+    def put_soon(self, items: Sequence[T]) -> Awaitable[Sequence[R]]:
+        """The same from the event loop: a thread between the two would make each commit half a ms later."""
+        if self._spooling.straight:
+            return self._answered(self.stored(items), items)
+        return self._spooling.on_disk(self._spooled, items)
+
+    async def _answered(self, asked: "Future[Sequence[R]]", items: Sequence[T]) -> Sequence[R]:
+        answer = asyncio.wrap_future(asked)
+        answer.add_done_callback(_heard)
+        await asyncio.wait([answer], timeout=self._spooling.reach.patience_s)
+        if (told := self._told(asked)) is not None:
+            return told
+        return await self._spooling.on_disk(self._spooled, items)
+
+    def _told(self, asked: "Future[Sequence[R]]") -> Sequence[R] | None:
+        """What the store answered; None where it did not, and then Reach knows why."""
+        reach = self._spooling.reach
+        try:
+            told = asked.result(0)
+        except TimeoutError:
+            reach.failed("the database does not answer")
+        except DiskFull as error:
+            reach.disk_full = str(error)
+        except Unavailable as error:
+            reach.failed(str(error))
+        else:
+            reach.disk_full = ""
+            return told
+        return None
+
+    def _spooled(self, items: Sequence[T]) -> Sequence[R]:
         try:
             self._spooling.append([Spooled(self.kind, self._encode(one)) for one in items])
         except NoRoom as error:
@@ -107,6 +133,12 @@ class Lane(Generic[T, R]):
         self._thread.shutdown(wait=False)
 
 
+def _heard(answer: "asyncio.Future[Any]") -> None:
+    """What it failed with is told by the lane; asyncio would log it again, with what the sender wrote."""
+    if not answer.cancelled():
+        answer.exception()
+
+
 class Spooling:
     """The spool and the thread that empties it. `start` it once all lanes are made."""
 
@@ -118,10 +150,12 @@ class Spooling:
         self._looked_at = time.monotonic()
         self._refused = 0  # in a row
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="spool disk")
 
     @property
-    def pending(self) -> bool:
-        return self._spool.pending
+    def straight(self) -> bool:
+        """Whether what comes may go to the store: nothing waits on disk that came before it."""
+        return not self.reach.away and not self._spool.pending
 
     def lane(
         self,
@@ -143,6 +177,10 @@ class Spooling:
         """The store refuses one thing after the other: nothing more is brought in."""
         return self._refused > REFUSED_MAX
 
+    def on_disk(self, append: Callable[[T], R], items: T) -> Awaitable[R]:
+        """What writes to the spool, for the event loop: the disk may be slow."""
+        return asyncio.get_running_loop().run_in_executor(self._disk, append, items)
+
     def append(self, records: Sequence[Spooled]) -> None:
         self._spool.append(records)
         self._wake.set()
@@ -157,6 +195,7 @@ class Spooling:
         self._thread.join(self.reach.patience_s)
         for lane in self._lanes.values():
             lane.close()
+        self._disk.shutdown()
         self._spool.close()
 
     # --- bringing in ---

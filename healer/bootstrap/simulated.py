@@ -1,13 +1,6 @@
 """The simulated Slurm and the simulated nodes as parts of `healer up` and `healer demo`."""
 
-from collections.abc import Sequence
+from healer.sim.nodes import main as run_nodes
+from healer.sim.slurm import main as run_slurm
 
-from healer.sim import nodes, slurm
-
-
-def run_slurm(arguments: Sequence[str]) -> None:
-    slurm.main(arguments)
-
-
-def run_nodes(arguments: Sequence[str]) -> None:
-    nodes.main(arguments)
+__all__ = ["run_nodes", "run_slurm"]

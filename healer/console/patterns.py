@@ -13,10 +13,12 @@ HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?|\|w)?\}")
 _FIGURE = re.compile(r"[-+−]?\d(?:[^,(]|,\d)*", re.DOTALL)
 _BEGINS_WITH_FIGURE = re.compile(r"[-+−]?\d")
 _SPACE = re.compile(r"\s")
+#: No name ends with one of these: with it ends the sentence's part in which the name stands.
+_ENDS = (":", ",", ";")
 _TAKES: dict[str, Callable[[str], bool]] = {
     "|n": lambda part: _FIGURE.fullmatch(part) is not None,
     "|nt": lambda part: _BEGINS_WITH_FIGURE.match(part) is not None,
-    "|w": lambda part: _SPACE.search(part) is None,
+    "|w": lambda part: _SPACE.search(part) is None and part[-1:] not in _ENDS,
 }
 #: What a part that has to be known says, in characters.
 _KNOWN_SAYS = 10

@@ -44,10 +44,16 @@ class Child:
         process = multiprocessing.get_context("fork").Process(
             target=self._become, args=(environ, group, not_its), name=self.name
         )
+        ours = _descriptors()
         # Until the child has handlers of its own a signal to it would only reach its copy of ours.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             process.start()
+        except OSError:
+            # multiprocessing leaves the pipes of a fork that failed open: soon none would be left.
+            for descriptor in _descriptors() - ours:
+                os.close(int(descriptor.name))
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.process = process
@@ -108,6 +114,21 @@ class Child:
             self.process.kill()
             self.process.join()
         self.process = None
+
+
+def open_streams() -> None:
+    """Who started us may have closed some of them (`healer up >&-`): then they lead to /dev/null. A child's
+    lead to its log, and have to be there for that."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - it stays open
+
+
+def _descriptors() -> set[Path]:
+    """Those that are open, but that of the look itself. Without /proc none are known."""
+    folder = Path("/proc/self/fd")
+    names = list(folder.iterdir()) if folder.is_dir() else []
+    return {path for path in names if path.is_symlink()}
 
 
 def last_line(log: Path) -> str:

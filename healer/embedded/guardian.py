@@ -31,12 +31,12 @@ class Guardian:
         self._hold = tuple(hold)
         self._roles: dict[str, int] = {}
         self._start(group=0)
-        self.group: int = self.process.pid
+        #: Arguments for subprocess that put a child under the guardian's eye. Servers keep this very one.
+        self.popen: dict[str, Any] = {"process_group": self.process.pid, "start_new_session": False}
 
     @property
-    def popen(self) -> dict[str, Any]:
-        """Arguments for subprocess that put a child under the guardian's eye."""
-        return {"process_group": self.group, "start_new_session": False}
+    def group(self) -> int:
+        return self.popen["process_group"]
 
     def add(self, role: str, pid: int) -> None:
         """Says which process has a role with a way of its own to end: `postgres` or `redis`."""
@@ -49,11 +49,17 @@ class Guardian:
         return self._pipe
 
     def revive(self) -> bool:
-        """Starts another guardian for the same group if this one has died; True if it did."""
+        """Starts another guardian for the same group if this one has died; True if it did. Raises OSError
+        where no process can be started: the next call tries again."""
         if self.process.poll() is None:
             return False
-        os.close(self._pipe)
-        self._start(group=self.group)
+        before = self._pipe
+        try:
+            self._start(group=self.group)
+        except PermissionError:  # everybody in the group was killed with it: there is no such group any more
+            self._start(group=0)
+            self.popen["process_group"] = self.process.pid
+        os.close(before)
         for role, pid in self._roles.items():
             self._tell(f"{role} {pid}")
         return True
@@ -65,17 +71,23 @@ class Guardian:
         self.process.wait()
 
     def _start(self, group: int) -> None:
-        reading, self._pipe = os.pipe()
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "healer.embedded.guardian", str(reading)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(reading, *self._hold),
-                process_group=group,
-            )
-        os.close(reading)
+        reading, writing = os.pipe()
+        try:
+            with self._log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "healer.embedded.guardian", str(reading)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(reading, *self._hold),
+                    process_group=group,
+                )
+        except OSError:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        self._pipe = writing
 
     def _tell(self, line: str) -> None:
         try:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from healer.embedded import running
-from healer.embedded.child import Child, rotate
+from healer.embedded.child import Child, open_streams, rotate
 from healer.embedded.guardian import Guardian
 from healer.embedded.lock import lock
 from healer.embedded.postgres import Postgres, Say
@@ -117,6 +117,7 @@ class Tree:
         self._ready = False
         self._ends: dict[str, str] = {}
         self._stops = 0
+        open_streams()
         self._wake, self._woken = os.pipe()
         self.data_dir: Path = make_data_dir(settings.data_dir)
         self._logs = self.data_dir / "log"
@@ -268,8 +269,9 @@ class Tree:
             if child.due() and not self._stops and self._wanted[child.name]():
                 ours = (self._wake, self._woken, self._held, self._guardian.pipe)
                 changed = self._start(child, ours) or changed
-        if self._guardian.revive():
-            self.say("the guardian ended; started another")
+        with suppress(OSError):  # no process left: the next tick tries again
+            if self._guardian.revive():
+                self.say("the guardian ended; started another")
         if changed:
             self._note()
         if not self._ready:
@@ -309,6 +311,9 @@ class Tree:
                 server.start()
             except EmbeddedError as error:
                 self.say(f"{error} Trying again.")
+                self._rest()
+            except OSError as error:  # what ended it, a lack of memory, may hold back the next one too
+                self.say(f"it cannot be started: {error.strerror}. Trying again.")
                 self._rest()
             self._register_servers()
             changed = True

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 import structlog
 
-from healer.api.group_commit import Busy, GroupCommit
+from healer.api.group_commit import Busy, GroupCommit, in_thread
 from healer.api.intake import Body, Intake, Refused, Tally, Translators
 from healer.api.losses import Losses
 from healer.api.problems import Problem
@@ -126,8 +126,7 @@ class Scraper:
         # The rules of the last look: reading and proving changed ones must not hold up what is being stored.
         self._translators = Translators(lambda: self._ruleset, parts.columns)
         self._commit: GroupCommit[Body[Measured], Measured | BadBody | Refused] = GroupCommit(
-            Intake(self._put).store,
-            name="scrapes",
+            in_thread(Intake(self._put).store, "scrapes"),
             wait_s=WAIT_S,
             queue=QUEUE,
             batch=BATCH,

@@ -22,7 +22,7 @@ from healer.signals.measured import Measured
 from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
 from healer.signals.series import Placer
 from healer.signals.slots import NOT_TOLD, Samples, Slots
-from healer.signals.templates import NO_SAMPLE, UNWANTED, Key, Line, Template, Templates, key_of
+from healer.signals.templates import NO_SAMPLE, UNWANTED, Key, Line, Template, Templates, begin_of, key_of
 from healer.signals.wire import Known, wrong_node
 
 LINE_LIMIT = 16_384
@@ -100,17 +100,14 @@ class _Reading:
         self.rejects = Rejects()
 
     def read(self, raw: bytes) -> Measured:
-        lines = raw.split(b"\n")
-        key = key_of(self.where[1] if self.where else "", lines)
-        template = self.templates.find(key, self.slots.age()) if key else None
-        values = template.values(lines, len(raw)) if template else None
-        if key and template is not None and values is not None:
-            self.templates.fits(key)
-            self._report_again(template, values)
+        begin = begin_of(self.where[1] if self.where else "", raw)
+        known = self.templates.read(begin, raw, self.slots.age()) if begin else None
+        if known is not None:
+            self._report_again(*known)
         else:
             text = _text(raw)
             plain = self._report_lines(text)
-            if key and plain and self.templates.worth_making(key):
+            if begin and plain and self.templates.worth_making(key := key_of(begin, raw)):
                 self._remember(key, text)
         nodes = {(one.cluster, one.node) for one in self.out.reports}
         self.out.inventory = self.slots.placer.gpus.inventory(nodes, self.now)
@@ -158,8 +155,9 @@ class _Reading:
         find, refused = self.slots.known.get, self.slots.refused.get
         found: list[int] = []
         words: list[str] = []
+        numbers: list[int] = []
         careful: list[_Careful] = []
-        add_slot, add_word = found.append, words.append
+        add_slot, add_word, add_number = found.append, words.append, numbers.append
         for number, line in enumerate(text.split("\n")):
             series, _, word = line.rpartition(" ")
             slot = find(series)
@@ -168,6 +166,7 @@ class _Reading:
             if slot is not None:
                 add_slot(slot)
                 add_word(word)
+                add_number(number)
             elif not line.startswith("#") and (one := self._careful(number, line)) is not None:
                 careful.append(one)
         samples = Samples(
@@ -175,7 +174,12 @@ class _Reading:
             np.array(self._numbers(text, words) + [one.value for one in careful], np.float64),
             np.array([NOT_TOLD] * len(found) + [one.time for one in careful], np.int64),
         )
-        lines = {len(found) + place: one.line for place, one in enumerate(careful)}
+        lines: dict[int, int] = {}
+        if careful:  # of a series that is told twice the last line counts
+            numbers += [one.line for one in careful]
+            order = np.argsort(np.array(numbers), kind="stable")
+            samples = Samples(samples.slots[order], samples.values[order], samples.times[order])
+            lines = dict(enumerate(sorted(numbers)))
         self.slots.report(
             samples, self.known, self.now, self.out, where=self.where, lines=lines, rejects=self.rejects
         )

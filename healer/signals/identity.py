@@ -33,7 +33,11 @@ def digest_of(*parts: object) -> str:
 
 
 def _packed(parts: Iterable[object]) -> bytes:
-    words = [str(part).encode("utf-8", "surrogatepass") for part in parts]
+    texts = [str(part) for part in parts]
+    whole = "".join([f"{len(text)}:{text}" for text in texts])
+    if whole.isascii():  # as nearly always: then a letter is a byte
+        return whole.encode("ascii")
+    words = [text.encode("utf-8", "surrogatepass") for text in texts]
     return b"".join([b"%d:%b" % (len(word), word) for word in words])
 
 

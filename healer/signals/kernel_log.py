@@ -5,6 +5,7 @@ the field; `docs/signals.md` lists them. Lines without a code are found by the s
 neither, or was not said by the kernel, gives None.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -167,7 +168,9 @@ def normal_pci(address: str) -> str | None:
     return _pci(match["pci"]) if match else None
 
 
+@functools.lru_cache(maxsize=16_384)
 def _pci(address: str) -> str:
+    """Of what `_BDF` or `_SHORT` found."""
     *domain, bus, device = address.lower().split(":")
     return f"{int(domain[0], 16) if domain else 0:04x}:{bus}:{device}"
 

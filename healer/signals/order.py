@@ -5,7 +5,6 @@ Blocks that followed each other before lie side by side.
 """
 
 from itertools import repeat
-from operator import ne
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,11 @@ class Order:
         self._generation = generation
         self._blocks: list[bytes] = []
         self._bytes = 0
-        #: By place: slot, -1 for a block that has none. And by block with a slot: one place of it.
+        #: By place: slot, -1 for a block that has none; length. And by block with a slot: one place of it.
         self._slots = np.empty(0, np.int32)
+        self._lengths = np.empty(0, np.int64)
+        #: By place, bytes of the sample that followed the block last.
+        self._widths = np.empty(0, np.int64)
         self._places = np.full(0, -1, np.int64)
 
     def forget(self, generation: int) -> None:
@@ -38,32 +40,66 @@ class Order:
         if generation != self._generation:
             self._start(generation)
 
-    def slots(self, blocks: list[bytes], known: dict[bytes, int]) -> NDArray[np.int32]:
-        """(n,) int32: what `known` says of each, -1 for those it does not know."""
-        slots = np.full(len(blocks), -1, np.int32)
-        done, end = 0, len(blocks)
+    def sizes(self, slot: int, most: int) -> NDArray[np.int64] | None:
+        """(n,) int64: how long the series of this slot and those behind it were last, block and sample; None
+        where nothing is known."""
+        place = self._place(slot)
+        if place < 0:
+            return None
+        stop = min(place + most, len(self._blocks))
+        return self._lengths[place:stop] + self._widths[place:stop]
+
+    def _place(self, slot: int) -> int:
+        return int(self._places[slot]) if 0 <= slot < len(self._places) else -1
+
+    def slots(
+        self,
+        data: bytes,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        widths: NDArray[np.int64],
+        known: dict[bytes, int],
+    ) -> NDArray[np.int32]:
+        """(n,) int32: what `known` says of each block of `data` from a start to its end, -1 for those it does
+        not know. Only blocks that are looked up are cut out. `widths`: of the samples behind them."""
+        begins, lengths = starts.tolist(), ends - starts
+        slots = np.full(len(begins), -1, np.int32)
+
+        def block(at: int) -> bytes:
+            return data[begins[at] : int(ends[at])]
+
+        done, end = 0, len(begins)
         for _ in range(_RUNS_MAX):
             slot = -1
-            while done < end and (slot := known.get(blocks[done], -1)) < 0:
+            while done < end and (slot := known.get(block(done), -1)) < 0:
                 done += 1
-            place = int(self._places[slot]) if 0 <= slot < len(self._places) else -1
+            place = self._place(slot)
             if place < 0:
                 break
-            before = self._blocks[place : place + end - done]
-            differs = list(map(ne, blocks[done:] if done else blocks, before))
-            run = differs.index(True) if True in differs else len(before)
+            run = self._run(data, begins[done:] if done else begins, lengths[done:], place)
             slots[done : done + run] = self._slots[place : place + run]
+            self._widths[place : place + run] = widths[done : done + run]
             done += run
         # Those of a run that had no slot then may have got one since.
         for one in np.flatnonzero(slots[:done] < 0).tolist():
-            slots[one] = known.get(blocks[one], -1)
-        if rest := blocks[done:]:
+            slots[one] = known.get(block(one), -1)
+        if done < end:
+            rest = list(map(block, range(done, end)))
             slots[done:] = np.fromiter(map(known.get, rest, repeat(-1)), np.int32, len(rest))
-        if len(rest) > end // _NEW_SHARE:
-            self._remember(blocks, slots)
+            if len(rest) > end // _NEW_SHARE:
+                self._remember([*map(block, range(done)), *rest], slots, widths)
         return slots
 
-    def _remember(self, blocks: list[bytes], slots: NDArray[np.int32]) -> None:
+    def _run(self, data: bytes, begins: list[int], lengths: NDArray[np.int64], place: int) -> int:
+        """How many blocks that begin there and are so long are those that are remembered from `place` on."""
+        before = self._lengths[place : min(place + len(begins), len(self._blocks))]
+        other = np.flatnonzero(before != lengths[: len(before)])
+        run = int(other[0]) if len(other) else len(before)
+        same = bytes(map(data.startswith, self._blocks[place : place + run], begins))
+        differs = same.find(0)
+        return differs if differs >= 0 else run
+
+    def _remember(self, blocks: list[bytes], slots: NDArray[np.int32], widths: NDArray[np.int64]) -> None:
         size, here = sum(map(len, blocks)), np.flatnonzero(slots >= 0)
         if not len(here) or len(blocks) > _ORDER_MAX or size > _ORDER_BYTES_MAX:
             return
@@ -72,6 +108,10 @@ class Order:
         begin = len(self._blocks)
         self._slots = _grown(self._slots, begin + len(blocks))
         self._slots[begin : begin + len(blocks)] = slots
+        self._lengths = _grown(self._lengths, begin + len(blocks))
+        self._lengths[begin : begin + len(blocks)] = list(map(len, blocks))
+        self._widths = _grown(self._widths, begin + len(blocks))
+        self._widths[begin : begin + len(blocks)] = widths
         self._places = _grown(self._places, int(slots.max()) + 1)
         self._places[slots[here]] = here + begin
         self._blocks += blocks

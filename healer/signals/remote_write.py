@@ -6,9 +6,10 @@ A series is known by the raw bytes of its labels. Two ways lead to the same samp
 - the fast way reads outer lengths only. It guesses that a series is a known label block and one sample of 18
   bytes (9 when the value is zero), and takes the values of the whole request at once. What follows a known
   block can be nothing else when its tags and lengths are those of a sample; a wrong guess is walked.
-  Where series end is guessed too, by what the last bytes of a sample look like: if the length of each series
-  leads to the next end, it is so. Prometheus sends series in the order of its scrapes, so label blocks are
-  compared with those that followed each other before (`Order`), and looked up where they differ.
+  Where series end is guessed too, by how long those were that followed each other before, or by what the
+  last bytes of a sample look like: if the length of each series leads to the next end, it is so. Prometheus
+  sends series in the order of its scrapes, so label blocks are compared with those that followed each other
+  before (`Order`), and looked up where they differ.
 
 Exemplars, histograms and metadata are passed over.
 """
@@ -35,6 +36,8 @@ BODY_LIMIT_BYTES = 64 * 2**20
 #: Series of one body that are not known yet: reading them is a hundred times the work. Prometheus sends at
 #: most some thousands in a request.
 NEW_SERIES_MAX = 200_000
+#: Series are longer than this on average: no more of them are guessed to be in a message.
+_SERIES_BYTES = 64
 #: One sample: tag and length, value (tag, 8 bytes), time (tag, a varint of 6 bytes until the year 2109).
 _FULL, _ZERO = 18, 9
 _NAME_FIRST = b"\x0a\x08__name__\x12"
@@ -122,15 +125,12 @@ def _read(
     data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwanted, order: Order
 ) -> Samples:
     walker = _Walker(data, known, resolve)
-    outline = _guessed_outline(data)
-    if outline is None:
-        outline = _outline(data, walker)
+    outline = _outline_as_before(data, known, order) or _guessed_outline(data) or _outline(data, walker)
     starts, ends = outline
     if not len(ends):
         return walker.samples()
     width = _widths(data, starts, ends)
-    blocks = [data[start:end] for start, end in zip(starts.tolist(), (ends - width).tolist(), strict=True)]
-    slots = order.slots(blocks, known)
+    slots = order.slots(data, starts, ends - width, width, known)
     found = slots >= 0
     for place in np.flatnonzero(~found).tolist():
         start, end = int(starts[place]), int(ends[place])
@@ -157,16 +157,42 @@ class _Outline(NamedTuple):
     ends: NDArray[np.int64]
 
 
-def _guessed_outline(data: bytes) -> _Outline | None:
-    """None where it is not sure: then each length has to be read.
+def _outline_as_before(data: bytes, known: dict[bytes, int], order: Order) -> _Outline | None:
+    """As series have followed the first one before; None where that does not lead to the last byte."""
+    if len(data) < 16 or data[0] != 0x0A:
+        return None
+    size, start = data[1], 2
+    if size >= 0x80:
+        size, start = size & 0x7F | data[2] << 7, 3
+    end = start + size
+    slot = known.get(data[start : end - _FULL], -1)
+    if slot < 0:
+        slot = known.get(data[start : end - _ZERO], -1)
+    sizes = order.sizes(slot, len(data) // _SERIES_BYTES + 1)
+    if sizes is None:
+        return None
+    ends = np.cumsum(sizes + np.where(sizes < 0x80, 2, 3))
+    last = int(ends.searchsorted(len(data)))
+    if last == len(ends) or ends[last] != len(data):
+        return None
+    return _sure_outline(data, ends[: last + 1])
 
-    A guess is right when lengths lead from the first byte to each end in turn and to the last byte."""
+
+def _guessed_outline(data: bytes) -> _Outline | None:
+    """By what the last bytes of samples look like; None where it is not sure."""
     if len(data) < 16:
         return None
     tails = np.flatnonzero(np.frombuffer(data, np.uint8)[1:-6] == 0x10)
     ends = tails[_end_a_time(_at(data, "<u8", tails))] + 8
     if not len(ends) or ends[-1] != len(data):
         return None
+    return _sure_outline(data, ends)
+
+
+def _sure_outline(data: bytes, ends: NDArray[np.int64]) -> _Outline | None:
+    """None where series do not surely end there: then each length has to be read.
+
+    It is sure when lengths lead from the first byte to each end in turn and to the last byte."""
     begins = np.concatenate(([0], ends[:-1]))
     heads = _at(data, "<u4", begins)
     short = heads & 0x8000 == 0

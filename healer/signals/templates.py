@@ -1,8 +1,13 @@
 """Scrapes that look like one before: the same lines in the same order, with other values.
 
-An exporter prints its series in one order, so a scrape is nearly always the last one with new numbers. A
-`Template` holds the lines of such a scrape up to their values. Whether a body fits is one pass in C over
-its lines and one sum, and a body that does not fit is read line by line as if there were no template.
+An exporter prints its series in one order, so a scrape is nearly always the last one with new numbers, and
+most of those are the old ones too. A `Template` holds the last body that fitted, a few lines a block. Each
+block is compared where it stands in the next body; only lines of those that differ are cut out and read.
+Where most differ each time all lines are one block. A body that does not fit is read line by line as if
+there were no template.
+
+Nothing here lets go of Python's lock, as numpy does for long arrays: to get it back beside a busy event loop
+costs more than the array saves.
 """
 
 from collections import Counter
@@ -22,13 +27,26 @@ from healer.signals.values import doubles
 #: GPUs are some 300,000 lines of 190 bytes. Then all are forgotten at once.
 LINES_MAX = 1_000_000
 BYTES_MAX = 192 * 2**20
+#: Lines of a block: where one GPU's value changes, those of its seven neighbours mostly do too.
+_BLOCK = 8
+#: With more than one in so many blocks changed, all lines at once are cheaper; with fewer than one in so
+#: many, blocks are. How many there are is looked at once in so many bodies.
+_MANY, _FEW = 3, 4
+_LOOK = 16
+#: Bytes that a value may have on average: a body with longer ones does not fit.
+_VALUE_BYTES = 32
+#: What a template of no line takes.
+_TEMPLATE_BYTES = 2_000
+#: Longest line that bodies are told apart by.
+_BEGIN_MAX = 4096
 #: Bodies that did not fit and are counted, by what they begin with.
 _MISSES_MAX = 50_000
 #: Kinds of lines beside the slots of samples.
 NO_SAMPLE, UNWANTED = -1, -2
 
-#: Node in the address (empty without), the first sample's series, how many lines.
-Key = tuple[str, bytes, int]
+#: Node in the address (empty without), the first sample's series; and how many lines.
+Begin = tuple[str, bytes]
+Key = tuple[Begin, int]
 
 _numbers = msgspec.json.Decoder(list[float])
 
@@ -47,16 +65,52 @@ class Line(NamedTuple):
     name: str = ""
 
 
+class _Block:
+    """Some lines that follow each other, and what they were in the last body that fitted."""
+
+    __slots__ = ("_plain", "_samples", "_size", "_sizes", "begin", "body", "end", "first", "last")
+
+    def __init__(self, lines: Sequence[Line], first: int, begin: int) -> None:
+        #: Its lines are from the `first`-th to before the `last`-th, its samples likewise.
+        self.first, self.last = first, first + len(lines)
+        plain = [line.slot == NO_SAMPLE for line in lines]
+        self.begin, self.end = begin, begin + plain.count(False)
+        self._plain = plain if any(plain) else None
+        self._samples = [not one for one in plain] if self._plain else ()
+        self._sizes = [len(line.text) for line in lines]
+        self._size = sum(self._sizes) + len(lines)
+        #: As it was, with the end of its last line; empty before it was ever seen.
+        self.body = b""
+
+    def texts(self) -> list[bytes]:
+        """Of its lines, by what it was."""
+        return [line[:size] for line, size in zip(self.body.split(b"\n"), self._sizes, strict=False)]
+
+    def cut(self, raw: bytes, place: int, texts: list[bytes], words: list[bytes]) -> int:
+        """Adds the values of its lines, which begin at `place`, to `words`; where they end, -1 when they are
+        other lines."""
+        room = self._size + _VALUE_BYTES * len(texts)
+        lines = raw[place : place + room].split(b"\n", len(texts))
+        if len(lines) <= len(texts):
+            return -1
+        end = min(place + room, len(raw)) - len(lines.pop())
+        found = list(map(bytes.removeprefix, lines, texts))
+        # A text that was not at the beginning of its line was not cut off: then the words are too long.
+        if len(b"".join(found)) + self._size != end - place:
+            return -1
+        if self._plain is not None:
+            if any(compress(found, self._plain)):
+                return -1
+            found = compress(found, self._samples)
+        words += found
+        return end
+
+
 class Template:
-    """What the lines of a body mean, if it has these texts."""
+    """What the lines of a body mean, if it has these texts. It remembers the last body that fitted."""
 
     def __init__(self, lines: Sequence[Line], age: Age, prepared: Prepared | None) -> None:
         self.age, self.prepared = age, prepared
-        self.size = sum(len(line.text) for line in lines)
-        self._texts = [line.text for line in lines]
-        plain = [line.slot == NO_SAMPLE for line in lines]
-        self._plain = plain if any(plain) else None
-        self._samples = [not one for one in plain]
         told = [line for line in lines if line.slot != NO_SAMPLE]
         kept = [place for place, line in enumerate(told) if line.slot >= 0]
         self._kept = None if len(kept) == len(told) else np.array(kept, np.intp)
@@ -64,89 +118,174 @@ class Template:
         self.slots = np.array([told[place].slot for place in kept], np.int32)
         self.slots.setflags(write=False)
         self.unwanted = Counter(line.name for line in told if line.slot == UNWANTED)
+        self._lines = len(lines)
+        #: Whether its last line has no end.
+        self._torn = bool(lines and lines[-1].text)
+        ended = lines if self._torn else lines[:-1]
+        self._whole, self._blocks = _Block(ended, 0, 0), _blocks_of(ended)
+        #: Of all lines; none where each block knows what it was.
+        self._texts: list[bytes] | None = [line.text for line in ended]
+        #: Whether few of the blocks change.
+        self._calm, self._read_at_once = True, 0
+        self._numbers = np.zeros(len(told))
+        #: Bytes that it may come to.
+        self.size = _TEMPLATE_BYTES + sum(len(line.text) + _VALUE_BYTES for line in lines)
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return self._lines
 
-    def values(self, lines: list[bytes], length: int) -> NDArray[np.float64] | None:
-        """By `slots`, (n,) float64; None when the body does not fit. `length`: of the body."""
-        words = list(map(bytes.removeprefix, lines, self._texts))
-        if self._plain is not None:
-            if any(compress(words, self._plain)):
-                return None
-            words = list(compress(words, self._samples))
-        joined = b",".join(words)
-        # A text that was not at the beginning of its line was not cut off: then the words are too long.
-        if len(joined) + self.size != length - (len(lines) - 1) + max(0, len(words) - 1):
+    def values(self, raw: bytes) -> NDArray[np.float64] | None:
+        """By `slots`, (n,) float64; None when the body does not fit."""
+        if self._torn:
+            raw += b"\n"
+        if not (self._by_blocks(raw) if self._calm else self._at_once(raw)):
             return None
-        numbers = _read(joined, words)
-        if numbers is None:
-            return None
-        values = doubles(numbers)
-        return values if self._kept is None else values[self._kept]
+        return self._numbers.copy() if self._kept is None else self._numbers[self._kept]
+
+    def _by_blocks(self, raw: bytes) -> bool:
+        """Takes the numbers of blocks that differ; False, and nothing done, when the body does not fit."""
+        words: list[bytes] = []
+        changed: list[tuple[_Block, bytes]] = []
+        texts, place, stands = self._texts, 0, raw.startswith
+        for block in self._blocks:
+            body = block.body
+            if body and stands(body, place):
+                place += len(body)
+                continue
+            end = block.cut(raw, place, texts[block.first : block.last] if texts else block.texts(), words)
+            if end < 0:
+                return False
+            changed.append((block, raw[place:end]))
+            place = end
+        if place != len(raw) or (numbers := _read(words)) is None:
+            return False
+        first = 0
+        for block, body in changed:
+            count = block.end - block.begin
+            self._numbers[block.begin : block.end] = numbers[first : first + count]
+            block.body = body
+            first += count
+        self._texts = None
+        if not texts and len(changed) * _MANY > len(self._blocks):
+            self._calm, self._texts = False, [text for block in self._blocks for text in block.texts()]
+            for block in self._blocks:
+                block.body = b""
+        return True
+
+    def _at_once(self, raw: bytes) -> bool:
+        """Takes all numbers; False, and nothing done, when the body does not fit."""
+        words: list[bytes] = []
+        texts = self._texts or []
+        if self._whole.cut(raw, 0, texts, words) != len(raw) or (numbers := _read(words)) is None:
+            return False
+        self._read_at_once += 1
+        if self._read_at_once % _LOOK == 0:
+            changed = np.flatnonzero(numbers != self._numbers)
+            self._calm = len(set((changed // _BLOCK).tolist())) * _FEW < len(self._blocks)
+        self._numbers = numbers
+        return True
 
 
-def _read(joined: bytes, words: list[bytes]) -> list[float] | None:
+def _blocks_of(lines: Sequence[Line]) -> list[_Block]:
+    blocks: list[_Block] = []
+    first = 0
+    for place in range(0, len(lines), _BLOCK):
+        blocks.append(_Block(lines[place : place + _BLOCK], place, first))
+        first = blocks[-1].end
+    return blocks
+
+
+def _read(words: list[bytes]) -> NDArray[np.float64] | None:
+    """(n,) float64; None when one is no number."""
     try:
         # JSON's numbers are most of those that exporters print, and are read at a fifth of the cost.
-        numbers = _numbers.decode(b"[%b]" % joined)
-        return numbers if len(numbers) == len(words) else None
+        numbers = _numbers.decode(b"[%b]" % b",".join(words))
+        return doubles(numbers) if len(numbers) == len(words) else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
-        return list(map(float, words))
+        return doubles(list(map(float, words)))
     except ValueError:
         return None
 
 
 class Templates:
-    """Remembered by how bodies begin; bounded."""
+    """Remembered by how bodies begin and how many lines they have; bounded."""
 
     def __init__(self) -> None:
         self._known: dict[Key, Template] = {}
+        #: Of those that begin alike, the one that fitted last: lines need not be counted to find it.
+        self._latest: dict[Begin, Template] = {}
         self.lines = self.size = 0
-        self._misses: dict[Key, int] = {}
+        #: By the hash of what they begin with: how often.
+        self._misses: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Lines of all."""
         return self.lines
 
-    def find(self, key: Key, age: Age) -> Template | None:
-        """The template, unless it is of another `age`: what its slots meant then is over."""
-        found = self._known.get(key)
-        if found is None or found.age[0] != age[0] or found.age[1] not in (None, age[1]):
+    def read(self, begin: Begin, raw: bytes, age: Age) -> tuple[Template, NDArray[np.float64]] | None:
+        """The template that a body fits, and its values by slot. `age`: of slots now; what those of a
+        template of another one meant is over."""
+        latest = self._latest.get(begin)
+        if latest is not None and _holds(latest, age) and (values := latest.values(raw)) is not None:
+            return self._fits(begin, latest), values
+        found = self._known.get(key_of(begin, raw))
+        if found is None or found is latest or not _holds(found, age):
             return None
-        return found
+        values = found.values(raw)
+        return None if values is None else (self._fits(begin, found), values)
+
+    def _fits(self, begin: Begin, template: Template) -> Template:
+        self._latest[begin] = template
+        if self._misses:
+            self._misses.pop(hash((begin, len(template))), None)
+        return template
 
     def worth_making(self, key: Key) -> bool:
         """Whether a body that did not fit should become a template: less and less often for one that
         never comes twice."""
         if len(self._misses) >= _MISSES_MAX:
             self._misses.clear()
-        missed = self._misses[key] = self._misses.get(key, 0) + 1
+        missed = self._misses[hash(key)] = self._misses.get(hash(key), 0) + 1
         return missed & (missed - 1) == 0
-
-    def fits(self, key: Key) -> None:
-        self._misses.pop(key, None)
 
     def add(self, key: Key, made: Template) -> None:
         before = self._known.pop(key, None)
         if before is not None:
             self.lines -= len(before)
             self.size -= before.size
+        self._latest.pop(key[0], None)
         if self.lines + len(made) > LINES_MAX or self.size + made.size > BYTES_MAX:
             self._known.clear()
+            self._latest.clear()
             self.lines = self.size = 0
         if len(made) > LINES_MAX or made.size > BYTES_MAX:
             return
-        self._known[key] = made
+        self._known[key] = self._latest[key[0]] = made
         self.lines += len(made)
         self.size += made.size
 
 
-def key_of(node: str, lines: list[bytes]) -> Key | None:
-    """None for a body without a sample."""
-    for line in lines:
-        if line and not line.startswith(b"#"):
-            return node, line[: line.rfind(b" ") + 1], len(lines)
-    return None
+def _holds(template: Template, age: Age) -> bool:
+    return template.age[0] == age[0] and template.age[1] in (None, age[1])
+
+
+def begin_of(node: str, raw: bytes) -> Begin | None:
+    """None for a body without a sample, and for one whose first is too long to be remembered."""
+    start = 0
+    while (mark := raw[start : start + 1]) in (b"#", b"\n"):
+        if (end := raw.find(b"\n", start)) < 0:
+            return None
+        start = end + 1
+    if not mark:
+        return None
+    end = raw.find(b"\n", start)
+    line = raw[start:end] if end >= 0 else raw[start:]
+    if len(line) > _BEGIN_MAX:
+        return None
+    return node, line[: line.rfind(b" ") + 1]
+
+
+def key_of(begin: Begin, raw: bytes) -> Key:
+    return begin, raw.count(b"\n") + 1

@@ -5,6 +5,7 @@ tells), unrecognised, or rejected with its index and the reason. One bad entry n
 Only a body whose outer shape is wrong is refused whole (`BadBody`).
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -30,12 +31,15 @@ FUTURE_LIMIT, FUTURE_MOST = timedelta(hours=1), timedelta(hours=26)
 #: The widest offset of any time zone: a date without zone is surely past only beyond it.
 _WIDEST_ZONE = timedelta(hours=14)
 #: What host names and Slurm's hostlists can hold.
-_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NODE_NAME, _NODE_NAME_MAX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"), 64
 
+_BOOT_ID_MAX = 36
 _BOOT_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 # Ids go into the database as they come: no spaces, no control characters.
-_ID = re.compile(r"[\x21-\x7e]{1,256}")
+_ID, _ID_MAX = re.compile(r"[\x21-\x7e]{1,256}"), 256
+#: Node names, boot ids and other ids that were looked at.
+_REMEMBERED = 16_384
 
 #: Whether this cluster has this node: (cluster, node) -> bool.
 Known = Callable[[str, str], bool]
@@ -116,6 +120,16 @@ def kernel_log_observations(
     through all objects of a list. Raises BadBody.
     """
     heap = _Heap(known, now, book)
+    if isinstance(body, KernelLog):
+        check_entries(len(body.entries))
+        outer = {
+            "cluster": body.cluster or cluster,
+            "node": body.node or None,
+            "boot_id": body.boot_id or None,
+        }
+        for index, entry in enumerate(body.entries):
+            heap.take(index, outer, entry)
+        return heap.done()
     for index, (outer, entry) in enumerate(_entries(body, cluster)):
         heap.take(index, outer, entry)
     return heap.done()
@@ -207,16 +221,6 @@ def _objects(body: Any) -> list[Any]:
 
 def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
     """(what the body says around the entry, the entry)."""
-    if isinstance(body, KernelLog):
-        check_entries(len(body.entries))
-        outer = {
-            "cluster": body.cluster or cluster,
-            "node": body.node or None,
-            "boot_id": body.boot_id or None,
-        }
-        for entry in body.entries:
-            yield outer, entry
-        return
     objects = [one for one in _objects(body) if isinstance(one, dict)]
     entries_in_all = sum(len(one["entries"]) for one in objects if isinstance(one.get("entries"), list))
     check_entries(max(len(objects), entries_in_all))
@@ -264,11 +268,10 @@ class _Heap:
         if wrong := self.checked[where]:
             raise BadEntry(wrong)
         boot_id = normal_boot_id(one.boot_id or outer["boot_id"])
-        for name, word in (("boot_id", boot_id), ("job", one.job)):
-            _check_id(name, word)
-        size = len(one.line.encode("utf-8", "surrogatepass"))
-        if size > LINE_LIMIT_BYTES:
-            raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
+        _check_id("boot_id", boot_id)
+        _check_id("job", one.job)
+        if len(one.line) > LINE_LIMIT_BYTES // 4:  # a letter has four bytes at most
+            _check_size(one.line)
         at = None if one.time is None else told_time(one.time, self.now)
         return _Taken(index, cluster, node, boot_id, one, at)
 
@@ -286,9 +289,10 @@ class _Heap:
                 observations.append((taken.index, observation))
                 if others:
                     alternatives[observation.digest] = others
-        observations.sort(key=lambda pair: pair[0])
+        if len(self.by_node) > 1:
+            observations.sort(key=lambda pair: pair[0])
         return Accepted(
-            observations=tuple(observation for _, observation in observations),
+            observations=tuple([observation for _, observation in observations]),
             unrecognised=unrecognised,
             rejected=self.rejects.sorted(),
             rejected_more=self.rejects.more,
@@ -305,12 +309,26 @@ class _Taken(msgspec.Struct, frozen=True):
     at: datetime | None
 
 
+def _check_size(line: str) -> None:
+    size = len(line.encode("utf-8", "surrogatepass"))
+    if size > LINE_LIMIT_BYTES:
+        raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
+
+
 def wrong_node(cluster: str, node: str, known: Known) -> str | None:
-    if not _NODE_NAME.fullmatch(node):
+    if len(node) > _NODE_NAME_MAX or not _is_node_name(node):
         return "node: not a node name"
     if not cluster:
         return "cluster: name it, as healer looks after several and clusters number their nodes alike"
     return None if known(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
+
+
+# What these are asked comes again with each line of a node.
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _is_node_name(word: str) -> bool:
+    return _NODE_NAME.fullmatch(word) is not None
 
 
 def _check_id(name: str, word: str | int | None) -> None:
@@ -320,12 +338,25 @@ def _check_id(name: str, word: str | int | None) -> None:
 
 def is_id(word: str | int | None) -> bool:
     """Whether it can be one; what was not told can."""
-    return word is None or _ID.fullmatch(str(word)) is not None
+    if word is None:
+        return True
+    text = str(word)
+    return len(text) <= _ID_MAX and _is_id(text)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _is_id(word: str) -> bool:
+    return _ID.fullmatch(word) is not None
 
 
 def normal_boot_id(text: str | None) -> str | None:
     """The form of /proc/sys/kernel/random/boot_id: journald prints the same id without its dashes."""
-    if not text or not _BOOT_ID.fullmatch(text):
+    return _normal_boot_id(text) if text and len(text) <= _BOOT_ID_MAX else text
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _normal_boot_id(text: str) -> str:
+    if not _BOOT_ID.fullmatch(text):
         return text
     digits = text.replace("-", "").lower()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -248,6 +248,14 @@ def test_a_stuck_epilog_is_freed_by_down_and_its_job_keeps_its_end(bench: RealBe
     assert (ended.active, ended.restarts, ended.state) == (False, 0, "COMPLETED")
 
 
+def the_test_is_over(site: Workplace, run: str, theirs: str) -> bool:
+    """Whether the test of the node has ended. Until then somebody's job waits, and does not get the node."""
+    state = job_of(site.bench, theirs).state
+    ended = "test" in site.done(run)
+    assert ended or state == "PENDING"
+    return ended
+
+
 @FIRST
 def test_a_reboot_is_proven_by_the_nodes_own_boot_and_the_node_returns_tested(bench: RealBench) -> None:
     site = Workplace(bench)
@@ -257,8 +265,7 @@ def test_a_reboot_is_proven_by_the_nodes_own_boot_and_the_node_returns_tested(be
     site.until(lambda: bench.hooks.asked_to_boot(node), "Slurm asks the node to boot")
     theirs = bench.submit(node)
     bench.cluster.boot_node(node)
-    site.until(lambda: "test" in site.done(run), "the test has ended")
-    assert job_of(bench, theirs).state == "PENDING"
+    site.until(lambda: the_test_is_over(site, run, theirs), "the test has ended")
     site.ends(run, RunState.done)
     after = bench.scheduler.node(node).boot_at
     assert before is not None and after is not None and after > before
@@ -282,8 +289,7 @@ def test_a_power_cycle_by_redfish_is_proven_by_the_boot_and_the_node_returns_tes
         theirs = bench.submit(node)
         bmcs.advance(CYCLE_S)
         bench.cluster.boot_node(node)
-        site.until(lambda: "test" in site.done(run), "the test has ended")
-        assert job_of(bench, theirs).state == "PENDING"
+        site.until(lambda: the_test_is_over(site, run, theirs), "the test has ended")
         site.ends(run, RunState.done)
         assert bmcs.resets == [(node, "PowerCycle")] and bmcs.complaints == []
     after = bench.scheduler.node(node).boot_at

@@ -15,7 +15,7 @@ from healer.embedded import running
 from healer.embedded.postgres import DATABASE, ROLE, Postgres
 from healer.embedded.user import server_user
 from tests.support.processes import clean_environ, free_port, living, name_of
-from tests.support.up import Stack
+from tests.support.up import Stack, is_ready
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.crash
@@ -85,6 +85,19 @@ def test_a_reader_that_is_gone_ends_nothing_and_keeps_nothing_running(scratch: P
             tree.send_signal(signal.SIGTERM)
             assert tree.wait(20) == 0
             assert living(everybody) == set()
+        finally:
+            tree.kill()
+
+
+def test_closed_streams_are_no_reason_not_to_start(scratch: Path) -> None:
+    """`healer up >&- 2>&- <&-`, as some that start daemons do."""
+    port = free_port()
+    program = f'exec "{sys.executable}" {" ".join(PROGRAM)} "{scratch / "data"}" {port} <&- >&- 2>&-'
+    with subprocess.Popen(program, shell=True, env=clean_environ()) as tree:
+        try:
+            wait_until(lambda: is_ready(f"http://127.0.0.1:{port}"), 30, what="it is ready")
+            tree.send_signal(signal.SIGTERM)
+            assert tree.wait(20) == 0
         finally:
             tree.kill()
 

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import name_of
-from tests.support.up import Stack
+from tests.support.up import Stack, is_ready
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.crash
@@ -21,14 +20,6 @@ PARTS = ("api", "detector", "scheduler", "worker")
 def stack(scratch: Path) -> Iterator[Stack]:
     with Stack(scratch, HEALER_SLURM_ADAPTERS="sim") as stack:
         yield stack
-
-
-def ready(stack: Stack) -> bool:
-    try:
-        with urllib.request.urlopen(f"{stack.url}/readyz", timeout=2) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
 
 
 def test_every_process_that_is_killed_comes_back_and_it_is_ready_again(stack: Stack) -> None:
@@ -42,7 +33,7 @@ def test_every_process_that_is_killed_comes_back_and_it_is_ready_again(stack: St
         20,
         what="every killed process has a successor",
     )
-    wait_until(lambda: ready(stack), 40, what="/readyz answers 200 again")
+    wait_until(lambda: is_ready(stack.url), 40, what="/readyz answers 200 again")
     assert stack.stop(signal.SIGINT) == 0
     assert stack.left() == set()
 

@@ -10,20 +10,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.test_console import open_page
-from tests.support.browser import chromium, rules_broken, served
+from tests.support.browser import open_page, rules_broken, served
 from tests.support.console_pages import pages, read_by_people
 from tests.support.console_site import Site, make_sample, shipped
 
 pytestmark = pytest.mark.browser
 
 PICTURES = Path(__file__).parents[2] / "build" / "pages"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

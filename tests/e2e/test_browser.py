@@ -1,13 +1,11 @@
 """The first loop as the engineer on call sees it: a real Chromium on a whole site with a real Slurm."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import chromium
 from tests.support.site import XID_79, Site
 from tests.support.wait import wait_until
 
@@ -15,12 +13,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.browser]
 
 #: Set to a folder, the pages of the story are kept there as pictures.
 PICTURES = "PICTURES"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
 
 
 def picture(page: Page, name: str) -> None:

@@ -1,14 +1,12 @@
 """The console in a real Chromium against a site whose API remembers what was pressed."""
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from healer.model import IncidentState, Role
 from tests.support import console_sample
-from tests.support.browser import chromium, served
+from tests.support.browser import open_page, served
 from tests.support.console_pages import incident_of
 from tests.support.console_sample import NOW
 from tests.support.console_site import CSRF, Site, make_sample
@@ -17,28 +15,9 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
-
-
 @pytest.fixture
 def site() -> Site:
     return Site(make_sample(32, past=70))
-
-
-@pytest.fixture
-def url(site: Site) -> Iterator[str]:
-    with served(site.app) as address:
-        yield address
-
-
-def open_page(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
-    context.set_default_timeout(8000)
-    context.add_cookies([{"name": "healer_session", "value": "cookie-good", "url": url}])
-    return context.new_page()
 
 
 def paths(site: Site) -> list[str]:

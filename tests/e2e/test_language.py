@@ -1,33 +1,18 @@
 """The second language in a real Chromium: the switch by keyboard, a page and its dialog, and back."""
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.e2e.test_console import open_page
-from tests.support.browser import chromium, rules_broken, served
+from tests.support.browser import open_page, rules_broken
 from tests.support.console_pages import incident_of
 from tests.support.console_site import Site, make_sample
 
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
-
-
 @pytest.fixture
 def site() -> Site:
     return Site(make_sample(32))
-
-
-@pytest.fixture
-def url(site: Site) -> Iterator[str]:
-    with served(site.app) as address:
-        yield address
 
 
 def test_by_keyboard_to_chinese_through_a_dialog_and_back(browser: Browser, site: Site, url: str) -> None:

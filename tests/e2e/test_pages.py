@@ -7,19 +7,13 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.test_console import incident_of, open_page
-from tests.support.browser import chromium, served
+from tests.support.browser import open_page, served
+from tests.support.console_pages import incident_of
 from tests.support.console_site import Site, make_sample, shipped
 from tests.support.console_telemetry import SLOW_NODE
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import chromium, rules_broken
+from tests.support.browser import rules_broken
 from tests.support.up import ROOT, Stack
 from tests.support.wait import wait_until
 
@@ -17,12 +17,6 @@ pytestmark = [pytest.mark.browser]
 
 XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 RULE = "- name: gpu-lost\n"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
 
 
 @pytest.fixture

@@ -4,30 +4,21 @@ job of ours at a time and one for a group, the slow node is named once, and nobo
 import pytest
 
 from healer.model import RunState
-from tests.simulation.test_every_death import DEAD_S, MortalLedger
 from tests.support.bisecting import Bisecting
-from tests.support.loop import CLUSTER, Crash, name
+from tests.support.deaths import MortalWorker
+from tests.support.loop import name
 
 #: The story has fewer moments than this; the test says so if it ever has more.
 COMMITS, CHECKPOINTS = 51, 19
 
 
-class Story:
+class Story(MortalWorker[Bisecting]):
     """Four nodes, the second of which is slow; with `wanted` somebody's job wants the first group's nodes."""
 
     def __init__(self, *, wanted: bool = False) -> None:
-        self.site = Bisecting(4, (2,))
-        self.ledger = MortalLedger(CLUSTER, self.site.clock)
-        self.site.ledger = self.site.driver.ledger = self.ledger
-        self.site.on_checkpoint = self._checkpoint
+        super().__init__(Bisecting(4, (2,)))
+        self.site.on_checkpoint = self.checkpoint
         self.wanted = wanted
-        self.deaths = self.checkpoints = 0
-        self.dies_at: int | None = None
-
-    def _checkpoint(self, where: str) -> None:
-        self.checkpoints += 1
-        if self.checkpoints == self.dies_at:
-            raise Crash(where)
 
     def run(self) -> None:
         self.asked = self.site.search()
@@ -43,26 +34,11 @@ class Story:
         self._pass(75)
 
     def _pass(self, seconds: int) -> None:
-        dead = 0
         for _ in range(seconds):
             self.site.clock.advance(1)
             self.site.walk()
             assert sum(one.active for one in self.site.groups()) <= 1
-            if dead:
-                dead -= 1
-            elif not self._drive():
-                self.deaths += 1
-                dead = DEAD_S
-
-    def _drive(self) -> bool:
-        self.ledger.driving = True
-        try:
-            self.site.drive()
-        except Crash:
-            return False
-        finally:
-            self.ledger.driving = False
-        return True
+            self.drive()
 
     def assert_found_once(self) -> None:
         assert self.site.run_named(self.asked).state is RunState.done

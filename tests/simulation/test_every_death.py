@@ -5,67 +5,20 @@ back. While no worker lives the detector walks on, on fresh pictures of Slurm. W
 there was one drain, one restart and one return, nothing is stuck, and the node is in service.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 from healer.model import IncidentState, Run, RunState
-from healer.sim.ledger import MemoryLedger, MemoryTx
-from healer.sim.slurm_core import SimScheduler
-from tests.support.loop import CLUSTER, LOST, Crash, Site
+from tests.support.deaths import CountingSlurm, MortalWorker
+from tests.support.loop import CLUSTER, LOST, Site
 
 #: The story has fewer moments than this; the test says so if it ever has more.
 MOMENTS = 60
-#: A dead worker's lease lasts 15 s; so long nobody drives.
-DEAD_S = 15
 
 
-class MortalLedger(MemoryLedger):
-    """Counts what the worker commits, and dies right after one of them."""
-
-    dies_after: int | None = None
-    commits = 0
-    driving = False
-
-    @contextmanager
-    def transaction(self) -> Iterator[MemoryTx]:
-        with super().transaction() as tx:
-            yield tx
-        if self.driving:
-            self.commits += 1
-            if self.commits == self.dies_after:
-                raise Crash(f"commit {self.commits}")
-
-
-class CountingSlurm:
-    """The simulated Slurm, with a count of what healer changed in it."""
-
-    def __init__(self, slurm: SimScheduler) -> None:
-        self.slurm = slurm
-        self.writes: list[str] = []
-
-    def __getattr__(self, verb: str) -> object:
-        if verb in {"drain", "resume", "requeue"}:
-            self.writes.append(verb)
-        return getattr(self.slurm, verb)
-
-
-class Story:
+class Story(MortalWorker[Site]):
     def __init__(self) -> None:
-        self.site = Site(scheduler=CountingSlurm)
-        self.site.ledger = MortalLedger(CLUSTER, self.site.clock)
-        self.site.driver.ledger = self.site.ledger
-        self.ledger: MortalLedger = self.site.ledger
-        self.deaths = 0
-        self.checkpoints = 0
-        self.dies_at: int | None = None
-        self.site.on_checkpoint = self._checkpoint
-
-    def _checkpoint(self, where: str) -> None:
-        self.checkpoints += 1
-        if self.checkpoints == self.dies_at:
-            raise Crash(where)
+        super().__init__(Site(scheduler=CountingSlurm))
+        self.site.on_checkpoint = self.checkpoint
 
     def run(self) -> None:
         site = self.site
@@ -79,26 +32,11 @@ class Story:
 
     def _pass(self, seconds: int) -> None:
         """Second by second: the detector walks; a worker drives unless it has just died."""
-        dead = 0
         for _ in range(seconds):
             self.site.clock.advance(1)
             self.site.walk()
-            if dead:
-                dead -= 1
-            elif not self._drive():
-                self.deaths += 1
-                dead = DEAD_S
+            self.drive()
             self.site.walk()
-
-    def _drive(self) -> bool:
-        self.ledger.driving = True
-        try:
-            self.site.drive()
-        except Crash:
-            return False
-        finally:
-            self.ledger.driving = False
-        return True
 
     def _person_returns_it(self) -> None:
         site = self.site

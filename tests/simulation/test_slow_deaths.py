@@ -6,27 +6,24 @@ Whatever the moment, there was one drain, one restart of the job and one return,
 import pytest
 
 from healer.model import IncidentState, RunState
-from tests.simulation.test_every_death import CountingSlurm, MortalLedger
-from tests.support.loop import CLUSTER, Crash, name
+from tests.support.deaths import CountingSlurm, MortalWorker
+from tests.support.loop import name
 from tests.support.slow import SlowSite
 
 NODE = name(1)
 #: More than the story has.
 MOMENTS = 60
-#: A dead worker's lease, and then some.
-DEAD_S = 11
 
 
-class Story:
+class Story(MortalWorker[SlowSite]):
+    dead_s = 11
+
     def __init__(self, dies_after: int | None) -> None:
-        self.site = SlowSite(scheduler=CountingSlurm)
-        self.ledger = MortalLedger(CLUSTER, self.site.clock)
-        self.site.ledger = self.site.driver.ledger = self.ledger
+        super().__init__(SlowSite(scheduler=CountingSlurm))
         self.ledger.dies_after = dies_after
-        self.deaths = 0
 
     def run(self) -> None:
-        site, dead = self.site, 0
+        site = self.site
         self.job = site.agreed(required=[NODE])
         site.find("straggler", "gpu-hot", gpu=3, job=self.job)
         for second in range(240):
@@ -34,22 +31,8 @@ class Story:
                 site.checkpoint(self.job, second)
             site.clock.advance(1)
             site.tick()
-            if dead:
-                dead -= 1
-            elif not self._drive():
-                self.deaths += 1
-                dead = DEAD_S
+            self.drive()
             site.tick()
-
-    def _drive(self) -> bool:
-        self.ledger.driving = True
-        try:
-            self.site.drive()
-        except Crash:
-            return False
-        finally:
-            self.ledger.driving = False
-        return True
 
     def assert_good(self) -> None:
         site = self.site

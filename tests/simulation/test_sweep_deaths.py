@@ -8,8 +8,8 @@ import pytest
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import RunState
 from healer.processes.left_jobs import left_jobs
-from tests.simulation.test_every_death import DEAD_S, MortalLedger
-from tests.support.loop import CLUSTER, Crash, name
+from tests.support.deaths import MortalWorker
+from tests.support.loop import name
 from tests.support.under_test import TestSite
 
 #: The story has fewer moments than this; the test says so if it ever has more.
@@ -17,26 +17,17 @@ MOMENTS = 25
 NODE = name(1)
 
 
-class Story:
+class Story(MortalWorker[TestSite]):
     """A sweep of node 1; `event` befalls it after 10 s."""
 
     def __init__(self, event: Callable[[TestSite], object]) -> None:
-        self.site = TestSite(2)
+        super().__init__(TestSite(2))
+        self.site.on_checkpoint = self.checkpoint
         self.event = event
-        self.ledger = MortalLedger(CLUSTER, self.site.clock)
-        self.site.ledger = self.site.driver.ledger = self.ledger
-        self.site.on_checkpoint = self._checkpoint
-        self.deaths = self.checkpoints = 0
-        self.dies_at: int | None = None
         self.duty = left_jobs(self.site.scheduler, self.ledger, self, lambda: ("root",))  # type: ignore[arg-type]
 
     def latest(self, _: str) -> object:
         return self.ledger.snapshot
-
-    def _checkpoint(self, where: str) -> None:
-        self.checkpoints += 1
-        if self.checkpoints == self.dies_at:
-            raise Crash(where)
 
     def run(self) -> None:
         self.asked = self.site.ask("sweep", 1)
@@ -45,26 +36,11 @@ class Story:
         self._pass(60)
 
     def _pass(self, seconds: int) -> None:
-        dead = 0
         for _ in range(seconds):
             self.site.clock.advance(1)
             self.site.walk()
-            if dead:
-                dead -= 1
-            elif not self._drive():
-                self.deaths += 1
-                dead = DEAD_S
+            self.drive()
             self.duty()
-
-    def _drive(self) -> bool:
-        self.ledger.driving = True
-        try:
-            self.site.drive()
-        except Crash:
-            return False
-        finally:
-            self.ledger.driving = False
-        return True
 
     def ours(self) -> list[str]:
         jobs = self.site.slurm.snapshot().jobs.values()

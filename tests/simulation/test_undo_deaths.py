@@ -5,31 +5,21 @@ import pytest
 
 from healer.model import LogEntry, Run, RunState, StepEvent
 from healer.playbooks import UNDO
-from tests.simulation.test_every_death import DEAD_S, MortalLedger
-from tests.support.loop import CLUSTER, Crash, Site, name
+from tests.support.deaths import MortalWorker
+from tests.support.loop import CLUSTER, Site, name
 from tests.support.under_test import Written
 
 #: The way back has fewer moments than this; the test says so if it ever has more.
 MOMENTS = 25
 
 
-class WayBack:
+class WayBack(MortalWorker[Site]):
     """`validate` has drained and reserved a node, and waits for its test to end."""
 
     def __init__(self) -> None:
-        self.site = Site(scheduler=Written)
-        self.site.ledger = MortalLedger(CLUSTER, self.site.clock)
-        self.site.driver.ledger = self.ledger = self.site.ledger
-        self.checkpoints = 0
-        self.dies_at: int | None = None
+        super().__init__(Site(scheduler=Written))
         self.dies_after: int | None = None
         self.dies_at_effect = ""
-        self.deaths = 0
-
-    def _checkpoint(self, where: str) -> None:
-        self.checkpoints += 1
-        if self.checkpoints == self.dies_at:
-            raise Crash(where)
 
     def run(self) -> None:
         site = self.site
@@ -51,7 +41,7 @@ class WayBack:
         self.ledger.tables.log["r-back"].append(entry)
         with self.ledger.transaction() as tx:
             tx.set_run_state("r-back", RunState.running, why="bob: no", at=site.now)
-        site.on_checkpoint = self._checkpoint
+        site.on_checkpoint = self.checkpoint
         assert isinstance(site.driver.scheduler, Written)
         site.driver.scheduler.dies_after = self.dies_at_effect
         self.ledger.commits = 0
@@ -59,20 +49,10 @@ class WayBack:
         self._pass(90)
 
     def _pass(self, seconds: int) -> None:
-        dead = 0
         for _ in range(seconds):
             self.site.clock.advance(1)
             self.site.walk()
-            if dead:
-                dead -= 1
-                continue
-            self.ledger.driving = True
-            try:
-                self.site.drive()
-            except Crash:
-                self.deaths, dead = self.deaths + 1, DEAD_S
-            finally:
-                self.ledger.driving = False
+            self.drive()
 
     def assert_good(self) -> None:
         (run,) = self.site.runs

@@ -42,6 +42,14 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
+def open_page(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
+    """A new page of somebody signed in at the console of a test (`console_site`)."""
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+    context.set_default_timeout(8000)
+    context.add_cookies([{"name": "healer_session", "value": "cookie-good", "url": url}])
+    return context.new_page()
+
+
 def rules_broken(page: Page, *only: str) -> list[str]:
     """`rule: element (what to do)`, three elements of each rule at most. `only` these rules, else all."""
     options: dict[str, Any] = {"resultTypes": ["violations"]} | ({"runOnly": list(only)} if only else {})

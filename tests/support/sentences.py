@@ -7,16 +7,19 @@ word with a capital.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import healer
+from healer.console.language import Catalogue
 
 PACKAGE = Path(healer.__file__).parent
 
 #: What stands for a part that is known only when it runs: it fits a name, a number and a moment.
 SAMPLE = "x7"
+#: The same for an entry that asks for more: a word, a figure, a span of time or a moment.
+SAMPLES = (SAMPLE, "7", "4 min", "4 min ago")
 
 _SPOKEN = re.compile(r"[A-Za-z\d,;:.)!?’'%] +[A-Za-z(]|[A-Za-z]{2} +\d")
 _WORD = re.compile(r"[A-Za-z]{2,}")
@@ -77,6 +80,25 @@ def english_in(text: str) -> list[str]:
     """Words of a translated sentence that were left in English."""
     words = _LATIN.findall(_QUOTED.sub("", text))
     return [word for word in words if word not in TERMS]
+
+
+class Reader:
+    """Who reads one language only. `kept`: words that are the same in it."""
+
+    def __init__(self, catalogue: Catalogue, kept: Collection[str] = ()) -> None:
+        self._catalogue = catalogue
+        self._kept = kept
+
+    def left(self, text: str) -> list[str]:
+        """Words that the translated sentence leaves in English."""
+        return [word for word in english_in(self._catalogue.translate(text)) if word not in self._kept]
+
+    def understands(self, text: str) -> bool:
+        return self._catalogue.knows(text) and not self.left(text)
+
+    def understands_some(self, text: str) -> bool:
+        """With one of the samples for its parts."""
+        return any(self.understands(text.replace("{}", sample)) for sample in SAMPLES)
 
 
 def _texts(node: ast.AST, *, label: bool) -> Iterator[tuple[ast.Constant | ast.JoinedStr, bool]]:

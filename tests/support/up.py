@@ -159,3 +159,11 @@ class Stack:
     def _ready_or_dead(self) -> bool:
         assert self.process is not None
         return "healer is ready" in self.said() or self.process.poll() is not None
+
+
+def is_ready(url: str) -> bool:
+    """Whether /readyz there says so; not where nobody answers."""
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False

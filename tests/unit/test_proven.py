@@ -2,14 +2,17 @@
 
 import shutil
 import threading
+import time
+import tracemalloc
 from collections.abc import Iterable
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from healer import detectioncases, proven, ruleset
+from healer import detectioncases, proven, rulefiles, ruleset
 from healer.proven import note_proven, one_at_a_time, proven_of
 from healer.ruleset import RulesInvalid, load
 
@@ -65,8 +68,21 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_while_it_proved(
     cache.mkdir(parents=True)
     with cache.with_suffix(".lock").open("w") as other:
         flock(other, LOCK_EX)
+        begun = time.monotonic()
         with one_at_a_time():
+            assert time.monotonic() - begun >= 0.2, "it waited, and for so long"
             note_proven(["a"])
+    assert proven_of({"a"}) == {"a"}
+
+
+def test_a_lock_that_is_a_link_empties_no_file(cache: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("kept")
+    cache.mkdir(parents=True)
+    cache.with_suffix(".lock").symlink_to(other)
+    with one_at_a_time():
+        note_proven(["a"])
+    assert other.read_text() == "kept"
     assert proven_of({"a"}) == {"a"}
 
 
@@ -167,3 +183,46 @@ def test_who_waits_while_another_proves_finds_it_proven(
         aside.rename(cache)
     waits.join(60)
     assert ran == []
+
+
+def test_aliases_of_aliases_are_not_written_out(
+    ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator may try such a file: it must not take the API's memory, nor its processor."""
+    changed = tmp_path / "rules"
+    shutil.copytree(SHIPPED, changed)
+    deep = [f"x{level}: &x{level} [{', '.join([f'*x{level - 1}'] * 10)}]" for level in range(1, 7)]
+    lines = ["name: deep", "rule: gpu-hot", "x0: &x0 [a, a, a, a, a, a, a, a, a, a]", *deep, "fires: *x6"]
+    (changed / "cases" / "detection-site.yaml").write_text("- " + "\n  ".join(lines) + "\n")
+    looked = 0
+    look = rulefiles.Source._unknown_fields
+
+    def counted(*told: Any) -> None:
+        nonlocal looked
+        looked += 1
+        look(*told)
+
+    monkeypatch.setattr(rulefiles.Source, "_unknown_fields", counted)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RulesInvalid, match="unknown field x0"):
+            load(changed)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 30 << 20, "ten million places"
+    assert looked < 20_000
+
+
+def test_what_many_entries_stand_for_is_looked_at_once(tmp_path: Path) -> None:
+    class Entry(msgspec.Struct):
+        jobs: dict[str, int] = {}
+
+    jobs = ", ".join(f"j{number}: {number}" for number in range(50))
+    path = tmp_path / "site.yaml"
+    path.write_text(f"- &one {{jobs: {{{jobs}}}, oops: 1}}\n" + "- *one\n" * 50)
+    problems: list[rulefiles.Problem] = []
+    source = rulefiles.Source(path, path.name, problems)
+    for index, data in enumerate(source.items("entries")):
+        source.convert((index,), data, Entry)
+    assert [one.text for one in problems] == ["unknown field oops"]

@@ -16,29 +16,16 @@ from healer.model import (
     Slot,
     StepEvent,
 )
-from healer.sim.slurm_core import SimScheduler
+from tests.support.deaths import CountingSlurm
 from tests.support.loop import CLUSTER, LOST, Crash, later, name
 from tests.support.slow import SlowSite, slow_rules
 
 NODE = name(1)
 
 
-class Counted:
-    """The simulated Slurm, with a list of what was changed in it."""
-
-    def __init__(self, slurm: SimScheduler) -> None:
-        self.slurm = slurm
-        self.writes: list[str] = []
-
-    def __getattr__(self, verb: str) -> object:
-        if verb in {"drain", "resume", "requeue"}:
-            self.writes.append(verb)
-        return getattr(self.slurm, verb)
-
-
 def slow(**fields: object) -> tuple[SlowSite, str]:
     """A job that agreed to a requeue, on a node that two senses call slow; its run waits for the moment."""
-    site = SlowSite(scheduler=Counted, **fields)  # type: ignore[arg-type]
+    site = SlowSite(scheduler=CountingSlurm, **fields)  # type: ignore[arg-type]
     job = site.agreed(required=[NODE])
     site.find("straggler", "gpu-hot", gpu=3, job=job)
     site.pass_time(5)
@@ -132,7 +119,7 @@ def test_senses_that_fell_silent_while_it_waited_take_no_node() -> None:
 
 
 def test_it_waits_for_the_checkpoint_then_drains_requeues_tests_and_returns() -> None:
-    site = SlowSite(scheduler=Counted)
+    site = SlowSite(scheduler=CountingSlurm)
     job = site.agreed()
     assert site.slurm.job(job).nodes == (NODE,)  # type: ignore[union-attr]
     site.find("straggler", "gpu-hot", gpu=3, job=job)
@@ -189,7 +176,7 @@ def test_an_idle_node_is_taken_at_once() -> None:
 
 
 def test_a_job_that_did_not_agree_is_waited_for_and_its_checkpoint_does_not_help() -> None:
-    site = SlowSite(scheduler=Counted)
+    site = SlowSite(scheduler=CountingSlurm)
     job = site.agreed(required=[NODE], comment="")
     site.find("straggler", "gpu-hot", gpu=3)
     site.pass_time(5)
@@ -204,7 +191,7 @@ def test_a_job_that_did_not_agree_is_waited_for_and_its_checkpoint_does_not_help
 
 @pytest.mark.parametrize("what", ["before", "old clock", "earlier life"])
 def test_a_checkpoint_that_is_not_of_now_does_not_help(what: str) -> None:
-    site = SlowSite(scheduler=Counted)
+    site = SlowSite(scheduler=CountingSlurm)
     job = site.agreed(required=[NODE])
     if what == "earlier life":
         site.slurm.requeue(job)
@@ -228,7 +215,7 @@ def test_a_checkpoint_that_is_not_of_now_does_not_help(what: str) -> None:
 
 
 def test_each_job_on_the_node_is_waited_for() -> None:
-    site = SlowSite(scheduler=Counted)
+    site = SlowSite(scheduler=CountingSlurm)
     first = site.agreed(required=[NODE], gpus=4)
     second = site.agreed(required=[NODE], gpus=4)
     site.find("straggler", "gpu-hot", gpu=3)
@@ -297,7 +284,7 @@ def test_a_node_that_gets_well_while_a_guard_holds_its_drain_is_left_alone() -> 
 
 
 def test_a_waiting_run_uses_no_slot_and_several_wait_beside_each_other() -> None:
-    site = SlowSite(scheduler=Counted)
+    site = SlowSite(scheduler=CountingSlurm)
     jobs = {n: site.agreed(required=[name(n)]) for n in (1, 2)}
     for n in jobs:
         site.find("straggler", "gpu-hot", node=n, gpu=3)
@@ -391,7 +378,7 @@ def test_an_open_breaker_holds_what_waited() -> None:
 
 
 def test_half_open_the_run_is_no_canary_before_its_drain() -> None:
-    site = SlowSite(scheduler=Counted)
+    site = SlowSite(scheduler=CountingSlurm)
     breaker = site.ledger.tables.breaker
     assert breaker is not None
     site.ledger.tables.breaker = msgspec.structs.replace(
@@ -407,7 +394,7 @@ def test_half_open_the_run_is_no_canary_before_its_drain() -> None:
 
 
 def test_a_canary_whose_drain_stands_for_long_has_done_well() -> None:
-    site = SlowSite(scheduler=Counted)
+    site = SlowSite(scheduler=CountingSlurm)
     other = site.agreed(required=[NODE], gpus=4)
     site.find("straggler", "gpu-hot", gpu=3)
     breaker = site.ledger.tables.breaker
@@ -661,7 +648,7 @@ MOMENTS = [
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_death_at_any_moment_leads_to_the_same_end(moment: str) -> None:
-    site = SlowSite(scheduler=Counted)
+    site = SlowSite(scheduler=CountingSlurm)
     job = site.agreed(required=[NODE])
     died: list[str] = []
 
@@ -698,7 +685,7 @@ def test_a_death_at_any_moment_leads_to_the_same_end(moment: str) -> None:
 
 def test_many_slow_nodes_of_one_rule_open_the_breaker_and_none_is_taken() -> None:
     site = SlowSite(
-        scheduler=Counted,
+        scheduler=CountingSlurm,
         rules=msgspec.structs.replace(slow_rules(), guards=GuardSettings(max_share=0.5, share_per_hour=0.5)),
     )
     jobs = [site.agreed(required=[name(n)]) for n in range(1, 9)]

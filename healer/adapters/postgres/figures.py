@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
 
 from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.hits import hit_rows
 from healer.adapters.postgres.saved import saved
 from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import (
@@ -78,8 +78,7 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
 
 def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
     """Each life of a job once, with the most that an incident tells: hours, those at most, jobs unknown."""
-    told = sa.func.coalesce(incidents.c.doc["hit"], sa.text("'[]'::jsonb"))
-    hit = sa.func.jsonb_array_elements(told).table_valued(sa.column("value", JSONB), name="hit")
+    hit = hit_rows()
     rows = sa.select(incidents.c.cluster, hit.c.value).select_from(incidents.join(hit, sa.true()))
     one = rows.where(*where).subquery()
     field = one.c.value

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
 
+from healer.adapters.postgres.hits import hit_list, hit_rows
 from healer.adapters.postgres.tables import audit_records, incidents, requeues, runs
 from healer.api.views import Saved
 from healer.model import RunState
@@ -20,7 +20,7 @@ _HEALER = "healer"
 _BEGAN = (RunState.running, RunState.waiting, RunState.stuck, RunState.done, RunState.undone)
 #: How a person takes up an incident; a review or a note may come on Monday.
 _TAKES_UP = ("incident.acknowledged", "incident.resolve_asked", "run.approved", "run.started")
-_HIT = sa.func.coalesce(incidents.c.doc["hit"], sa.text("'[]'::jsonb"))
+_BY_HEALER_ALONE = sa.and_(runs.c.doc["by"].astext == _HEALER, runs.c.doc["approved_by"].astext.is_(None))
 
 
 def saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Saved:
@@ -38,8 +38,7 @@ def saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Saved
 
 def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
     """Jobs restarted (read back) by a run that no person began or approved: their GPUs, seconds it took."""
-    done, run = audit_records.alias("done"), runs.c.doc
-    hit = sa.func.jsonb_array_elements(_HIT).table_valued(sa.column("value", JSONB), name="hit")
+    done, hit = audit_records.alias("done"), hit_rows()
     life = sa.and_(
         hit.c.value["job"].astext == requeues.c.job,
         sa.func.coalesce(sa.cast(hit.c.value["restart"].astext, sa.Integer), 0) == requeues.c.restarts,
@@ -61,7 +60,7 @@ def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
             .join(done, restarted)
             .join(hit, life)
         )
-        .where(*where, run["by"].astext == _HEALER, run["approved_by"].astext.is_(None))
+        .where(*where, _BY_HEALER_ALONE)
     )
 
 
@@ -69,13 +68,11 @@ def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
     """Incidents that hit a job and were left to people: how long until somebody took them up."""
     said = audit_records.c.at
     by_person = sa.and_(audit_records.c.actor != _HEALER, audit_records.c.verb.in_(_TAKES_UP))
-    run = runs.c.doc
     healers = sa.exists().where(
         runs.c.incident == incidents.c.id,
         ~runs.c.shadow,
         runs.c.state.in_([str(state) for state in _BEGAN]),
-        run["by"].astext == _HEALER,
-        run["approved_by"].astext.is_(None),
+        _BY_HEALER_ALONE,
     )
     its_runs = sa.select("run/" + runs.c.id).where(runs.c.incident == incidents.c.id)
     first = sa.func.least(
@@ -84,7 +81,7 @@ def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
     )
     each = (
         sa.select(sa.cast(sa.extract("epoch", first - incidents.c.opened), sa.Float).label("s"))
-        .where(*where, sa.func.jsonb_array_length(_HIT) > 0)
+        .where(*where, sa.func.jsonb_array_length(hit_list) > 0)
         .where(~healers)
         .subquery()
     )

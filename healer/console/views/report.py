@@ -50,7 +50,7 @@ def report(detail: IncidentDetail, now: datetime, said: Callable[[str], str] = s
         if row.line:
             lines += ["", "      " + row.line.replace("\n", " "), ""]
         if row.detail:
-            lines.append(f"  {plain(said(row.detail))}")
+            lines.append(f"  {plain(row.detail if row.typed else said(row.detail))}")
         lines += [
             f"  - {guard.guard}: {said(guard.word)}. {plain(said(guard.why))}"
             for guard in row.guards

@@ -244,4 +244,5 @@ def _record(record: AuditRecord) -> TimelineRow:
         tone="plain" if ours else "person",
         text=f"{record.actor}: {record.verb.replace('.', ' ').replace('_', ' ')}",
         detail=str(reason),
+        typed=not ours and bool(record.data.get("reason")),
     )

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from healer.api import at_once
-from healer.api.connections import Bounds, uvicorn_settings
+from healer.api.connections import IDLE_S, Bounds, uvicorn_settings
 from tests.support.api import XID_79, Api
 from tests.support.wait import wait_until
 
@@ -24,10 +24,12 @@ ACCEPTED = b'{"accepted":1,"duplicates":0,"unrecognised":0,"rejected":[]}'
 
 
 @pytest.fixture
-def server(fresh_database: sa.Engine) -> Iterator[Server]:
-    """The application behind healer's own protocol, with two seconds for a head and for a request."""
+def server(fresh_database: sa.Engine, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The application behind healer's own protocol, with two seconds for a head and for a request. The
+    parameter: seconds between two requests."""
     api = Api(fresh_database)
-    bounds = Bounds(total=20, of_peer=20, head_s=2.0, request_s=2.0)
+    idle_s = getattr(request, "param", IDLE_S)
+    bounds = Bounds(total=20, of_peer=20, head_s=2.0, request_s=2.0, idle_s=idle_s)
     config = uvicorn.Config(
         api.app, host="127.0.0.1", port=0, log_level="warning", access_log=False, **uvicorn_settings(bounds)
     )
@@ -226,6 +228,39 @@ def test_a_body_that_does_not_come_ends_the_connection(server: Server, answered_
         link.sendall(head + body[:10])
         assert b"202" not in rest(link)
     wait_until(lambda: api.app.state.entry.receiver.held == 0, 30, what="nothing of the body is held")
+
+
+@pytest.mark.parametrize("server", [1], indirect=True)
+@pytest.mark.parametrize("refused", [False, True], ids=["answered", "refused before its body was whole"])
+def test_a_connection_that_idles_is_ended_and_one_in_use_is_not(server: Server, refused: bool) -> None:
+    api, port = server
+    head, body = post(api, 1)
+    with connected(port) as idling, connected(port) as used:
+        if refused:
+            idling.sendall(head.replace(b"Bearer heal_", b"Bearer nope_") + body[:9])
+            assert b"401" in until(idling, b"unauthenticated")
+            idling.sendall(body[9:])
+        else:
+            idling.sendall(head + body)
+            until(idling, b"rejected")
+        told = threading.Event()
+
+        def use() -> None:
+            number = 2
+            while not told.wait(0.1):
+                used.sendall(b"".join(post(api, number)))
+                until(used, b"rejected")
+                number += 1
+
+        using = threading.Thread(target=use)
+        using.start()
+        try:
+            assert rest(idling) == b""
+        finally:
+            told.set()
+            using.join()
+        used.sendall(b"".join(post(api, 1)))
+        assert b"202 Accepted" in until(used, b"rejected")
 
 
 def test_a_proxy_on_this_machine_may_say_who_asks_and_a_sender_of_signals_may_too(server: Server) -> None:

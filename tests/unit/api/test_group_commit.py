@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 
 import pytest
 
-from healer.api.group_commit import Busy, GroupCommit
+from healer.api.group_commit import Busy, GroupCommit, in_thread
 from healer.api.services import Arrival, Unavailable
 from healer.model import Component, Observation, ObservationKind
 
@@ -64,7 +64,7 @@ class Recorded(MemoryStore):
 def test_what_waits_is_written_together_and_answered_each() -> None:
     async def go() -> None:
         store = MemoryStore()
-        commit = GroupCommit(store.store)
+        commit = GroupCommit(in_thread(store.store))
         commit.start()
         store.gate.clear()
         waiting = [asyncio.create_task(commit.add([arrival(number % 20)])) for number in range(40)]
@@ -79,13 +79,54 @@ def test_what_waits_is_written_together_and_answered_each() -> None:
     asyncio.run(go())
 
 
-def test_a_store_that_comes_back_loses_nothing() -> None:
+def test_a_batch_begins_before_all_that_came_with_it_is_read() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        commit = GroupCommit(in_thread(store.store), begin_at=4)
+        commit.start()
+        answers = await asyncio.gather(*(commit.add([arrival(number)]) for number in range(10)))
+        assert answers == [[True]] * 10
+        assert store.batches == [4, 6], "one at a time: what came meanwhile is the next"
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("begin_at", [None, 1])
+def test_a_store_that_comes_back_loses_nothing(begin_at: int | None) -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 3
-        commit = GroupCommit(store.store)
+        commit = GroupCommit(in_thread(store.store), begin_at=begin_at)
         commit.start()
         assert await commit.add([arrival(1)]) == [True]
+        await commit.stop()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("begin_at", [None, 3])
+def test_a_store_that_cannot_begin_fails_those_who_wait_and_nobody_after(begin_at: int | None) -> None:
+    """As a thread pool on a system that has no thread left for a moment."""
+
+    async def go() -> None:
+        store, refusals = MemoryStore(), 4
+        begin = in_thread(store.store)
+
+        def refusing(arrivals: Sequence[Arrival]) -> Awaitable[Sequence[bool]]:
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                raise RuntimeError("can't start new thread")
+            return begin(arrivals)
+
+        commit = GroupCommit(refusing, begin_at=begin_at, wait_s=5.0)
+        commit.start()
+        three = [commit.add([arrival(number)], owner=str(number)) for number in range(3)]
+        told = await asyncio.gather(*three, return_exceptions=True)
+        assert [str(one) for one in told] == ["can't start new thread"] * 3, "the batch, then each alone"
+        assert commit.depth == 0
+        assert await commit.add([arrival(4)]) == [True]
         await commit.stop()
 
     asyncio.run(go())
@@ -95,7 +136,7 @@ def test_a_store_that_stays_away_is_told_not_swallowed() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 10_000
-        commit = GroupCommit(store.store, wait_s=0.2)
+        commit = GroupCommit(in_thread(store.store), wait_s=0.2)
         commit.start()
         with pytest.raises(Unavailable):
             await commit.add([arrival(1)])
@@ -111,7 +152,7 @@ def test_each_sender_waits_its_own_time_and_an_answer_ends_it() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(store.store, wait_s=1.0)
+        commit = GroupCommit(in_thread(store.store), wait_s=1.0)
         commit.start()
         loop = asyncio.get_running_loop()
 
@@ -142,7 +183,7 @@ def test_heartbeats_are_shed_before_fault_events() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(store.store, queue=10)
+        commit = GroupCommit(in_thread(store.store), queue=10)
         commit.start()
         first = asyncio.create_task(commit.add([arrival(number) for number in range(5)]))
         await asyncio.sleep(0)
@@ -164,7 +205,7 @@ def test_one_poisoned_request_does_not_take_its_neighbours_with_it() -> None:
         store = MemoryStore()
         store.poison = arrival(7).observation.digest
         store.gate.clear()
-        commit = GroupCommit(store.store)
+        commit = GroupCommit(in_thread(store.store))
         commit.start()
         tasks = [asyncio.create_task(commit.add([arrival(number)])) for number in range(5, 10)]
         await asyncio.sleep(0)
@@ -180,8 +221,8 @@ def test_what_matters_less_stands_back_while_the_other_queue_is_half_full() -> N
     async def go() -> None:
         store, later = MemoryStore(), MemoryStore()
         store.gate.clear()
-        events = GroupCommit(store.store, queue=10)
-        metrics = GroupCommit(later.store, queue=10, before=(events,))
+        events = GroupCommit(in_thread(store.store), queue=10)
+        metrics = GroupCommit(in_thread(later.store), queue=10, before=(events,))
         events.start()
         metrics.start()
         waiting = [asyncio.create_task(events.add([arrival(number) for number in range(5)]))]
@@ -204,7 +245,7 @@ def test_weights_bound_the_queue_and_the_batch() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(store.store, queue=300, batch=100, weigh=lambda _: 60)
+        commit = GroupCommit(in_thread(store.store), queue=300, batch=100, weigh=lambda _: 60)
         commit.start()
         waiting = [asyncio.create_task(commit.add([arrival(number)])) for number in range(5)]
         await asyncio.sleep(0)
@@ -223,7 +264,7 @@ def test_weights_bound_the_queue_and_the_batch() -> None:
 def test_the_first_of_a_batch_waits_for_others() -> None:
     async def go() -> None:
         store = MemoryStore()
-        commit = GroupCommit(store.store, gather_s=0.2)
+        commit = GroupCommit(in_thread(store.store), gather_s=0.2)
         commit.start()
         first = asyncio.create_task(commit.add([arrival(1)]))
         await asyncio.sleep(0.01)
@@ -239,7 +280,7 @@ def test_one_owner_holds_a_share_of_the_queue_and_keeps_nobody_out() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(store.store, queue=100)
+        commit = GroupCommit(in_thread(store.store), queue=100)
         commit.start()
         waiting = [
             asyncio.create_task(
@@ -267,7 +308,7 @@ def test_a_request_longer_than_its_share_is_taken_and_fills_no_more_than_that() 
     async def go() -> None:
         store = Recorded()
         store.gate.clear()
-        commit = GroupCommit(store.store, queue=1_000, batch=1_000)
+        commit = GroupCommit(in_thread(store.store), queue=1_000, batch=1_000)
         commit.start()
         big = asyncio.create_task(commit.add([arrival(n) for n in range(3_300)], owner="loud", share=0.1))
         await asyncio.sleep(0)
@@ -293,7 +334,7 @@ def test_slices_of_a_request_keep_their_order_through_a_store_that_was_away_and_
         store = Recorded()
         store.away, store.poison = 2, arrival(9_000).observation.digest
         store.gate.clear()
-        commit = GroupCommit(store.store, batch=2_000)
+        commit = GroupCommit(in_thread(store.store), batch=2_000)
         commit.start()
         big = asyncio.create_task(commit.add([arrival(n) for n in range(2_600)], owner="a", share=0.1))
         bad = asyncio.create_task(commit.add([arrival(9_000)], owner="b", share=0.1))
@@ -313,7 +354,7 @@ def test_a_request_whose_sender_gave_up_frees_its_place() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 10_000
-        commit = GroupCommit(store.store, wait_s=0.2, queue=1_000)
+        commit = GroupCommit(in_thread(store.store), wait_s=0.2, queue=1_000)
         commit.start()
         with pytest.raises(Unavailable):
             await commit.add([arrival(n) for n in range(1_600)], owner="a", share=0.1)

@@ -1,9 +1,12 @@
 """Between queue and store: what is spooled, in which order it comes in, and what may go wrong there."""
 
+import asyncio
+import gc
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -60,7 +63,9 @@ class Book:
 
 
 class Bench:
-    def __init__(self, folder: Path, **spool: int) -> None:
+    def __init__(self, folder: Path, *, soon: bool = False, **spool: int) -> None:
+        """`soon`: asked from an event loop."""
+        self.soon = soon
         self.book, self.store, self.reach = Book(), Store(), Reach(patience_s=0.3)
         self.spool = FileSpool(folder / "spool", **spool)
         self.losses = Losses(self.book, lambda: datetime.now(UTC))
@@ -69,42 +74,51 @@ class Bench:
             self.store, name="words", encode=str.encode, decode=bytes.decode, taken=True
         )
 
+    def put(self, words: list[str]) -> Sequence[bool]:
+        if not self.soon:
+            return self.lane.put(words)
+
+        async def ask() -> Sequence[bool]:
+            return await self.lane.put_soon(words)
+
+        return asyncio.run(ask())
+
     def bring_all_in(self) -> None:
         while self.spool.pending:
             self.spooling.bring_in()
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    one = Bench(tmp_path)
+@pytest.fixture(params=[False, True], ids=["thread", "loop"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    one = Bench(tmp_path, soon=request.param)
     yield one
     one.store.go_on.set()
 
 
 def test_a_store_that_answers_is_all_there_is(bench: Bench) -> None:
-    assert bench.lane.put(["a", "b"]) == [True, True]
-    assert bench.lane.put(["b", "c"]) == [False, True]
+    assert bench.put(["a", "b"]) == [True, True]
+    assert bench.put(["b", "c"]) == [False, True]
     assert not bench.spool.pending and not bench.reach.away
 
 
 def test_what_a_store_that_is_away_does_not_take_waits_and_comes_in_first(bench: Bench) -> None:
     bench.store.error = Unavailable("away")
-    assert bench.lane.put(["a", "b"]) == [True, True]
+    assert bench.put(["a", "b"]) == [True, True]
     assert bench.reach.away and bench.spool.state().entries == 2
     bench.store.error = None
-    assert bench.lane.put(["c"]) == [True], "behind what waits, though the store is back"
+    assert bench.put(["c"]) == [True], "behind what waits, though the store is back"
     assert bench.store.kept == []
     bench.bring_all_in()
     assert bench.store.kept == ["a", "b", "c"]
     assert not bench.reach.away
-    assert bench.lane.put(["c", "d"]) == [False, True], "and now the store itself is asked again"
+    assert bench.put(["c", "d"]) == [False, True], "and now the store itself is asked again"
 
 
 def test_a_store_that_hangs_keeps_nobody_waiting(bench: Bench) -> None:
     bench.store.hangs.set()
-    assert bench.lane.put(["a"]) == [True]
+    assert bench.put(["a"]) == [True]
     assert bench.reach.away
-    assert bench.lane.put(["b"]) == [True]
+    assert bench.put(["b"]) == [True]
     bench.spooling.start()
     bench.store.hangs.clear()
     bench.store.go_on.set()
@@ -113,18 +127,19 @@ def test_a_store_that_hangs_keeps_nobody_waiting(bench: Bench) -> None:
     bench.spooling.stop()
 
 
-def test_a_full_spool_refuses_all_of_a_call_and_says_how_many(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, limit=60)
+@pytest.mark.parametrize("soon", [False, True])
+def test_a_full_spool_refuses_all_of_a_call_and_says_how_many(tmp_path: Path, soon: bool) -> None:
+    bench = Bench(tmp_path, soon=soon, limit=60)
     bench.store.error = Unavailable("away")
-    assert bench.lane.put(["a" * 20]) == [True]
+    assert bench.put(["a" * 20]) == [True]
     with pytest.raises(NoRoom, match="full") as told:
-        bench.lane.put(["b" * 20, "c" * 20])
+        bench.put(["b" * 20, "c" * 20])
     assert (told.value.entries, bench.spool.state().entries) == (2, 1)
 
 
 def test_a_database_without_room_is_no_database_that_is_away(bench: Bench) -> None:
     bench.store.error = DiskFull("the disk of the database is full")
-    assert bench.lane.put(["a"]) == [True]
+    assert bench.put(["a"]) == [True]
     assert bench.reach.disk_full and not bench.reach.away
     assert bench.spooling.bring_in() > 0
     assert bench.spool.pending
@@ -133,9 +148,23 @@ def test_a_database_without_room_is_no_database_that_is_away(bench: Bench) -> No
     assert bench.store.kept == ["a"] and not bench.reach.disk_full
 
 
+def test_what_a_store_fails_with_is_not_logged_again_with_what_was_sent(tmp_path: Path) -> None:
+    bench, logged = Bench(tmp_path, soon=True), list[dict[str, Any]]()
+
+    async def ask() -> Sequence[bool]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: logged.append(told))
+        told = await bench.lane.put_soon(["a"])
+        gc.collect()
+        return told
+
+    bench.store.error = Unavailable("away")
+    assert asyncio.run(ask()) == [True]
+    assert logged == []
+
+
 def test_one_that_the_store_refuses_keeps_no_other(bench: Bench) -> None:
     bench.store.error = Unavailable("away")
-    bench.lane.put(["a", "poison", "b"])
+    bench.put(["a", "poison", "b"])
     bench.store.error = None
     bench.bring_all_in()
     assert bench.store.kept == ["a", "b"]
@@ -156,7 +185,7 @@ def test_one_that_the_store_refuses_keeps_no_other(bench: Bench) -> None:
 def test_a_store_that_is_back_and_takes_nothing_costs_nothing(bench: Bench, error: Exception) -> None:
     words = [f"xid {number}" for number in range(40)]
     bench.store.error = Unavailable("away")
-    bench.lane.put(words)
+    bench.put(words)
     bench.store.error = error
     bench.spooling.start()
     wait_until(lambda: bench.store.calls > 3, 30, what="it is tried again")
@@ -170,7 +199,7 @@ def test_a_store_that_is_back_and_takes_nothing_costs_nothing(bench: Bench, erro
 
 def test_a_store_that_is_mended_between_two_records_loses_none(bench: Bench) -> None:
     bench.store.error = Unavailable("away")
-    bench.lane.put(["a", "b", "c", "d"])
+    bench.put(["a", "b", "c", "d"])
     bench.store.error = Unstorable("no partition")
     bench.store.mended_at = bench.store.calls + 4  # all together, then one by one: the third is taken
     bench.bring_all_in()
@@ -182,14 +211,14 @@ def test_a_store_that_is_mended_between_two_records_loses_none(bench: Bench) -> 
 def test_a_few_that_are_refused_are_lost_and_more_in_a_row_stay(bench: Bench) -> None:
     bench.store.error = Unavailable("away")
     few = [one for number in range(20) for one in (f"good {number}", "poison")]
-    bench.lane.put(few)
+    bench.put(few)
     bench.store.error = None
     bench.bring_all_in()
     assert bench.store.kept == few[::2] and not bench.spooling.stuck
     bench.losses.flush()
     assert [one.count for one in bench.book.told] == [20]
     bench.store.error = Unavailable("away")
-    bench.lane.put(["poison"] * (REFUSED_MAX + 1) + ["good at last"])
+    bench.put(["poison"] * (REFUSED_MAX + 1) + ["good at last"])
     bench.store.error = None
     for _ in range(3):
         assert bench.spooling.bring_in() > 0
@@ -202,9 +231,9 @@ def test_a_record_that_this_version_cannot_read_keeps_no_other(tmp_path: Path) -
     """It waits for a version that can, and so does a kind of record that is unknown here."""
     bench = Bench(tmp_path)
     bench.store.error = Unavailable("away")
-    bench.lane.put(["a"])
+    bench.put(["a"])
     bench.lane.decode = lambda body: body.decode("ascii")
-    bench.lane.put(["ä", "b"])
+    bench.put(["ä", "b"])
     bench.spooling.append([Spooled(b"q", b"of tomorrow")])
     for _ in range(5):
         assert bench.spooling.bring_in() > 0
@@ -229,7 +258,7 @@ def rest_of(spool: FileSpool) -> list[Spooled]:
 
 def test_what_the_disk_lost_of_the_spool_is_counted(bench: Bench, tmp_path: Path) -> None:
     bench.store.error = Unavailable("away")
-    bench.lane.put(["a", "b", "c"])
+    bench.put(["a", "b", "c"])
     (file,) = [one for one in tmp_path.glob("spool/*/*") if one.name != "lock"]
     raw = bytearray(file.read_bytes())
     raw[19] ^= 1

@@ -29,7 +29,7 @@ from healer.model import (
     Verb,
     Verdict,
 )
-from tests.support.sentences import Sentence, english_in, modules, sentences
+from tests.support.sentences import Reader, Sentence, modules, sentences
 
 CATALOGUE: Catalogue = load(web_dir() / "words" / "zh")
 FINISHED = [
@@ -42,8 +42,7 @@ _KEPT = frozenset(
     """sbatch scontrol update validate release prolog gpu root admin comment On true false use law Fabric
     Manager Tensor Core Completed Success clique dcgmi ssh sshd""".split()  # noqa: SIM905
 )
-#: What stands for a part: an entry may ask for a word or a figure.
-_SAMPLES = ("x7", "7")
+READER = Reader(CATALOGUE, _KEPT)
 
 WORDS: list[type[StrEnum]] = [
     AnswerKind, BreakerState, Cause, FaultClass, IncidentState, Mode, NodeStatus, Outcome, Remedy, Review,
@@ -109,14 +108,6 @@ def _modules() -> list[Path]:
     ]
 
 
-def _left(text: str) -> list[str]:
-    return [word for word in english_in(CATALOGUE.translate(text)) if word not in _KEPT]
-
-
-def _is_chinese(text: str) -> bool:
-    return CATALOGUE.knows(text) and not _left(text)
-
-
 def _holds(finished: str, part: str) -> bool:
     """The words of the part, in their order."""
     at = 0
@@ -142,19 +133,19 @@ def test_what_a_module_says_is_known(path: Path) -> None:
         for one in sentences(path)
         if one.text not in SILENT.get(one.module, ())
         and not _is_no_sentence(one)
-        and not any(_is_chinese(one.text.replace("{}", sample)) for sample in _SAMPLES)
+        and not READER.understands_some(one.text)
         and not any(_holds(finished, one.text) for finished in FINISHED)
     ]
     assert unknown == []
 
 
 def test_finished_sentences_are_chinese_from_end_to_end() -> None:
-    assert {text: CATALOGUE.translate(text) for text in FINISHED if not _is_chinese(text)} == {}
+    assert {text: CATALOGUE.translate(text) for text in FINISHED if not READER.understands(text)} == {}
 
 
 @pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.__name__)
 def test_each_word_of_a_closed_list_is_known(kind: type[StrEnum]) -> None:
-    assert [one.value for one in kind if not _is_chinese(one.value)] == []
+    assert [one.value for one in kind if not READER.understands(one.value)] == []
 
 
 @pytest.mark.parametrize(
@@ -171,6 +162,13 @@ def test_each_word_of_a_closed_list_is_known(kind: type[StrEnum]) -> None:
             "作业 7 随之崩溃；其余 3 个节点正常。",
         ),
         ("Drained: healer:gpu-lost inc:0a1b2c3d x", "已排空：healer:gpu-lost inc:0a1b2c3d x"),
+        # A word that means something else where it stands alone: a breaker is closed, a person writes a note.
+        ("gpu1: drained by jonas: no reason given", "gpu1：由 jonas 排空：未说明原因"),
+        ("gpu1: drained by jonas: swap riser", "gpu1：由 jonas 排空：swap riser"),
+        ("P0 over: gpu1 GPU 3: GPU fell off the bus", "P0 已结束：gpu1 GPU 3：GPU 从总线掉线"),
+        ("over: fixed", "已结束：fixed"),
+        ("Closed: by a person", "已关闭：由人员关闭"),
+        ("note: P1 gpu1 GPU 3: GPU fell off the bus", "通知：P1 gpu1 GPU 3：GPU 从总线掉线"),
     ],
 )
 def test_sentences_within_sentences(english: str, said: str) -> None:

@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from healer.console import words
-from healer.console.reads import IncidentDetail, NodeGauges, Standing
+from healer.console.language import load
+from healer.console.reads import IncidentDetail, NodeGauges, Note, Standing
+from healer.console.render import web_dir
 from healer.console.views import audit, colours, fleet, incident, runs, standing, timeline
 from healer.console.views.buttons import quiet_buttons, run_buttons
 from healer.console.views.colours import Colour, Told
@@ -359,3 +361,16 @@ def test_legend_counts_all_nodes(sample: Sample) -> None:
 def test_sample_is_the_same_each_time() -> None:
     assert make_sample(8).details.keys() == make_sample(8).details.keys()
     assert console_sample.node_name(17) == "gpu0017"
+
+
+def test_what_a_person_typed_is_in_no_language_of_ours(sample: Sample) -> None:
+    detail = detail_of(sample, "gpu-application")
+    typed = {"reason": "no runs yet"}
+    said = AuditRecord(
+        at=NOW, cluster=CLUSTER, actor="bob", verb="incident.resolve_asked", subject="x", data=typed
+    )
+    note = Note(at=NOW, by="ann", text="known bad, in service")
+    detail = msgspec.structs.replace(detail, records=(said,), notes=(note,))
+    text = report(detail, NOW, load(web_dir() / "words" / "zh").translate)
+    assert "no runs yet" in text and "known bad, in service" in text
+    assert "ann 写道" in text

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Mapping
 from datetime import timedelta
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from healer.signals import order as orders
 from healer.signals import slots
 from healer.signals.measured import Measured
 from healer.signals.order import Order
-from healer.signals.remote_write import read, unpacked, walk
+from healer.signals.remote_write import _outline, _outline_as_before, _Walker, read, unpacked, walk
 from healer.signals.wire import BadBody
 from tests.unit.signals.measuring import NOW, Bench, gpu, known
 from tests.unit.signals.pushing import field, label, message, one, sample, snappy, varint
@@ -302,8 +303,32 @@ def test_whatever_came_before_a_request_gives_the_same(requests: list[tuple], un
         assert _told(fast) == _told(walk(raw, slots, lambda *_: None))
 
 
+def test_where_series_end_is_told_by_how_long_they_were_before() -> None:
+    slots, order = {block: number for number, block in enumerate(_FEW)}, Order()
+    for begin, count, value, found in (
+        (0, 40, 2.5, False),  # nothing is known
+        (0, 40, 3.5, True),
+        (5, 20, 3.5, True),
+        (30, 20, 3.5, False),  # goes on where nothing is known to follow
+        (5, 20, 0.0, False),  # zeros are shorter
+        (5, 20, 0.0, True),
+        (0, 40, 0.0, False),  # of those between 5 and 25 zeros are expected
+    ):
+        raw = _stretch(begin, count, value, -1)
+        outline = _outline_as_before(raw, slots, order)
+        assert (outline is not None) is found
+        if outline is not None:
+            scanned = _outline(raw, _Walker(raw, slots, lambda *_: None))
+            assert [one.tolist() for one in outline] == [one.tolist() for one in scanned]
+        read(raw, slots, lambda *_: None, lambda *_: False, order)
+    assert _outline_as_before(raw[:-1], slots, order) is None
+
+
 def _placed(order: Order, blocks: list[bytes], known: dict[bytes, int]) -> list[int]:
-    return order.slots(blocks, known).tolist()
+    ends = np.cumsum([len(block) for block in blocks], dtype=np.int64)
+    starts = ends - np.array([len(block) for block in blocks], np.int64)
+    widths = np.full(len(blocks), 18)
+    return order.slots(b"".join(blocks), starts, ends, widths, known).tolist()
 
 
 def test_a_block_gets_the_slot_that_it_has_now() -> None:

@@ -2,15 +2,18 @@
 """Scrapes that look like one before are read as a whole, and give what they would give line by line."""
 
 import math
+import tracemalloc
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from healer.signals import templates
 from healer.signals.measured import Measured
-from healer.signals.templates import NO_SAMPLE, UNWANTED, Line, Template, Templates, key_of
+from healer.signals.templates import NO_SAMPLE, UNWANTED, Line, Template, Templates, begin_of
 from tests.unit.signals.measuring import NOW, Bench, known
 
 TEXTS = (
@@ -66,6 +69,7 @@ _lines = st.lists(st.tuples(st.sampled_from(TEXTS), st.sampled_from(VALUES)), mi
 
 
 @settings(deadline=None, max_examples=50)
+@example([(TEXTS[1], "0")] * 3, ["0", "7 ", *["0"] * 10], None)
 @given(
     _lines, st.lists(st.sampled_from(VALUES), min_size=12, max_size=12), st.sampled_from([None, "gpu0001"])
 )
@@ -88,7 +92,7 @@ def made(*texts: str) -> Template:
 
 
 def read(template: Template, body: bytes) -> list[float] | None:
-    values = template.values(body.split(b"\n"), len(body))
+    values = template.values(body)
     return None if values is None else values.tolist()
 
 
@@ -114,46 +118,61 @@ def test_what_nobody_wants_is_counted_and_no_value() -> None:
 
 
 def test_a_scrape_begins_with_its_first_sample() -> None:
-    assert key_of("n", [b"# a", b"", b'x{b="c d"} 1', b"y 2"]) == ("n", b'x{b="c d"} ', 4)
-    assert key_of("", [b"# a", b""]) is None
+    assert begin_of("n", b'# a\n\nx{b="c d"} 1\ny 2') == ("n", b'x{b="c d"} ')
+    assert [begin_of("", body) for body in (b"# a\n", b"# a", b"\n", b"")] == [None] * 4
 
 
 def test_of_another_age_it_is_no_more() -> None:
-    store, template = Templates(), made("x ")
-    store.add(("", b"x ", 1), template)
-    assert store.find(("", b"x ", 1), (1, NOW)) is template
-    assert store.find(("", b"x ", 1), (2, NOW)) is None
-    store.add(("", b"x ", 1), Template([Line(b"x ", 7)], (1, NOW), None))
-    assert store.find(("", b"x ", 1), (1, NOW)) is not None
-    assert store.find(("", b"x ", 1), (1, NOW + timedelta(minutes=1))) is None
+    store, template, begin = Templates(), made("x "), ("", b"x ")
+    store.add((begin, 1), template)
+    found = store.read(begin, b"x 1", (1, NOW))
+    assert found is not None and found[0] is template
+    assert store.read(begin, b"x 1", (2, NOW)) is None
+    store.add((begin, 1), Template([Line(b"x ", 7)], (1, NOW), None))
+    assert store.read(begin, b"x 1", (1, NOW)) is not None
+    assert store.read(begin, b"x 1", (1, NOW + timedelta(minutes=1))) is None
+
+
+def test_of_two_that_begin_alike_each_is_found() -> None:
+    store, begin = Templates(), ("n", b"x ")
+    short, long = made("x ", "y "), made("x ", "y ", "z ")
+    store.add((begin, 2), short)
+    store.add((begin, 3), long)
+    for _ in range(2):
+        for body, template in ((b"x 1\ny 2", short), (b"x 1\ny 2\nz 3", long)):
+            found = store.read(begin, body, (1, None))
+            assert found is not None and found[0] is template
+    assert store.read(begin, b"x 1", (1, None)) is None
 
 
 def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "LINES_MAX", 10)
-    monkeypatch.setattr(templates, "BYTES_MAX", 40)
+    monkeypatch.setattr(templates, "BYTES_MAX", 5_000)
     store = Templates()
-    keys = [("", b"%d " % number, 4) for number in range(20)]
-    for key in keys:
-        store.add(key, made("a ", "b ", "c ", "d "))
+    body = b"a 1\nb 1\nc 1\nd 1"
+    begins = [("", b"%d " % number) for number in range(20)]
+    for begin in begins:
+        store.add((begin, 4), made("a ", "b ", "c ", "d "))
         assert len(store) <= 10
-        assert store.find(key, (1, None)) is not None
-    store.add(keys[-1], made("a " * 30))
-    assert store.find(keys[-1], (1, None)) is None
-    assert store.size <= 40
+        assert store.read(begin, body, (1, None)) is not None
+    store.add((begins[-1], 4), made("a " * 3_000))
+    assert store.read(begins[-1], body, (1, None)) is None
+    assert store.size <= 5_000
 
 
 def test_what_never_comes_twice_is_made_less_and_less_often() -> None:
-    store = Templates()
-    assert sum(store.worth_making(("", b"x ", 1)) for _ in range(1000)) == 10
-    store.fits(("", b"x ", 1))
-    assert store.worth_making(("", b"x ", 1))
+    store, key = Templates(), (("", b"x "), 1)
+    assert sum(store.worth_making(key) for _ in range(1000)) == 10
+    store.add(key, made("x "))
+    assert store.read(key[0], b"x 1", (1, None)) is not None
+    assert store.worth_making(key)
 
 
 def test_misses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "_MISSES_MAX", 5)
     store = Templates()
     for number in range(100):
-        store.worth_making(("", b"%d " % number, 1))
+        store.worth_making((("", b"%d " % number), 1))
         assert len(store._misses) <= 5
 
 
@@ -180,3 +199,66 @@ def test_what_was_not_kept_is_looked_at_again_after_a_minute() -> None:
     assert [heard(second) for second in (0, 1, 2)] == [1, 1, 1]
     there.add("new")
     assert [heard(second) for second in (61, 62, 63)] == [2, 2, 2]
+
+
+def _body(values: Sequence[float | str]) -> bytes:
+    return b"".join(b"# x\n" * (number % 5 == 0) + b"x%d %s\n" % (number, str(value).encode()) for number, value in enumerate(values))  # fmt: skip
+
+
+def test_only_what_changed_is_read_and_all_of_it_counts() -> None:
+    """Few values change, then most do, then few again; lengths change too."""
+    random = Random(7)
+    values: list[float | str] = [float(number) for number in range(100)]
+    texts = [line[: line.rfind(b" ") + 1] or line for line in _body(values).split(b"\n")]
+    lines = [
+        Line(b"# x", NO_SAMPLE) if text == b"# " else Line(text, NO_SAMPLE if not text else 7)
+        for text in texts
+    ]
+    template = Template(lines, (1, None), None)
+    for turn in range(200):
+        changed = 3 if turn % 100 < 40 else 90
+        for place in random.sample(range(100), changed):
+            values[place] = random.choice((0, 1e12, "1.50", -3, "NaN", random.random()))
+        got = template.values(_body(values))
+        assert got is not None
+        assert repr(got.tolist()) == repr([float(one) for one in values])
+        # What does not fit leaves no trace.
+        broken = [*values[:60], "x", *values[61:]]
+        assert template.values(_body(broken)) is None
+        assert template.values(_body(values) + b"y 1\n") is None
+        assert template.values(_body(values)[:-1]) is None
+
+
+def test_an_empty_value_is_none_though_nothing_was_seen_before() -> None:
+    template = made("x ", "y ")
+    assert [read(template, body) for body in (b"x \ny ", b"x 1\ny 2", b"x 1\ny ", b"x \ny 2")] == [
+        None, [1, 2], None, None,
+    ]  # fmt: skip
+
+
+def test_what_a_template_takes_is_counted() -> None:
+    lines = [Line(b"go_goroutines ", UNWANTED, "go_goroutines"), Line(b"", NO_SAMPLE)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        made = [Template(lines, (1, None), None) for _ in range(500)]
+        for one in made:
+            assert one.values(b"go_goroutines 7\n") is not None
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken <= sum(one.size for one in made)
+
+
+def test_bodies_that_begin_with_a_long_line_are_not_remembered() -> None:
+    assert begin_of("gpu0001", b'foo{a="%b"} 1\n' % (b"x" * 5_000)) is None
+    many, begin = Templates(), ("gpu0001", b'foo{a="%b"} ' % (b"x" * 4_000))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(500):
+            assert many.worth_making(((begin[0], begin[1] + b"%d" % number), 2))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 500 * 500, "not the texts themselves"

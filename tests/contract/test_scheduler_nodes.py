@@ -3,6 +3,7 @@
 "Pitfall N" is number N of the list of Slurm's pitfalls in docs/slurm.md.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,22 +18,25 @@ JSON = '{"healer":{"incident":"1a2b3c4d","rule":"gpu-lost, xid=79","since":"2026
 
 
 def wait_for_node(bench: Bench, name: str, *state: str) -> SlurmNode:
-    def there() -> SlurmNode | None:
-        found = bench.scheduler.node(name)
-        return found if found.state == state else None
-
-    found = wait_until(there, PATIENCE_S, what=f"{name} {state}", every_s=0.05)
-    assert found is not None
-    return found
+    return _wait_for(bench, name, lambda found: found.state == state, f"{name} {state}")
 
 
 def wait_for_flags(bench: Bench, name: str, *flags: str) -> SlurmNode:
-    def there() -> SlurmNode | None:
-        found = bench.scheduler.node(name)
-        return found if set(flags) <= set(found.state) else None
+    return _wait_for(bench, name, lambda found: set(flags) <= set(found.state), f"{name} {flags}")
 
-    found = wait_until(there, PATIENCE_S, what=f"{name} {flags}", every_s=0.05)
-    assert found is not None
+
+def _wait_for(bench: Bench, name: str, wanted: Callable[[SlurmNode], bool], what: str) -> SlurmNode:
+    found = bench.scheduler.node(name)
+
+    def there() -> bool:
+        nonlocal found
+        found = bench.scheduler.node(name)
+        return wanted(found)
+
+    try:
+        wait_until(there, PATIENCE_S, what=what, every_s=0.05)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; it is {found}") from None
     return found
 
 

@@ -153,12 +153,12 @@ class CloudEventRoutes:
         now = self._services.clock.now()
         told = enveloped_observations(items, await self._alerts.site(caller, known), now)
         await confine(request, caller, told.nodes())
-        answers, passed = await self._passed_on(request, inner, rejects)
+        (answers, passed), alerts = await _all_told(
+            self._passed_on(request, inner, rejects), self._alerts_stored(request, caller, told)
+        )
+        answers += alerts
         for one in told.rejected:
             rejects.add(one.index, one.reason)
-        if told.observations:
-            clean = msgspec.structs.replace(told, unrecognised=0, rejected=(), rejected_more=0)
-            answers.append(await self._alerts.stored("cloudevents", request, caller, clean))
         # What the routes of the inner bodies rejected, they have counted.
         wrong = rejects.sorted()
         self._entry.taken(request, max(0, len(events) - len(wrong) - rejects.more), wrong, rejects.more)
@@ -202,6 +202,12 @@ class CloudEventRoutes:
             items += [item] if item is not None else []
         return items, unrecognised
 
+    async def _alerts_stored(self, request: Request, caller: Caller, told: Alerts) -> list[Accepted]:
+        if not told.observations:
+            return []
+        clean = msgspec.structs.replace(told, unrecognised=0, rejected=(), rejected_more=0)
+        return [await self._alerts.stored("cloudevents", request, caller, clean)]
+
     async def _passed_on(
         self, request: Request, events: list[Event], rejects: Rejects
     ) -> tuple[list[Accepted], Rejects]:
@@ -223,7 +229,7 @@ class CloudEventRoutes:
 
         answers: list[Accepted] = []
         passed = Rejects()
-        for event, answer in zip(events, await asyncio.gather(*map(one, events)), strict=True):
+        for event, answer in zip(events, await _all_told(*map(one, events)), strict=True):
             if isinstance(answer, Accepted):
                 answers.append(answer)
                 for wrong in answer.rejected:
@@ -231,6 +237,16 @@ class CloudEventRoutes:
             else:
                 rejects.add(event.index, f"data: {answer}")
         return answers, passed
+
+
+async def _all_told(*parts: Awaitable[Any]) -> list[Any]:
+    """What each gives, after all have ended: a part that is refused takes no other with it. Then the failure
+    that a repeat may mend is raised before one that it cannot, so that the sender comes again."""
+    told = await asyncio.gather(*parts, return_exceptions=True)
+    failed = [one for one in told if isinstance(one, BaseException)]
+    if failed:
+        raise max(failed, key=lambda one: problem_of(one).status if isinstance(one, Exception) else 600)
+    return told
 
 
 def _inner(request: Request, route: str, body: bytes) -> Request:

@@ -212,6 +212,29 @@ def test_a_body_that_its_route_refuses_costs_its_own_event_alone(served: Served)
     assert "entries" in answer.json()["rejected"][0]["reason"]
 
 
+def test_metrics_over_the_quota_keep_no_fault_of_the_same_batch_from_being_stored(served: Served) -> None:
+    """The whole batch is refused, so that it comes again; by then its events are stored."""
+    api, client = served
+    headers = api.headers("signals", node="gpu0001", quota=30 / (OF_NODE.entries * BURST_S))
+    metrics = {"node": "gpu0001", "host": {f"load{number}": 1.0 for number in range(40)}}
+    assert client.post("/api/v1/signals/metrics", json=metrics, headers=headers).status_code == 202
+    kinds = (
+        (metrics, "io.healer.signal.metrics.v1"),
+        (ALERT | {"labels": {"alertname": "GpuGone", "node": "gpu0001"}}, "io.healer.alert.v1"),
+        (KERNEL, "io.healer.signal.kernel-log.v1"),
+    )
+    batch = [json.loads(to_structured_event(event(data, kind)).body) for data, kind in kinds]
+    answer = client.post(
+        EVENTS,
+        content=json.dumps(batch).encode(),
+        headers={"Content-Type": "application/cloudevents-batch+json"} | headers,
+    )
+    assert answer.status_code == 429 and int(answer.headers["Retry-After"]) >= 1
+    with api.engine.connect() as conn:
+        kept = conn.execute(sa.text("SELECT kind FROM inbox ORDER BY kind")).scalars().all()
+    assert kept == ["alert", "xid"]
+
+
 def test_what_binds_a_token_binds_its_events(served: Served) -> None:
     api, client = served
     own = api.headers("signals", node="gpu0002", cluster=CLUSTER)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed
-from healer.settings import Settings, load
+from healer.settings import Settings, load, own_sim_socket
 
 if TYPE_CHECKING:
     from healer.embedded.running import Running
@@ -103,10 +103,7 @@ def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
 
     parts = healer_parts(settings, main)
     if real is None:
-        socket = str(settings.sim_socket)
-        parts.insert(
-            0, Part("sim-slurm", partial(simulated.run_slurm, ["--socket", socket, "--nodes", str(nodes)]))
-        )
+        parts = simulated.with_slurm(parts, settings.sim_socket or own_sim_socket(settings.data_dir), nodes)
     parts.insert(
         0, Part("sim-nodes", partial(simulated.run_nodes, ["--socket", str(settings.sim_nodes_socket)]))
     )

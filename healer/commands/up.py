@@ -1,7 +1,6 @@
 """`healer up`: the whole product in one process tree."""
 
 import os
-from functools import partial
 
 import typer
 
@@ -31,20 +30,18 @@ def run_tree(settings: Settings) -> None:
     from healer.bootstrap import simulated
     from healer.bootstrap.preload import preload
     from healer.cli import main
-    from healer.embedded.tree import Part, Tree, healer_parts
+    from healer.embedded.tree import Tree, healer_parts
     from healer.embedded.user import EmbeddedError
 
     setproctitle("healer up")
     parts, environ = healer_parts(settings, main), dict(os.environ)
     for one in settings.each():
         name = one.cluster if settings.clusters else None
-        socket = str(own_sim_socket(one.data_dir, name or ""))
-        if one.slurm_adapters[0] != "sim" or str(one.sim_socket) != socket:
+        socket = own_sim_socket(one.data_dir, name or "")
+        if one.slurm_adapters[0] != "sim" or str(one.sim_socket) != str(socket):
             continue
         # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
-        called = ["--cluster", name] if name else []
-        run = partial(simulated.run_slurm, ["--socket", socket, "--nodes", str(SIM_NODES), *called])
-        parts.insert(0, Part(f"sim-slurm-{name}" if name else "sim-slurm", run))
+        parts = simulated.with_slurm(parts, socket, SIM_NODES, name)
         _say(
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
             f"a simulated cluster of {SIM_NODES} nodes stands in"

@@ -268,7 +268,7 @@ def test_escapes_in_labels(bench: Bench) -> None:
     ],
 )
 def test_a_name_may_stand_in_quotes_and_blanks_before_it(bench: Bench, line: str) -> None:
-    body = f"# TYPE \"node_load1\" gauge\n  # a note\n \n{line}\n"
+    body = f'# TYPE "node_load1" gauge\n  # a note\n \n{line}\n'
     for _ in range(3):  # the third time as a whole
         taken = take(bench, body, "gpu0001")
         assert bench.values(taken.reports[0]) == {("load1", Part()): 3}
@@ -282,7 +282,9 @@ def test_a_quoted_name_that_nobody_knows_is_told_like_any_other(bench: Bench) ->
 
 
 def test_an_index_that_is_written_otherwise_names_no_gpu(bench: Bench) -> None:
-    body = "".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="{index}"}} {value}\n' for index, value in (("0", 61), ("00", 62)))
+    body = "".join(
+        f'DCGM_FI_DEV_GPU_TEMP{{gpu="{index}"}} {value}\n' for index, value in (("0", 61), ("00", 62))
+    )
     taken = take(bench, body, "gpu0001")
     assert bench.values(taken.reports[0]) == {("gpu_temp_c", gpu(0)): 61}
     assert taken.unrecognised == 1

@@ -324,23 +324,17 @@ def test_null_is_as_left_out_in_metrics(bench: Bench) -> None:
         {"asDouble": 3.5, "asInt": None, "timeUnixNano": None, "flags": None, "attributes": labels},
         {"asDouble": 1, "attributes": None},
     ]
+    kinds = [
+        {"name": "node_load1", "unit": None, "sum": None, "gauge": {"dataPoints": points}},
+        {"name": None, "gauge": {"dataPoints": None}},
+        {"name": "a", "sum": {"dataPoints": None, "aggregationTemporality": None, "isMonotonic": None}},
+        {"name": "b", "histogram": {"dataPoints": None}},
+    ]
     told = {
         "resourceMetrics": [
             {"resource": None, "scopeMetrics": None},
             {"resource": {"attributes": None}, "scopeMetrics": [{"scope": None, "metrics": None}]},
-            {
-                "resource": None,
-                "scopeMetrics": [
-                    {
-                        "metrics": [
-                            {"name": "node_load1", "unit": None, "sum": None, "gauge": {"dataPoints": points}},
-                            {"name": None, "gauge": {"dataPoints": None}},
-                            {"name": "a", "sum": {"dataPoints": None, "aggregationTemporality": None}},
-                            {"name": "b", "histogram": {"dataPoints": None}},
-                        ]
-                    }
-                ],
-            },
+            {"resource": None, "scopeMetrics": [{"metrics": kinds}]},
         ]
     }
     (report,) = bench.translator.otlp(json.dumps(told).encode(), known, NOW, json=True).reports

@@ -60,7 +60,7 @@ class Logged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source:
-    """The records of a JSON body as they stand in it: of a name that stands twice a decoder keeps the last."""
+    """The records of a JSON body as they stand in it: of a name told twice a decoder keeps the last."""
 
     def __init__(self, cut: Callable[[], Sequence[bytes | msgspec.Raw]]) -> None:
         self._cut = cut

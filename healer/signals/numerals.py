@@ -1,5 +1,8 @@
-"""Numbers that senders write as text. Python's own `float` and `int` also take `1_000` and the digits of every
-script, which are no numbers to Prometheus, to JSON or to any exporter."""
+"""Numbers that senders write as text.
+
+Python's own `float` and `int` also take `1_000` and the digits of every script, which are no numbers to
+Prometheus, to JSON or to any exporter.
+"""
 
 
 def float_of(text: str) -> float:

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from healer.signals.repeated import map_of
 from healer.signals.numerals import float_of, int_of
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
+from healer.signals.repeated import map_of
 
 #: Maps and lists within each other, and values of one record.
 DEPTH_MAX, VALUES_MAX = 8, 2048

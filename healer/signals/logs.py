@@ -21,6 +21,7 @@ from healer.signals.wire import ENTRIES_MAX, Accepted, Known, check_entries, ent
 
 #: Objects and values of a large JSON body: an honest record has some 30.
 OBJECTS_MAX, VALUES_MAX = 200_000, 3_000_000
+_json = msgspec.json.Encoder().encode
 _raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 #: Names that shippers use, in small letters; the first that is there counts.
 _HOSTS = ("_hostname", "hostname", "host", "host.name", "k8s.node.name", "node")
@@ -66,16 +67,23 @@ class Source:
         self._cut = cut
         self._texts: Sequence[bytes | msgspec.Raw] | None = None
 
+    def lost(self, index: int, decoded: Mapping[Any, Any]) -> bool:
+        """Whether `decoded` may lack something that the record tells."""
+        # What was dropped took its colon along, and none is hidden where no character is escaped by number.
+        text = self._text(index)
+        return b"\\u" in text or text.count(b":") != _json(decoded).count(b":")
+
     def told(self, index: int) -> dict[Any, Any]:
         """The record with all that it tells, numbers as text; {} where it cannot be read again."""
-        if self._texts is None:
-            self._texts = self._cut()
         try:
-            return json.loads(
-                bytes(self._texts[index]), object_pairs_hook=map_of, parse_int=str, parse_float=str
-            )
+            return json.loads(self._text(index), object_pairs_hook=map_of, parse_int=str, parse_float=str)
         except (ValueError, RecursionError):
             return {}
+
+    def _text(self, index: int) -> bytes:
+        if self._texts is None:
+            self._texts = self._cut()
+        return bytes(self._texts[index])
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -166,9 +174,11 @@ def kernel_records(
             wrong.append((record.index, record.wrong))
             continue
         fields, marks = small(record.places)
-        if record.source is not None and of_the_kernel(marks):
-            _, marks = small([record.source.told(record.index)])
-        if not of_the_kernel(marks):
+        kernels, source = of_the_kernel(marks), record.source
+        if kernels and source is not None and source.lost(record.index, record.places[0]):
+            _, marks = small([source.told(record.index)])
+            kernels = of_the_kernel(marks)
+        if not kernels:
             not_kernel += 1
             example = example or _marks_told(marks)
             continue

@@ -19,6 +19,7 @@ from healer.model import device_named
 from healer.signals.devices import wrong_device
 from healer.signals.gpu_names import Where
 from healer.signals.measured import Measured
+from healer.signals.numerals import float_of
 from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
 from healer.signals.series import Placer
 from healer.signals.slots import NOT_TOLD, Samples, Slots
@@ -30,11 +31,16 @@ LINE_LIMIT = 16_384
 LINES_MAX = 1_000_000
 
 _NAME = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]{0,199})(?=[\s{])\s*")
+_NO_NAME = re.compile(r"\s*(?=\{)")
 _PLAIN = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
-_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|(?=\}))')
+#: A label; or, in quotes and without a value, the name of the series, as Prometheus 3 writes one that is not
+#: made of letters, digits, `_` and `:`. Names of labels may stand in quotes too.
+_LABEL = re.compile(
+    r'\s*(?:([a-zA-Z_][a-zA-Z0-9_]*)|"((?:[^"\\]|\\.)*)")(?:\s*=\s*"((?:[^"\\]|\\.)*)")?\s*(,|(?=\}))'
+)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _VALUE = re.compile(r"\s*(\S+)(?:\s+([-+0-9.eE]+))?\s*(?:#.*)?")
-
+_NO_SAMPLE = "not a sample: a name, labels in braces and a number"
 
 _json_numbers = msgspec.json.Decoder(list[float])
 
@@ -131,7 +137,7 @@ class _Reading:
             series = line[: place - 1] if place else ""
             name = line.partition("{")[0].partition(" ")[0]
             slot = self._slot_of(series)
-            if slot is None and (not name or line.startswith("#")):
+            if slot is None and _says_nothing(line):
                 made.append(Line(line.encode(), NO_SAMPLE))
             elif slot is None and _PLAIN.fullmatch(name) and place and self.slots.is_unwanted(name):
                 made.append(Line(line[:place].encode(), UNWANTED, name))
@@ -206,9 +212,9 @@ class _Reading:
         """The sample of a line that is not known as it stands; None when it is none."""
         # Most lines that come here are of names that nobody wants: they are told by the name alone.
         name = line.partition("{")[0].partition(" ")[0]
-        if not name or line.isspace():
-            return None
         if _PLAIN.fullmatch(name) and self.slots.unwanted(name, lambda: _labels(line), self.out):
+            return None
+        if _says_nothing(line):
             return None
         try:
             name, labels, end = _series(line)
@@ -228,21 +234,28 @@ def _series(line: str) -> tuple[str, dict[str, str], int]:
     """(name, labels, where the series ends)."""
     if len(line) > LINE_LIMIT:
         raise _BadLine(f"a line of more than {LINE_LIMIT} characters")
-    match = _NAME.match(line)
+    match = _NAME.match(line) or _NO_NAME.match(line)
     if match is None:
-        raise _BadLine("not a sample: a name, labels in braces and a number")
-    name, place = match[1], match.end()
+        raise _BadLine(_NO_SAMPLE)
+    name, place = match[1] if match.re is _NAME else "", match.end()
     if line[place : place + 1] != "{":
         return name, {}, match.end(1)
     place += 1
     labels: dict[str, str] = {}
     while (match := _LABEL.match(line, place)) is not None:
-        value = match[2]
-        labels[match[1]] = _ESCAPE.sub(_unescaped, value) if "\\" in value else value
+        plain, quoted, value = match[1], match[2], match[3]
+        if value is not None:
+            labels[_plain(quoted) if plain is None else plain] = _plain(value)
+        elif quoted and not name:
+            name = _plain(quoted)
+        else:
+            break
         place = match.end()
     end = line.find("}", place)
     if end < 0 or line[place:end].strip():
-        raise _BadLine(f"the labels of {name} cannot be read")
+        raise _BadLine(f"the labels of {name} cannot be read" if name else _NO_SAMPLE)
+    if not name:
+        raise _BadLine(_NO_SAMPLE)
     return name, labels, end + 1
 
 
@@ -254,13 +267,22 @@ def _labels(line: str) -> dict[str, str]:
         return {}
 
 
+def _says_nothing(line: str) -> bool:
+    """Whether it is blank, or a comment: blanks may stand before that too."""
+    return line.lstrip(" \t\r")[:1] in ("", "#")
+
+
+def _plain(quoted: str) -> str:
+    return _ESCAPE.sub(_unescaped, quoted) if "\\" in quoted else quoted
+
+
 def _unescaped(match: re.Match[str]) -> str:
     return {"n": "\n", '"': '"', "\\": "\\"}.get(match[1], match[0])
 
 
 def _float(word: str) -> float | None:
     try:
-        return float(word)
+        return float_of(word)
     except ValueError:
         return None
 
@@ -271,7 +293,7 @@ def _value(text: str) -> tuple[float, int]:
     if match is None:
         raise _BadLine("no value after the series")
     try:
-        value = float(match[1])
+        value = float_of(match[1])
         stamp = float(match[2]) if match[2] else None
     except ValueError:
         raise _BadLine(f"{match[0].strip()[:40]!r} is not a number") from None

@@ -5,7 +5,8 @@ the journal's export format. Only what its shipper marks as the kernel's counts 
 rest is told as `not_kernel`, and nothing of it is read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,11 +15,14 @@ import msgspec
 from healer.model import NO_LINES, LineBook
 from healer.signals.journal import message_text, number, stamp_of
 from healer.signals.rejects import BadBody, BadEntry, check_marks
+from healer.signals.repeated import map_of, pairs_of
 from healer.signals.syslog import is_others, of_the_kernel, proves, small
 from healer.signals.wire import ENTRIES_MAX, Accepted, Known, check_entries, entries_observations
 
 #: Objects and values of a large JSON body: an honest record has some 30.
 OBJECTS_MAX, VALUES_MAX = 200_000, 3_000_000
+_json = msgspec.json.Encoder().encode
+_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 #: Names that shippers use, in small letters; the first that is there counts.
 _HOSTS = ("_hostname", "hostname", "host", "host.name", "k8s.node.name", "node")
 _MESSAGES = ("message", "msg", "log", "body")
@@ -56,6 +60,32 @@ class Logged(msgspec.Struct, frozen=True, kw_only=True):
     example: str = ""
 
 
+class Source:
+    """The records of a JSON body as they stand in it: of a name told twice a decoder keeps the last."""
+
+    def __init__(self, cut: Callable[[], Sequence[bytes | msgspec.Raw]]) -> None:
+        self._cut = cut
+        self._texts: Sequence[bytes | msgspec.Raw] | None = None
+
+    def lost(self, index: int, decoded: Mapping[Any, Any]) -> bool:
+        """Whether `decoded` may lack something that the record tells."""
+        # What was dropped took its colon along, and none is hidden where no character is escaped by number.
+        text = self._text(index)
+        return b"\\u" in text or text.count(b":") != _json(decoded).count(b":")
+
+    def told(self, index: int) -> dict[Any, Any]:
+        """The record with all that it tells, numbers as text; {} where it cannot be read again."""
+        try:
+            return json.loads(self._text(index), object_pairs_hook=map_of, parse_int=str, parse_float=str)
+        except (ValueError, RecursionError):
+            return {}
+
+    def _text(self, index: int) -> bytes:
+        if self._texts is None:
+            self._texts = self._cut()
+        return bytes(self._texts[index])
+
+
 class Record(msgspec.Struct, frozen=True):
     """One record by its number in the request; `wrong` where it is no object at all."""
 
@@ -64,6 +94,8 @@ class Record(msgspec.Struct, frozen=True):
     wrong: str = ""
     #: RFC 3339, where the form itself tells when it was; the record's own word stands above it.
     time: str | None = None
+    #: Where `places` may have lost what a name told first.
+    source: Source | None = None
 
 
 def json_records(raw: bytes) -> list[Record]:
@@ -77,38 +109,43 @@ def json_records(raw: bytes) -> list[Record]:
         return list(_lines(raw))
     items = body if isinstance(body, list) else [body]
     check_entries(len(items))
-    return [record_of(index, item) for index, item in enumerate(items)]
+    source = Source((lambda: _raws(raw)) if isinstance(body, list) else lambda: [raw])
+    return [record_of(index, item, source) for index, item in enumerate(items)]
 
 
 def telling(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """Those of a resource that may say something of its records: it may have thousands of records, and each
     is looked at with all of them."""
-    kept: dict[Any, Any] = {}
+    kept: list[tuple[Any, Any]] = []
     other = False
-    for name, value in fields.items():
+    for name, value in pairs_of(fields):
         key = str(name).lower()
         if is_others(key):  # one of them says all that they say
             other, keeps = True, not other
         else:
             keeps = key in _TELLING or proves(key)
         if keeps:
-            kept[name] = value
-    return kept
+            kept.append((name, value))
+    return map_of(kept)
 
 
-def record_of(index: int, item: Any) -> Record:
-    return Record(index, (item,)) if isinstance(item, dict) else Record(index, wrong="not an object")
+def record_of(index: int, item: Any, source: Source | None = None) -> Record:
+    if not isinstance(item, dict):
+        return Record(index, wrong="not an object")
+    return Record(index, (item,), source=source)
 
 
 def _lines(raw: bytes) -> Iterator[Record]:
     """One object on each line; blank lines are none. An index is a line's number, from 0."""
     check_entries(raw.count(b"\n"), noun="lines")
     decode = msgspec.json.Decoder().decode
-    for index, line in enumerate(raw.split(b"\n")):
+    lines = raw.split(b"\n")
+    source = Source(lambda: lines)
+    for index, line in enumerate(lines):
         if not line.strip():
             continue
         try:
-            yield record_of(index, decode(line))
+            yield record_of(index, decode(line), source)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             yield Record(index, wrong="not JSON")
 
@@ -137,7 +174,11 @@ def kernel_records(
             wrong.append((record.index, record.wrong))
             continue
         fields, marks = small(record.places)
-        if not of_the_kernel(marks):
+        kernels, source = of_the_kernel(marks), record.source
+        if kernels and source is not None and source.lost(record.index, record.places[0]):
+            _, marks = small([source.told(record.index)])
+            kernels = of_the_kernel(marks)
+        if not kernels:
             not_kernel += 1
             example = example or _marks_told(marks)
             continue

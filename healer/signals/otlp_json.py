@@ -27,30 +27,30 @@ _WORDS = {"AGGREGATION_TEMPORALITY_DELTA": DELTA, "AGGREGATION_TEMPORALITY_CUMUL
 
 
 class _Number(msgspec.Struct, rename="camel", gc=False):
-    time_unix_nano: int | str = 0
+    time_unix_nano: int | str | None = None
     as_double: float | str | None = None
     as_int: int | str | None = None
-    flags: int = 0
+    flags: int | None = None
     attributes: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Gauge(msgspec.Struct, rename="camel", gc=False):
-    data_points: list[_Number] = []
+    data_points: list[_Number] | None = None
 
 
 class _Sum(msgspec.Struct, rename="camel", gc=False):
-    data_points: list[_Number] = []
-    aggregation_temporality: int | str = 0
-    is_monotonic: bool = False
+    data_points: list[_Number] | None = None
+    aggregation_temporality: int | str | None = None
+    is_monotonic: bool | None = None
 
 
 class _Other(msgspec.Struct, rename="camel", gc=False):
-    data_points: list[msgspec.Raw] = []
+    data_points: list[msgspec.Raw] | None = None
 
 
 class _Metric(msgspec.Struct, rename="camel", gc=False):
-    name: str = ""
-    unit: str = ""
+    name: str | None = None
+    unit: str | None = None
     gauge: _Gauge | None = None
     sum: _Sum | None = None
     histogram: _Other | None = None
@@ -63,20 +63,20 @@ class _Resource(msgspec.Struct, gc=False):
 
 
 class _ScopeMetrics(msgspec.Struct, gc=False):
-    metrics: list[_Metric] = []
+    metrics: list[_Metric] | None = None
 
 
 class _ResourceMetrics(msgspec.Struct, rename="camel", gc=False):
-    resource: _Resource = msgspec.field(default_factory=_Resource)
-    scope_metrics: list[_ScopeMetrics] = []
+    resource: _Resource | None = None
+    scope_metrics: list[_ScopeMetrics] | None = None
 
 
 class _Metrics(msgspec.Struct, rename="camel", gc=False):
-    resource_metrics: list[_ResourceMetrics] = []
+    resource_metrics: list[_ResourceMetrics] | None = None
 
 
 _decode = msgspec.json.Decoder(_Metrics).decode
-_pairs = msgspec.json.Decoder(list[JsonPair]).decode
+_pairs = msgspec.json.Decoder(list[JsonPair] | None).decode
 
 
 def read_json(raw: bytes) -> Iterator[Metric]:
@@ -85,10 +85,10 @@ def read_json(raw: bytes) -> Iterator[Metric]:
     try:
         body = _decode(raw)
         left = POINTS_MAX
-        for resource in body.resource_metrics:
-            block = bytes(resource.resource.attributes)
-            for scope in resource.scope_metrics:
-                for one in scope.metrics:
+        for resource in body.resource_metrics or ():
+            block = bytes(resource.resource.attributes) if resource.resource else b""
+            for scope in resource.scope_metrics or ():
+                for one in scope.metrics or ():
                     metric = _metric(one, block)
                     left -= metric.held
                     if left < 0:
@@ -105,21 +105,21 @@ def read_block(block: bytes) -> dict[str, Any]:
 
 def _metric(one: _Metric, resource: bytes) -> Metric:
     if one.gauge is not None:
-        points, refused, grows = one.gauge.data_points, "", False
+        points, refused, grows = one.gauge.data_points or (), "", False
     elif one.sum is not None:
         told = one.sum.aggregation_temporality
-        refused = why_refused(_WORDS.get(told, 0) if isinstance(told, str) else told)
-        points, grows = one.sum.data_points, one.sum.is_monotonic
+        refused = why_refused(_WORDS.get(told, 0) if isinstance(told, str) else told or 0)
+        points, grows = one.sum.data_points or (), bool(one.sum.is_monotonic)
     else:
         other = one.histogram or one.exponential_histogram or one.summary
-        points, grows = other.data_points if other else [], False
+        points, grows = (other.data_points or ()) if other else (), False
         refused = HISTOGRAMS if other else NOTHING
     taken = () if refused else (_point(point) for point in points if isinstance(point, _Number))
-    return Metric(resource, read_block, one.name, one.unit, grows, refused, len(points), taken)
+    return Metric(resource, read_block, one.name or "", one.unit or "", grows, refused, len(points), taken)
 
 
 def _point(point: _Number) -> Point:
-    if point.flags & NO_VALUE:
+    if point.flags and point.flags & NO_VALUE:
         value = float("nan")
     elif point.as_double is not None:
         value = real(point.as_double)

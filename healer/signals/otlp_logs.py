@@ -23,6 +23,7 @@ from healer.signals.otlp_values import (
 )
 from healer.signals.protobuf import FIXED64, LENGTH, Torn, fields
 from healer.signals.rejects import BadBody, BadEntry, check_marks, sentence
+from healer.signals.repeated import pairs_of
 
 #: Log records of one request: a collector sends 8,192 at once.
 RECORDS_MAX = 200_000
@@ -77,7 +78,7 @@ def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tu
 def _around(told: dict[str, Any]) -> dict[str, Any]:
     """What of a resource's attributes its records need. Raises BadBody."""
     kept = telling(told)
-    if len(kept) > TELLING_MAX:
+    if len(pairs_of(kept)) > TELLING_MAX:
         raise BadBody(f"a resource tells hosts, times and lines under more than {TELLING_MAX} names")
     return kept
 
@@ -107,27 +108,27 @@ def _made(index: int, around: dict[str, Any], own: dict[str, Any], body: Any, na
 
 
 class _Resource(msgspec.Struct, gc=False):
-    attributes: list[JsonPair] = []
+    attributes: list[JsonPair] | None = None
 
 
 class _LogRecord(msgspec.Struct, rename="camel", gc=False):
-    time_unix_nano: int | str = 0
-    observed_time_unix_nano: int | str = 0
+    time_unix_nano: int | str | None = None
+    observed_time_unix_nano: int | str | None = None
     body: JsonValue | None = None
-    attributes: list[JsonPair] = []
+    attributes: list[JsonPair] | None = None
 
 
 class _ScopeLogs(msgspec.Struct, rename="camel", gc=False):
-    log_records: list[_LogRecord] = []
+    log_records: list[_LogRecord] | None = None
 
 
 class _ResourceLogs(msgspec.Struct, rename="camel", gc=False):
-    resource: _Resource = msgspec.field(default_factory=_Resource)
-    scope_logs: list[_ScopeLogs] = []
+    resource: _Resource | None = None
+    scope_logs: list[_ScopeLogs] | None = None
 
 
 class _Logs(msgspec.Struct, rename="camel", gc=False):
-    resource_logs: list[_ResourceLogs] = []
+    resource_logs: list[_ResourceLogs] | None = None
 
 
 def _json_record(index: int, one: _LogRecord, around: dict[str, Any]) -> Record:
@@ -150,10 +151,11 @@ def json_records(raw: bytes) -> Iterator[Record]:
         raise BadBody(f"the body is not OTLP in JSON: {sentence(error)}") from None
     index = 0
     try:
-        for resource in body.resource_logs:
-            around = _around(json_attributes(resource.resource.attributes))
-            for scope in resource.scope_logs:
-                for one in scope.log_records:
+        for resource in body.resource_logs or ():
+            told = resource.resource.attributes if resource.resource else None
+            around = _around(json_attributes(told))
+            for scope in resource.scope_logs or ():
+                for one in scope.log_records or ():
                     _check(index)
                     yield _json_record(index, one, around)
                     index += 1

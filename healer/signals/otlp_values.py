@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
+from healer.signals.numerals import float_of, int_of
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
+from healer.signals.repeated import map_of
 
 #: Maps and lists within each other, and values of one record.
 DEPTH_MAX, VALUES_MAX = 8, 2048
@@ -41,7 +43,7 @@ class _Budget:
 def attributes(data: bytes, spans: list[tuple[int, int]]) -> dict[str, Any]:
     """KeyValues that lie at `spans`. Raises Torn."""
     budget = _Budget()
-    return dict(_pair(data, start, stop, budget, 0) for start, stop in spans)
+    return map_of([_pair(data, start, stop, budget, 0) for start, stop in spans])
 
 
 def any_value(data: bytes, start: int, end: int) -> Any:
@@ -80,8 +82,8 @@ def _value(data: bytes, start: int, end: int, budget: _Budget, depth: int) -> An
             ]
         elif field == 6 and kind == LENGTH:
             inner = fields(data, begin, stop)
-            value = dict(
-                _pair(data, b, s, budget, depth + 1) for f, k, _, b, s in inner if (f, k) == (1, LENGTH)
+            value = map_of(
+                [_pair(data, b, s, budget, depth + 1) for f, k, _, b, s in inner if (f, k) == (1, LENGTH)]
             )
         elif field == 7 and kind == LENGTH:
             value = data[begin:stop]
@@ -93,6 +95,8 @@ def text(raw: bytes) -> str:
 
 
 # --- JSON ------------------------------------------------------------------------------------------------
+#
+# In protobuf's JSON `null` is the same as a field that is left out, whatever the field (ProtoJSON).
 
 
 class JsonValue(msgspec.Struct, rename="camel", gc=False):
@@ -108,19 +112,19 @@ class JsonValue(msgspec.Struct, rename="camel", gc=False):
 
 
 class JsonPair(msgspec.Struct, gc=False):
-    key: str = ""
+    key: str | None = None
     value: JsonValue | None = None
 
 
 class JsonValues(msgspec.Struct, gc=False):
-    values: list[JsonValue] = []
+    values: list[JsonValue] | None = None
 
 
 class JsonPairs(msgspec.Struct, gc=False):
-    values: list[JsonPair] = []
+    values: list[JsonPair] | None = None
 
 
-def json_attributes(pairs: list[JsonPair]) -> dict[str, Any]:
+def json_attributes(pairs: list[JsonPair] | None) -> dict[str, Any]:
     """Raises Torn."""
     return _plain_pairs(pairs, _Budget(), 0)
 
@@ -130,8 +134,8 @@ def json_value(value: JsonValue | None) -> Any:
     return _plain(value, _Budget(), 0)
 
 
-def _plain_pairs(pairs: list[JsonPair], budget: _Budget, depth: int) -> dict[str, Any]:
-    return {pair.key: _plain(pair.value, budget, depth) for pair in pairs}
+def _plain_pairs(pairs: list[JsonPair] | None, budget: _Budget, depth: int) -> dict[str, Any]:
+    return map_of([(pair.key or "", _plain(pair.value, budget, depth)) for pair in pairs or ()])
 
 
 def _plain(value: JsonValue | None, budget: _Budget, depth: int) -> Any:
@@ -141,7 +145,7 @@ def _plain(value: JsonValue | None, budget: _Budget, depth: int) -> Any:
     if value.kvlist_value is not None:
         return _plain_pairs(value.kvlist_value.values, budget, depth + 1)
     if value.array_value is not None:
-        return [_plain(one, budget, depth + 1) for one in value.array_value.values]
+        return [_plain(one, budget, depth + 1) for one in value.array_value.values or ()]
     if value.bytes_value is not None:
         try:
             return base64.b64decode(value.bytes_value, validate=True)
@@ -154,10 +158,12 @@ def _plain(value: JsonValue | None, budget: _Budget, depth: int) -> Any:
     return value.string_value if value.string_value is not None else value.bool_value
 
 
-def whole(number: int | str) -> int:
-    """A whole number of 64 bits, which may come as text. Raises Torn."""
+def whole(number: int | str | None) -> int:
+    """A whole number of 64 bits, which may come as text; None, left out, is 0. Raises Torn."""
+    if number is None:
+        return 0
     try:
-        found = int(number) if isinstance(number, int) or len(number) <= 20 else None
+        found = number if isinstance(number, int) else int_of(number) if len(number) <= 20 else None
     except ValueError:
         found = None
     if found is None or not -(2**63) <= found < 2**64:
@@ -168,7 +174,7 @@ def whole(number: int | str) -> int:
 def real(number: float | str) -> float:
     """A number, which may come as text: `NaN`, `Infinity`. Raises Torn."""
     try:
-        return float(number if isinstance(number, int | float) else number[:64])
+        return float(number) if isinstance(number, int | float) else float_of(number[:64])
     except (ValueError, OverflowError):
         raise Torn("not a number") from None
 

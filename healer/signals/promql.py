@@ -18,6 +18,7 @@ from healer.model import Catalogue, Combine, Signal
 from healer.signals.gpu_names import Where
 from healer.signals.measured import Measured
 from healer.signals.names import LINKS
+from healer.signals.numerals import is_plain
 from healer.signals.rejects import BadBody
 from healer.signals.series import NODE_LABELS, Placer
 from healer.signals.slots import Samples, Slots
@@ -166,6 +167,8 @@ def _named(metric: msgspec.Raw, signal: str) -> tuple[str, dict[str, str]]:
 
 def _floats(values: Sequence[str]) -> np.ndarray:
     try:
+        if not is_plain("".join(values)):
+            raise ValueError
         return np.array(values, np.float64) if values else np.zeros(0)
     except ValueError:
         raise BadBody("a value is not a number") from None

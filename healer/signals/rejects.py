@@ -1,11 +1,21 @@
 """What every wire form says of what it does not take: whole bodies, and entries by index and reason."""
 
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 #: Entries told as rejected, of one request; the rest is only counted.
 REJECTED_TOLD = 1000
+#: RFC 3339, 5.6: capitals or not, a blank for the T, any number of digits of a second. Its offsets have a
+#: colon; `date +%z` and its like write none, and no fault is to be lost for that.
+_RFC_3339 = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d+)?"
+    r"(?P<zone>[Zz]|[-+]\d\d:?[0-5]\d)?",
+    re.ASCII,
+)
+_SECOND = slice(17, 19)
+_NO_TIME = "time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z"
 #: Small bodies are read as they are; of larger ones their marks are counted first (`check_marks`).
 _SMALL_BYTES = 2**20
 
@@ -69,11 +79,29 @@ def sentence(error: Exception) -> str:
 
 
 def utc_time(text: str) -> datetime:
-    """An RFC 3339 time with its zone, in UTC. Raises BadEntry."""
+    """An RFC 3339 time with its zone, in UTC. Raises BadEntry.
+
+    A leap second counts as the last instant of its minute: what came before it stays before it, and what
+    came after it after it.
+    """
+    match = _RFC_3339.fullmatch(text)
+    if match is None:
+        raise BadEntry(_NO_TIME)
+    if match["zone"] is None:
+        raise BadEntry("time: has no time zone; write Z or an offset")
+    leap = text[_SECOND] == "60"
+    plain = text[: _SECOND.start] + "59" + text[_SECOND.stop :] if leap else text
     try:
-        at = datetime.fromisoformat(text)
-        if at.tzinfo is not None:
-            return at if at.tzinfo is UTC else at.astimezone(UTC)
+        at = datetime.fromisoformat(plain.upper())
+        at = at if at.tzinfo is UTC else at.astimezone(UTC)
+        return _in_leap_second(at) if leap else at
     except (ValueError, OverflowError):  # the first and the last day of the calendar have no UTC everywhere
-        raise BadEntry("time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z") from None
-    raise BadEntry("time: has no time zone; write Z or an offset")
+        raise BadEntry(_NO_TIME) from None
+
+
+def _in_leap_second(at: datetime) -> datetime:
+    """Of the second before it. Raises ValueError: only the last minute of a month in UTC has one."""
+    after = at.replace(microsecond=0) + timedelta(seconds=1)
+    if (after.day, after.hour, after.minute, after.second) != (1, 0, 0, 0):
+        raise ValueError
+    return at.replace(microsecond=999_999)

@@ -215,9 +215,10 @@ def home_of(labels: Mapping[str, str], known: Known, cluster: str) -> Where | st
 
 
 def gpu_index(text: str | None) -> int | None:
+    """None for what is no index, such as `00`: it would stand for the same GPU as `0`, and overwrite it."""
     if not text or len(text) > 2 or not (text.isascii() and text.isdigit()):
         return None
-    return index if (index := int(text)) <= INDEX_MAX else None
+    return index if (index := int(text)) <= INDEX_MAX and text == str(index) else None
 
 
 def example(labels: dict[str, str]) -> dict[str, str]:

@@ -20,6 +20,8 @@ from datetime import datetime
 from statistics import median
 from typing import NamedTuple
 
+from healer.signals.numerals import float_of
+
 #: Bounds of what is believed: characters of a line, seconds of a step, steps between two lines, columns.
 LINE_MAX, SECONDS_MAX, STEPS_MAX, COLUMNS_MAX = 8_192, 86_400.0, 100_000, 500
 #: More than so many times the median of the last so many: something else lay between two lines. A pace that
@@ -194,7 +196,7 @@ def _result(text: str) -> float | None:
 
 def _float(text: str) -> float | None:
     try:
-        number = float(text)
+        number = float_of(text)
     except ValueError:
         return None
     return number if math.isfinite(number) else None

@@ -8,6 +8,8 @@ imuxsock believes the facility. What counts is the shipper's own word of where i
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from healer.signals.repeated import pairs_of
+
 #: Inputs of rsyslog that read the kernel and nothing else.
 KERNEL_INPUTS = frozenset({"imklog", "imkmsg"})
 #: The one that reads the journal, which names the transport itself.
@@ -48,12 +50,13 @@ def small(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str
     """(fields by name in small letters, all that was told under the names that prove something).
 
     Shippers write journald's names in capitals or in small letters. `places` in the order in which they
-    count, the least first: a later one stands above an earlier one, but a mark is never overruled.
+    count, the least first: a later one stands above an earlier one, but a mark is never overruled, not even
+    by another of its name in the same place (`repeated`).
     """
     fields: dict[str, Any] = {}
     marks: dict[str, list[Any]] = {}
     for place in places:
-        for name, value in place.items():
+        for name, value in pairs_of(place):
             key = str(name).lower()
             fields[key] = value
             if key in MARKS:

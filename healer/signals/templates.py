@@ -197,12 +197,15 @@ def _blocks_of(lines: Sequence[Line]) -> list[_Block]:
 
 def _read(words: list[bytes]) -> NDArray[np.float64] | None:
     """(n,) float64; None when one is no number."""
+    text = b"[%b]" % b",".join(words)
     try:
         # JSON's numbers are most of those that exporters print, and are read at a fifth of the cost.
-        numbers = _numbers.decode(b"[%b]" % b",".join(words))
+        numbers = _numbers.decode(text)
         return doubles(numbers) if len(numbers) == len(words) else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
+    if b"_" in text:  # of what only Python's `float` takes, it reads this alone in bytes (`numerals`)
+        return None
     try:
         return doubles(list(map(float, words)))
     except ValueError:

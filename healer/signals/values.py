@@ -33,7 +33,9 @@ _BORDERS = np.array(
     ]
 )
 
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+#: What makes it another number than the one it begins with, or none.
+_RUNS_ON = re.compile(r"[_\d]")
 _YES = frozenset({"yes", "true", "enabled", "active", "on", "pending", "1"})
 _NO = frozenset({"no", "false", "disabled", "not active", "off", "none", "0"})
 #: Words of nvidia-smi that say that it does not know.
@@ -90,4 +92,4 @@ def number(signal: Signal, text: str) -> float:
     if "*" in signal.words:  # any other word counts: one that begins like a number (a UUID) is a word
         return float(plain) if _NUMBER.fullmatch(plain) else float(signal.words["*"])
     match = _NUMBER.match(plain)
-    return float(match[0]) if match else math.nan
+    return float(match[0]) if match and not _RUNS_ON.match(plain, match.end()) else math.nan

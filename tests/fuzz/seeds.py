@@ -95,6 +95,7 @@ EXPOSITION = (
         b'node_hwmon_temp_celsius{chip="a",sensor="temp1",instance="gpu0001:9100"} 41\n# EOF\n'
     ),
     b'DCGM_FI_DEV_NVLINK_BANDWIDTH_L3{gpu="0",Hostname="gpu0001"} 1\nunknown_total{a="b",} +Inf 1795143600.5\n',
+    b'# TYPE "node_load1" gauge\n {"node_load1","k8s.pod"="a",node="gpu0001"} 1\n{"a.\\"b"} 2\n  # c\n{a="b"} 3\n',
 )
 _SERIES = [
     ({"__name__": "DCGM_FI_DEV_GPU_TEMP", "gpu": "0", "Hostname": NODE, "UUID": "GPU-1"}, [(61.0, AT_MS)]),

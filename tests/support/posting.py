@@ -2,31 +2,67 @@
 
 import contextlib
 import itertools
+import json
+import re
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx
+import numpy as np
 import psycopg
 
 from healer.adapters.postgres.samples import unpacked
 from tests.support.up import Stack
+from tests.unit.signals.collected import as_json, gauge, logs, metrics, point, record
+from tests.unit.signals.pushing import message, snappy
 
 CLUSTER = "pod1"
 NODE = "gpu0007"
-#: Each life of a Poster has a number of its own: several may lie in one database.
-_MARKS = itertools.count(1)
+#: Each life of a Poster has a number of its own: several may lie in one database, beside those of
+#: `away.Fleet`, which begin at 1.
+_MARKS = itertools.count(9 * 10**11)
+_PROTOBUF = "application/x-protobuf"
 
-Body = Callable[[str, int], dict[str, Any]]
+#: (mark, number) -> what is sent.
+Body = Callable[[str, int], Any]
+#: Whether an answer of 2xx says that the body is stored. Raises AssertionError where it says anything else.
+Taken = Callable[[httpx.Response], bool]
+
+
+def _line(mark: str, number: int) -> str:
+    return f"NVRM: GPU at PCI:0000:9b:00: GPU-{number:08d}-feed-4000-8000-{mark}"
+
+
+def _boot(mark: str) -> str:
+    return f"0b11d014-1685-04bd-26ed-{mark}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+# --- events ----------------------------------------------------------------------------------------------
 
 
 def _kernel(mark: str, number: int) -> dict[str, Any]:
-    line = f"NVRM: GPU at PCI:0000:9b:00: GPU-{number:08d}-feed-4000-8000-{mark}"
-    boot_id = f"0b11d014-1685-04bd-26ed-{mark}"
-    return {"node": NODE, "boot_id": boot_id, "entries": [{"line": line, "seq": number}]}
+    return {"node": NODE, "boot_id": _boot(mark), "entries": [{"line": _line(mark, number), "seq": number}]}
+
+
+def _journal(node: str) -> Body:
+    def body(mark: str, number: int) -> dict[str, Any]:
+        told = {"_TRANSPORT": "kernel", "MESSAGE": _line(mark, number), "_BOOT_ID": _boot(mark)}
+        return told | {"_HOSTNAME": node, "seq": number}
+
+    return body
+
+
+def _otlp_logs(mark: str, number: int) -> bytes:
+    return as_json(logs({}, [record(_journal("gpu0009")(mark, number))]))
 
 
 def _beat(mark: str, number: int) -> dict[str, Any]:
@@ -49,29 +85,115 @@ def _alert(mark: str, number: int) -> dict[str, Any]:
     return around | {"commonLabels": {}, "commonAnnotations": {}, "alerts": [alert]}
 
 
+def _cloudevent(mark: str, number: int) -> dict[str, Any]:
+    """An alert and a body of another route in turn: they go different ways."""
+    around = {"specversion": "1.0", "id": f"feed-{mark}-{number}", "source": "/tests"}
+    if number % 2:
+        return around | {"type": "io.healer.signal.kernel-log.v1", "data": _kernel(mark, number)}
+    data = {"labels": {"alertname": f"feed-{mark}-{number}", "node": NODE}, "annotations": {}}
+    return around | {"type": "io.healer.alert.v1", "time": _now(), "data": data}
+
+
 def _steps(mark: str, number: int) -> dict[str, Any]:
     return {"job": f"s{mark}", "restart": 0, "samples": [{"step": number, "rank": 0, "step_s": 1.5}]}
 
 
-def _metrics(mark: str, number: int) -> dict[str, Any]:
-    return {"node": NODE, "host": {"load1": float(number)}}
+# --- metrics ---------------------------------------------------------------------------------------------
+#
+# Of each form another node, by which its rows are found: a row has no mark.
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
+def _columnar(mark: str, number: int) -> dict[str, Any]:
+    return {"node": "gpu0011", "host": {"load1": float(number)}}
 
 
-#: route -> its body. Metrics stand apart: they are promised less.
-EVENTS: dict[str, Body] = {
-    "kernel-log": _kernel,
-    "heartbeat": _beat,
-    "hooks/epilog": _hook,
-    "checkpoints": _checkpoint,
-    "alertmanager": _alert,
-    "step-times": _steps,
+def _openmetrics(mark: str, number: int) -> bytes:
+    return f"# TYPE node_load1 gauge\nnode_load1 {number}\n".encode()
+
+
+def _remote_write(mark: str, number: int) -> bytes:
+    labels = {"__name__": "node_load1", "instance": "gpu0013:9100"}
+    return snappy(message([(labels, [(float(number), round(time.time() * 1000))])]))
+
+
+def _otlp(mark: str, number: int) -> bytes:
+    told = metrics({"host.name": "gpu0014"}, gauge("node_load1", point(float(number), {}, time.time_ns())))
+    return told.SerializeToString()
+
+
+def _nvidia_smi(mark: str, number: int) -> bytes:
+    clocks = f"<clocks><video_clock>{number} MHz</video_clock></clocks>"
+    gpu = f'<gpu id="00000000:18:00.0"><minor_number>0</minor_number><uuid>GPU-1</uuid>{clocks}</gpu>'
+    return f"<nvidia_smi_log><attached_gpus>1</attached_gpus>{gpu}</nvidia_smi_log>".encode()
+
+
+# --- answers ---------------------------------------------------------------------------------------------
+
+
+def _one(answer: httpx.Response) -> bool:
+    """202: the one entry is stored, or was."""
+    told = answer.json()
+    assert answer.status_code == 202 and told["accepted"] + told["duplicates"] == 1, answer.text
+    return True
+
+
+def _new(answer: httpx.Response) -> bool:
+    """Heartbeats of a node within a second of another count as duplicates and are not stored."""
+    return _one(answer) and answer.json()["accepted"] == 1
+
+
+def _several(answer: httpx.Response) -> bool:
+    """202, with nothing that is not stored; one body holds more than one sample."""
+    told = answer.json()
+    assert answer.status_code == 202 and told["accepted"] and not told["rejected"], answer.text
+    return True
+
+
+def _silent(answer: httpx.Response) -> bool:
+    """200 or 204, and no word of anything that is not stored."""
+    assert answer.status_code in {200, 204} and answer.content in {b"", b"{}"}, answer.text
+    return True
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one kind of signal is sent. A body that is no bytes becomes JSON. `where`: of metrics the node, and
+    the signal that holds the number."""
+
+    body: Body
+    taken: Taken = _one
+    kind: str = "application/json"
+    query: str = ""
+    where: tuple[str, str] | None = None
+
+
+#: route -> its way.
+EVENTS: dict[str, Way] = {
+    "kernel-log": Way(_kernel),
+    "logs": Way(_journal("gpu0008")),
+    "otlp/v1/logs": Way(_otlp_logs, _silent),
+    "heartbeat": Way(_beat, _new),
+    "hooks/epilog": Way(_hook),
+    "checkpoints": Way(_checkpoint),
+    "alertmanager": Way(_alert),
+    "cloudevents": Way(_cloudevent, kind="application/cloudevents+json"),
+    "step-times": Way(_steps),
 }
-METRICS = "metrics"
-_IN_INBOX = ("kernel-log", "heartbeat", "hooks/epilog", "checkpoints", "alertmanager")
+#: Metrics stand apart: they are promised less.
+METRICS: dict[str, Way] = {
+    "metrics": Way(_columnar, where=("gpu0011", "load1")),
+    "openmetrics": Way(_openmetrics, kind="text/plain", query="?node=gpu0012", where=("gpu0012", "load1")),
+    "prometheus/write": Way(_remote_write, _silent, _PROTOBUF, where=("gpu0013", "load1")),
+    "otlp/v1/metrics": Way(_otlp, _silent, _PROTOBUF, where=("gpu0014", "load1")),
+    "nvidia-smi": Way(_nvidia_smi, _several, "text/xml", "?node=gpu0015", ("gpu0015", "video_clock_mhz")),
+}
+
+
+def post(client: httpx.Client, route: str, way: Way, body: Any) -> httpx.Response:
+    """`client`: of the API, with its token."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": way.kind} | ({"Content-Encoding": "snappy"} if "write" in route else {})
+    return client.post(f"/signals/{route}{way.query}", content=content, headers=headers)
 
 
 @dataclass
@@ -81,30 +203,32 @@ class Poster:
     stack: Stack
     token: str
     route: str
-    make: Body
-    every_s: float = 0.01
-    mark: str = field(default_factory=lambda: f"{next(_MARKS):012d}")
+    way: Way
+    every_s: float = 0.02
+    mark: str = field(default_factory=lambda: str(next(_MARKS)))
     accepted: list[int] = field(default_factory=list)
+    #: What ended it before its time.
+    error: AssertionError | None = None
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         headers = {"Authorization": f"Bearer {self.token}"}
         with httpx.Client(base_url=f"{self.stack.url}/api/v1", headers=headers, timeout=20) as client:
-            for number in itertools.count(1):
-                if not self._sent(client, number) or self._over.wait(self.every_s):
-                    return
+            try:
+                for number in itertools.count(1):
+                    if not self._sent(client, number) or self._over.wait(self.every_s):
+                        return
+            except AssertionError as error:
+                self.error = error
 
     def _sent(self, client: httpx.Client, number: int) -> bool:
-        body = self.make(self.mark, number)
+        body = self.way.body(self.mark, number)
         while True:
             answer = None
             with contextlib.suppress(httpx.HTTPError):
-                answer = client.post(f"/signals/{self.route}", json=body)
-            if answer is not None and answer.status_code == 202:
-                told = answer.json()
-                assert told["accepted"] + told["duplicates"] == 1, (self.route, told)
-                # Heartbeats of a node within a second of another count as duplicates and are not stored.
-                if self.route != "heartbeat" or told["accepted"]:
+                answer = post(client, self.route, self.way, body)
+            if answer is not None and answer.is_success:
+                if self.way.taken(answer):
                     self.accepted.append(number)
                 return True
             assert answer is None or answer.status_code in {429, 500, 503}, (self.route, answer.text)
@@ -116,39 +240,44 @@ class Poster:
 
     def stored(self, database: psycopg.Connection) -> list[int]:
         """The numbers that are there, in the order in which they were stored."""
-        if self.route in _IN_INBOX:
-            wanted = f"{'%' if self.route == 'kernel-log' else 'feed-'}{self.mark}"
-            rows = database.execute(
-                "SELECT substring(doc::text FROM %s) FROM inbox WHERE doc::text LIKE %s "
-                # An alert that was sent again is noted as going on, beside its first telling.
-                "AND doc #> '{data,again}' IS NULL ORDER BY id",
-                [
-                    rf"(\d+)-feed-4000-8000-{self.mark}"
-                    if self.route == "kernel-log"
-                    else rf"feed-{self.mark}-(\d+)",
-                    f"%{wanted}%",
-                ],
-            )
-            return [int(number) for (number,) in rows if number is not None]
-        return [number for batch in self._rows(database) for number in batch]
-
-    def _rows(self, database: psycopg.Connection) -> Iterator[list[int]]:
-        kind, subject = ("metrics", NODE) if self.route == METRICS else ("steps", f"s{self.mark}")
+        if self.way.where is not None:
+            return list(self._samples(database, *self.way.where))
+        if self.route == "step-times":
+            return list(self._steps(database))
         rows = database.execute(
-            "SELECT at, arrived_at, body FROM samples WHERE kind = %s AND subject = %s ORDER BY tx, id",
-            [kind, subject],
+            "SELECT doc::text FROM inbox WHERE (doc::text LIKE %s OR doc::text LIKE %s) "
+            # An alert that was sent again is noted as going on, beside its first telling.
+            "AND doc #> '{data,again}' IS NULL ORDER BY id",
+            [f"%feed-{self.mark}-%", f"%-feed-4000-8000-{self.mark}%"],
         )
-        for at, arrived_at, body in rows:
-            reports, batches = unpacked(CLUSTER, [(kind, subject, at, arrived_at, body)])
-            values = reports[0].values if kind == METRICS else batches[0].step
-            yield [int(value) for value in values.tolist()]
+        number = re.compile(rf"feed-{self.mark}-(\d+)|(\d+)-feed-4000-8000-{self.mark}")
+        found = [number.search(doc) for (doc,) in rows]
+        return [int(match[1] or match[2]) for match in found if match is not None]
+
+    def _steps(self, database: psycopg.Connection) -> Iterator[int]:
+        for row in self._rows(database, "steps", f"s{self.mark}"):
+            for batch in unpacked(CLUSTER, [row])[1]:
+                yield from batch.step.tolist()
+
+    def _samples(self, database: psycopg.Connection, node: str, signal: str) -> Iterator[int]:
+        ids = database.execute("SELECT id FROM signal_columns WHERE signal = %s", [signal]).fetchall()
+        for row in self._rows(database, "metrics", node):
+            for report in unpacked(CLUSTER, [row])[0]:
+                told = np.isin(report.columns, ids)
+                yield from map(int, report.values[told].tolist())
+
+    def _rows(self, database: psycopg.Connection, kind: str, subject: str) -> list[Any]:
+        return database.execute(
+            "SELECT kind, subject, at, arrived_at, body FROM samples WHERE kind = %s AND subject = %s "
+            "ORDER BY tx, id",
+            [kind, subject],
+        ).fetchall()
 
 
 @contextmanager
-def posting(stack: Stack, token: str, *routes: str) -> Iterator[dict[str, Poster]]:
-    """A thread for each of the routes (all of EVENTS without any)."""
-    bodies = EVENTS | {METRICS: _metrics}
-    posters = {route: Poster(stack, token, route, bodies[route]) for route in routes or tuple(EVENTS)}
+def posting(stack: Stack, token: str, ways: Mapping[str, Way]) -> Iterator[dict[str, Poster]]:
+    """A thread for each of the ways."""
+    posters = {route: Poster(stack, token, route, way) for route, way in ways.items()}
     threads = [threading.Thread(target=one.run) for one in posters.values()]
     for one in threads:
         one.start()
@@ -159,3 +288,6 @@ def posting(stack: Stack, token: str, *routes: str) -> Iterator[dict[str, Poster
             poster.stop()
         for one in threads:
             one.join()
+    for poster in posters.values():
+        if poster.error is not None:
+            raise poster.error

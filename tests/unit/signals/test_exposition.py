@@ -257,9 +257,49 @@ def test_escapes_in_labels(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "  node_load1 3",
+        "\t node_load1\t3",
+        '{"node_load1"} 3',
+        ' { "node_load1" , } 3',
+        '{note="a","node_load1","k8s.pod"="b"} 3',
+        r'{"node_load1",note="a\"b}\\"} 3',
+    ],
+)
+def test_a_name_may_stand_in_quotes_and_blanks_before_it(bench: Bench, line: str) -> None:
+    body = f'# TYPE "node_load1" gauge\n  # a note\n \n{line}\n'
+    for _ in range(3):  # the third time as a whole
+        taken = take(bench, body, "gpu0001")
+        assert bench.values(taken.reports[0]) == {("load1", Part()): 3}
+        assert taken.rejected == ()
+
+
+def test_a_quoted_name_that_nobody_knows_is_told_like_any_other(bench: Bench) -> None:
+    for _ in range(2):
+        taken = take(bench, '{"http.server.\\"active\\"",node="gpu0001"} 3\n')
+        assert (list(taken.unknown), taken.unrecognised) == (['http.server."active"'], 1)
+
+
+def test_an_index_that_is_written_otherwise_names_no_gpu(bench: Bench) -> None:
+    body = "".join(
+        f'DCGM_FI_DEV_GPU_TEMP{{gpu="{index}"}} {value}\n' for index, value in (("0", 61), ("00", 62))
+    )
+    taken = take(bench, body, "gpu0001")
+    assert bench.values(taken.reports[0]) == {("gpu_temp_c", gpu(0)): 61}
+    assert taken.unrecognised == 1
+
+
+@pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("<html>", "not a sample"),
+        ('{a="b"} 3', "not a sample"),
+        ('{"node_load1","node_load5"} 3', "the labels of node_load1 cannot be read"),
+        ('node_load1{"node_load5"} 3', "the labels of node_load1 cannot be read"),
+        ('{"",node="gpu0001"} 3', "not a sample"),
+        ('node_load1{node="gpu0001"} 1_000', "'1_000' is not a number"),
+        ('node_load1{node="gpu0001"} \uff13', "is not a number"),
         ("node_load1", "not a sample"),
         ('node_load1{node="gpu0001} 3', "the labels of node_load1 cannot be read"),
         ('node_load1{node="gpu0001"} three', "'three' is not a number"),

@@ -168,6 +168,26 @@ def test_a_mark_is_never_overruled_by_another_place() -> None:
     assert kernel_records([logs.Record(0, said[::-1])], known, NOW, cluster="pod1").not_kernel == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "stored"),
+    [
+        ('"_TRANSPORT":"syslog","_TRANSPORT":"kernel"', 0),
+        ('"_TRANSPORT":"syslog","_TRANSPOR\\u0054":"kernel"', 0),
+        ('"_TRANSPORT":"kernel","_TRANSPORT":"kernel"', 1),
+        ('"_TRANSPORT":"kernel","facility":1,"facility":0', 0),
+        ('"inputname":"imuxsock","facility":"kern","inputname":"imklog"', 0),
+        ('"inputname":"imklog","facility":0,"x":[{"_TRANSPORT":"a","_TRANSPORT":"b"}]', 1),
+    ],
+)
+def test_a_mark_is_not_overruled_by_another_of_its_name(said: str, stored: int) -> None:
+    forged = f'{{"MESSAGE":"{LOST}","host":"gpu0001",{said}}}'
+    other = json.dumps({"MESSAGE": LOST, "_TRANSPORT": "syslog"})
+    for raw in (forged, f"[{other}, {forged} ]", f"{other}\n\n {forged}\n"):
+        logged = body(raw.encode())
+        assert len(logged.accepted.observations) == stored
+        assert logged.not_kernel == raw.count("MESSAGE") - stored
+
+
 def test_all_that_journald_tells_of_the_kernels_lines_is_the_kernels() -> None:
     """systemd.journal-fields(7): trusted fields of every record, and those of the kernel's."""
     more = {

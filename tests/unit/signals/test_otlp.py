@@ -32,6 +32,7 @@ from tests.unit.signals.collected import (
     histogram,
     logs,
     metrics,
+    pairs,
     point,
     record,
     total,
@@ -279,6 +280,75 @@ def test_records_that_prove_nothing_are_only_counted(
 ) -> None:
     told = logged(encoding, record(body, attributes))
     assert (told.accepted.observations, told.accepted.rejected, told.not_kernel) == ((), (), 1)
+
+
+@pytest.mark.parametrize("place", ["resource", "attributes", "body"])
+def test_a_mark_is_not_overruled_by_another_of_its_name(encoding: str, place: str) -> None:
+    twice = [*pairs({"_TRANSPORT": "syslog"}), *pairs({"_TRANSPORT": "kernel"})]
+    sound = {"MESSAGE": LOST, "_HOSTNAME": "gpu0001"}
+    forged, honest = record(sound), record(journalctl())
+    request = logs({}, [forged] if place == "resource" else [forged, honest])
+    told = request.resource_logs[0].scope_logs[0].log_records[0]
+    home = {
+        "resource": request.resource_logs[0].resource.attributes,
+        "attributes": told.attributes,
+        "body": told.body.kvlist_value.values,
+    }[place]
+    home.extend(twice)
+    read = otlp_logs.json_records if encoding == "json" else otlp_logs.records
+    raw = as_json(request) if encoding == "json" else request.SerializeToString()
+    seen = kernel_records(read(raw), known, NOW, cluster="pod1")
+    assert (seen.not_kernel, len(seen.accepted.observations)) == (1, place != "resource")
+
+
+def test_null_is_as_left_out_in_logs() -> None:
+    fields = [{"key": name, "value": {"stringValue": one}} for name, one in journalctl().items()]
+    line = {"timeUnixNano": None, "observedTimeUnixNano": None, "attributes": None, "traceId": None}
+    values = [{"key": None, "value": None}, {"key": "a", "value": {"arrayValue": {"values": None}}}, *fields]
+    line["body"] = {"stringValue": None, "kvlistValue": {"values": values}}
+    told = {
+        "resourceLogs": [
+            {"resource": None, "scopeLogs": None, "schemaUrl": None},
+            {"resource": {"attributes": None}, "scopeLogs": [{"scope": None, "logRecords": None}]},
+            {"resource": None, "scopeLogs": [{"logRecords": [line]}]},
+        ]
+    }
+    seen = kernel_records(otlp_logs.json_records(json.dumps(told).encode()), known, NOW, cluster="pod1")
+    assert len(seen.accepted.observations) == 1
+    assert list(otlp_logs.json_records(b'{"resourceLogs": null}')) == []
+
+
+def test_null_is_as_left_out_in_metrics(bench: Bench) -> None:
+    labels = [{"key": "node", "value": {"stringValue": "gpu0001"}}]
+    points = [
+        {"asDouble": 3.5, "asInt": None, "timeUnixNano": None, "flags": None, "attributes": labels},
+        {"asDouble": 1, "attributes": None},
+    ]
+    kinds = [
+        {"name": "node_load1", "unit": None, "sum": None, "gauge": {"dataPoints": points}},
+        {"name": None, "gauge": {"dataPoints": None}},
+        {"name": "a", "sum": {"dataPoints": None, "aggregationTemporality": None, "isMonotonic": None}},
+        {"name": "b", "histogram": {"dataPoints": None}},
+    ]
+    told = {
+        "resourceMetrics": [
+            {"resource": None, "scopeMetrics": None},
+            {"resource": {"attributes": None}, "scopeMetrics": [{"scope": None, "metrics": None}]},
+            {"resource": None, "scopeMetrics": [{"metrics": kinds}]},
+        ]
+    }
+    (report,) = bench.translator.otlp(json.dumps(told).encode(), known, NOW, json=True).reports
+    assert bench.values(report) == {("load1", Part()): 3.5}
+    assert list(otlp_json.read_json(b'{"resourceMetrics": null}')) == []
+
+
+@pytest.mark.parametrize("field", ["asDouble", "asInt"])
+@pytest.mark.parametrize("word", ["1_000", "\uff13"])
+def test_what_only_python_calls_a_number_is_refused(bench: Bench, field: str, word: str) -> None:
+    metric = {"name": "node_load1", "gauge": {"dataPoints": [{field: word}]}}
+    raw = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}).encode()
+    with pytest.raises(BadBody, match="number"):
+        bench.translator.otlp(raw, known, NOW, json=True)
 
 
 def test_one_record_that_is_too_deep_loses_no_other(encoding: str) -> None:

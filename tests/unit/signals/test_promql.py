@@ -101,6 +101,7 @@ def test_points_of_several_series_are_put_together_by_moment() -> None:
         (answer("vector", [{"metric": {}, "value": [AT]}]), "not that of a Prometheus-compatible server"),
         (answer("vector", [{"metric": {"a": 1}, "value": [AT, "1"]}]), "the labels of a series"),
         (answer("vector", [{"metric": {}, "value": [AT, "one"]}]), "a value is not a number"),
+        (answer("vector", [{"metric": {}, "value": [AT, "1_000"]}]), "a value is not a number"),
         (answer("vector", [{"metric": {}, "value": [1e300, "1"]}]), "a time is no time"),
         (b'{"status":"success","data":' + b"[" * 5000, "not that of a Prometheus-compatible server"),
     ],

@@ -54,6 +54,7 @@ def test_megatron() -> None:
 def test_deepspeeds_pipeline_engine() -> None:
     assert read(PIPELINE) == [LogStep(200, 0.936, None, 5.5508)]
     assert read("steps: 251 loss: nan iter time (s): 2.8")[0].loss == math.inf
+    assert read("steps: 252 loss: 1_0 iter time (s): 2.8")[0].loss is None
 
 
 def test_deepspeeds_other_lines_count_from_one_to_the_next() -> None:

@@ -28,6 +28,11 @@ TEXTS = (
     'node_load1{instance="nowhere:9100"} ',
     'go_gc_duration_seconds{quantile="0.5"} ',
     "go_goroutines ",
+    ' node_load5{instance="gpu0001:9100"} ',
+    '{"node_load15",instance="gpu0001:9100"} ',
+    '{"go.goroutines"} ',
+    '{instance="gpu0001:9100"} ',
+    "  # a note",
     "",
 )  # fmt: skip
 VALUES = (
@@ -47,6 +52,8 @@ VALUES = (
     "1\r",
     "x y",
     "null",
+    "1_000",
+    "\uff13",
 )
 
 

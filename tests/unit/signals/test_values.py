@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from healer.signals.values import clean
+from healer.signals.values import clean, number
+from tests.unit.signals.measuring import shipped
 
 INT32, FLOAT, INT64 = 0x7FFFFFF0, 2.0**47, 2.0**63
 
@@ -25,3 +26,9 @@ def test_what_stands_beside_a_blank_is_kept() -> None:
 def test_the_shape_stays() -> None:
     assert clean(np.array([[1.0, INT32], [INT64, 4.0]])).tolist()[0][0] == 1.0
     assert clean(np.empty((0, 3))).shape == (0, 3)
+
+
+@pytest.mark.parametrize("word", ["1_000", "\uff13", "1\uff13", "_1"])
+def test_what_only_python_calls_a_number_is_none(word: str) -> None:
+    assert math.isnan(number(shipped().signals["gpu_temp_c"], word))
+    assert number(shipped().signals["gpu_temp_c"], "61 C") == 61

@@ -129,6 +129,49 @@ def test_a_body_of_far_too_many_entries_is_refused_whole() -> None:
         kernel_text_observations("\n" * 250_001, known, NOW, cluster="pod1", node="gpu0001")
 
 
+@pytest.mark.parametrize(
+    ("told", "counts"),
+    [
+        ("2026-11-20T02:59:00z", "2026-11-20T02:59:00+00:00"),
+        ("2026-11-20t03:59:00.5+01:00", "2026-11-20T02:59:00.500000+00:00"),
+        ("2026-11-20 02:59:00.123456789-00:00", "2026-11-20T02:59:00.123456+00:00"),
+        ("2026-11-20T03:59:00+0100", "2026-11-20T02:59:00+00:00"),
+        ("2016-12-31T23:59:60Z", "2016-12-31T23:59:59.999999+00:00"),
+        ("2015-06-30T15:59:60.25-08:00", "2015-06-30T23:59:59.999999+00:00"),
+    ],
+)
+def test_a_time_is_read_as_rfc_3339_writes_it(told: str, counts: str) -> None:
+    for _ in range(2):  # told again it is the same event
+        (seen,) = take({"line": LOST, "time": told}).observations
+        assert seen.event_at.isoformat() == counts
+        assert seen.digest == take({"line": LOST, "time": counts}).observations[0].digest
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "2026-W47-5T02:59:00Z",
+        "2026-11-20T02Z",
+        "2026-11-20T02:59Z",
+        "20261120T025900Z",
+        "2026-11-20_02:59:00Z",
+        "2026-11-20T02:59:00,5Z",
+        "2026-11-20T02:59:00+05:30:15",
+        "2026-11-20T24:00:00Z",
+        "2026-11-20T02:59:00+24:00",
+        "2026-11-20T02:59:60Z",
+        "2026-11-20T23:59:60Z",
+        "9999-12-31T23:59:60Z",
+        "2026-11-31T02:59:00Z",
+        "\uff12026-11-20T02:59:00Z",
+    ],
+)
+def test_what_rfc_3339_does_not_write_is_no_time(told: str) -> None:
+    taken = take({"line": LOST, "time": told}, {"line": LOST})
+    assert [(one.index, one.reason[:23]) for one in taken.rejected] == [(0, "time: not an RFC 3339 t")]
+    assert len(taken.observations) == 1
+
+
 def test_a_time_that_has_no_utc_is_rejected_alone() -> None:
     taken = take({"line": LOST, "time": "0001-01-01T00:00:00+14:00"}, {"line": LOST})
     assert [(one.index, one.reason[:22]) for one in taken.rejected] == [(0, "time: not an RFC 3339 ")]

@@ -149,7 +149,7 @@ def test_a_journal_that_is_sent_without_the_filter_forges_nothing(served: Served
 
 def test_opentelemetry(served: Served) -> None:
     api, client = served
-    shown = yaml.safe_load(snippet("signals.md", "OpenTelemetry"))
+    shown = yaml.safe_load(snippet("signals.md", "OpenTelemetry", 1))
     assert shown["service"]["pipelines"]["logs"]["receivers"] == ["journald"]
     receiver, exporter = shown["receivers"]["journald"], shown["exporters"]["otlphttp/healer"]
     assert (receiver["start_at"], receiver["storage"]) == ("beginning", "file_storage")

@@ -13,8 +13,8 @@ from tests.support.wait import wait_until
 
 @contextmanager
 def fabric(folder: Path, net: str, host: str) -> Iterator[Callable[[str], None]]:
-    """The fabric that `net` describes in ibsim's own format, while it runs. What comes runs a command of sh in
-    `folder`, at the adapter `host`; it raises CalledProcessError."""
+    """The fabric that `net` describes in ibsim's own format, while it runs. What comes runs a command of sh
+    in `folder`, at the adapter `host`; it raises CalledProcessError."""
     name = f"healer-{os.getpid()}"
     environ = clean_environ() | {"IBSIM_SOCKNAME": name, "SIM_HOST": host}
     environ["PATH"] += ":/usr/sbin"

@@ -1,10 +1,10 @@
-"""Debian's snmpd as a switch and as a PDU, and Debian's exporter that asks them. All on loopback, as whoever runs
-the tests.
+"""Debian's snmpd as a switch and as a PDU, and Debian's exporter that asks them: all on loopback, as whoever
+runs the tests.
 
 What snmpd does not have (a PDU's phases, a switch's sensors) it is told to answer, by OID. snmp.yml is not in
-Debian's package, since the MIBs are not free: the modules here bear the names of the exporter's own and ask for
-the columns that healer keeps, in the format of 0.21. A name server is not at hand, so a stand-in before the
-exporter knows which device is where.
+Debian's package, since the MIBs are not free: the modules here bear the names of the exporter's own and ask
+for the columns that healer keeps, in the format of 0.21. A name server is not at hand, so a stand-in before
+the exporter knows which device is where.
 """
 
 import shutil
@@ -28,8 +28,8 @@ SNMPD = "/usr/sbin/snmpd"
 _INTERFACES, _MORE_OF_THEM = "1.3.6.1.2.1.2.2.1", "1.3.6.1.2.1.31.1.1.1"
 _SENSORS, _ENTITIES, _ETHER = "1.3.6.1.2.1.99.1.1.1", "1.3.6.1.2.1.47.1.1.1.1", "1.3.6.1.2.1.10.7.2.1"
 _DEVICE, _PHASE = "1.3.6.1.4.1.318.1.1.26.4.3.1", "1.3.6.1.4.1.318.1.1.26.6.3.1"
-#: What each device answers beyond what snmpd knows: 45.5 °C of a CPU, three frames with a wrong checksum at its
-#: first interface; 8.45 kW, and 12.8 A and 230 V in phase 2, near its limit.
+#: What each device answers beyond what snmpd knows: 45.5 °C of a CPU, three frames with a wrong checksum at
+#: its first interface; 8.45 kW, and 12.8 A and 230 V in phase 2, near its limit.
 DEVICES = {
     "switch": {
         f"{_SENSORS}.1.7": ("integer", 8),
@@ -64,7 +64,7 @@ def _metric(name: str, oid: str, index: str, kind: str = "gauge", **lookups: str
 
 
 def modules() -> dict[str, Any]:
-    """snmp.yml: `if_mib` and `apcups` of the exporter's own, `switch` as the page's generator.yml makes it."""
+    """snmp.yml: `if_mib` and `apcups` as the exporter's own, `switch` as of the page's generator.yml."""
     name = {"ifName": f"{_MORE_OF_THEM}.1"}
     interfaces = [
         _metric("ifOperStatus", f"{_INTERFACES}.8", "ifIndex", **name),
@@ -101,7 +101,7 @@ def modules() -> dict[str, Any]:
 
 
 class _Names(BaseHTTPRequestHandler):
-    """Passes a scrape on, with the device's name replaced by its address. `/metrics` is another exporter's."""
+    """Passes a scrape on, the device's name replaced by its address. `/metrics` is another exporter's."""
 
     server: "_Server"  # type: ignore[assignment]
 

@@ -1,18 +1,16 @@
-"""Prometheus' file_sd: which files a form names, and what stands in one. For whoever keeps the last targets.
+"""Prometheus' file_sd: which files a form names, and what stands in one.
 
-Read as Prometheus 2.42 reads it (a test asks one), except that a wrong group costs itself alone: there it costs
-the file.
+Read as Prometheus 2.42 reads it (a test asks one), except that a wrong group costs itself alone: there it
+costs the file.
 """
 
 import os
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 import msgspec
-import yaml
 
 from healer.rulefiles import Problem, Source, Words
 
@@ -24,7 +22,7 @@ _SCHEMES = ("http", "https")
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Addresses with the same labels. `where` names the file and the entry, for whoever says what is wrong."""
+    """Addresses with the same labels. `where` names the file and the entry, to say what is wrong."""
 
     targets: tuple[str, ...]
     labels: dict[str, str] = {}

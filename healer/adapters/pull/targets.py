@@ -21,6 +21,7 @@ _TOLD_MAX = 4 * TARGETS_MAX
 #: Troubles that are told at once.
 _TROUBLES_MAX = 100
 
+
 @dataclass(slots=True)
 class _File:
     stamp: tuple[int, int]
@@ -69,6 +70,7 @@ class FileTargets:
     def _read(self, path: str) -> _File:
         before = self._files.get(path)
         kept = before.groups if before else []
+        stamp = (0, 0)
         try:
             told = Path(path).stat()
             stamp = (told.st_mtime_ns, told.st_size)
@@ -78,7 +80,7 @@ class FileTargets:
                 return _File(stamp, kept, (f"{path} is larger than {FILE_BYTES_MAX} bytes",))
             groups, wrong = read_groups(Path(path))
         except OSError as error:
-            return _File((0, 0), kept, (f"{path} cannot be read: {error.strerror}",))
+            return _File((0, 0), kept, (f"{path} cannot be read: {error.strerror}",))  # until it can
         except Unreadable as error:
             return _File(stamp, kept, (str(error),))
         return _File(stamp, groups, tuple(wrong[:_TROUBLES_MAX]))

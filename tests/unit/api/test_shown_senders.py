@@ -54,7 +54,10 @@ REMOTE = "/lib/systemd/systemd-journal-remote"
 
 KERNEL = "_TRANSPORT=kernel\nSYSLOG_FACILITY=0\nPRIORITY=3\nSYSLOG_IDENTIFIER=kernel\n"
 #: What a user's `logger -p kern.err -t kernel` leaves: all but what begins with `_` is the user's word.
-BY_LOGGER = KERNEL.replace("=kernel\nSYSLOG_FACILITY", "=syslog\nSYSLOG_FACILITY") + "_PID=4711\n_UID=1001\n_COMM=logger\n"
+BY_LOGGER = (
+    KERNEL.replace("=kernel\nSYSLOG_FACILITY", "=syslog\nSYSLOG_FACILITY")
+    + "_PID=4711\n_UID=1001\n_COMM=logger\n"
+)
 FORGED = LOST.replace("9b", "9d")
 
 
@@ -123,8 +126,8 @@ def sums(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
 
 
 def test_journald(served: Served, journal: Journal) -> None:
-    """The script of the page on a real journal: healer is away first, and at the end nothing is new. What a user
-    wrote with `logger` is not sent."""
+    """The script of the page on a real journal: healer is away first, and at the end nothing is new. What a
+    user wrote with `logger` is not sent."""
     url = str(served[1].base_url).rstrip("/")
     few = {"-n 4000": "-n 2"}
     assert journal.run("http://127.0.0.1:1", **few).returncode != 0

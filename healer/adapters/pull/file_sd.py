@@ -64,8 +64,11 @@ def files_of(form: str) -> list[str]:
 
 
 def read_groups(path: Path) -> tuple[list[Group], list[str]]:
-    """(the groups, what is wrong with others). Raises Unreadable and OSError."""
-    return _of_json(path) if path.suffix.lower() == ".json" else _of_yaml(path)
+    """(the groups, what is wrong with others). Raises Unreadable, also where no group is right, and OSError."""
+    groups, wrong = _of_json(path) if path.suffix.lower() == ".json" else _of_yaml(path)
+    if wrong and not groups:
+        raise Unreadable(wrong[0])
+    return groups, wrong
 
 
 def how(labels: dict[str, str], scheme: str, path: str) -> tuple[str, str, dict[str, str]]:

@@ -97,7 +97,15 @@ def test_an_address_that_is_none_is_named_by_file_and_entry(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "broken", ["{{{", "groups: []", "- targets: [h9:1]\n  targets: [h9:2]\n", "- &a [*a"]
+    "broken",
+    [
+        "{{{",
+        "groups: []",
+        "- targets: [h9:1]\n  targets: [h9:2]\n",
+        "- &a [*a",
+        "- lables: {}\n",
+        "- 5\n- 6\n",
+    ],
 )
 def test_a_file_that_cannot_be_read_keeps_its_last_targets(tmp_path: Path, broken: str) -> None:
     file = tmp_path / "a.yaml"

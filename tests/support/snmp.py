@@ -134,7 +134,7 @@ class _Server(ThreadingHTTPServer):
 def snmp_exporter(folder: Path, names: Mapping[str, str], page: str = "") -> Iterator[str]:
     """`host:port` of the exporter. `names`: what each device is, `switch` or `pdu`; `page`: what `/metrics`
     answers there."""
-    ports = {kind: _free_udp_port() for kind in DEVICES}
+    ports = {kind: free_udp_port() for kind in DEVICES}
     (folder / "snmp.yml").write_text(yaml.safe_dump(modules()))
     program = shutil.which("prometheus-snmp-exporter")
     assert program, "prometheus-snmp-exporter is not installed: tools/setup --system installs it"
@@ -184,7 +184,8 @@ def _answers(exporter: str, port: int) -> bool:
         return False
 
 
-def _free_udp_port() -> int:
+def free_udp_port() -> int:
+    """On loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -166,9 +166,10 @@ def _snmpd(folder: Path, port: int, told: Mapping[str, tuple[str, object]]) -> s
     lines = ["rocommunity public 127.0.0.1"]
     lines += [f"override .{oid} {kind} {value}" for oid, (kind, value) in told.items()]
     (folder / "snmpd.conf").write_text("\n".join(lines) + "\n")
-    # -C: nothing of /etc/snmp; -m with nothing: no MIBs, numbers are enough.
-    options = ("-f", "-Lo", "-m", "", "-C", "-c", str(folder / "snmpd.conf"), f"udp:127.0.0.1:{port}")
-    return _started(folder / "log", SNMPD, *options, f"--persistentDir={folder / 'kept'}")
+    # No MIBs, as numbers are enough; no SMUX, which has a port of its own; nothing of /etc/snmp.
+    options = ("-f", "-Lo", "-m", "", "-I", "-smux", "-C", "-c", str(folder / "snmpd.conf"))
+    kept = f"--persistentDir={folder / 'kept'}"
+    return _started(folder / "log", SNMPD, *options, f"udp:127.0.0.1:{port}", kept)
 
 
 def _started(log: Path, *command: str) -> subprocess.Popen[bytes]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -46,8 +46,21 @@ for _tag, _first, _form in (
     _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list(_first))
 
 
+class Words(_Loader):
+    """YAML whose plain values are words as they are written, or null."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+Words.add_implicit_resolver(
+    "tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]
+)
+
+
 class Source:
     """One file: its data, and the line of every entry. Wrong YAML is a problem, its data then None."""
+
+    loader: ClassVar[type] = _Yaml
 
     def __init__(self, path: Path, name: str, problems: list[Problem]) -> None:
         self.name = name
@@ -57,7 +70,7 @@ class Source:
         self.data: Any = None
         #: What was searched for unknown fields, and as which kind: aliases make it stand in many places.
         self._looked: dict[tuple[int, Any], Any] = {}
-        loader = _Yaml(self.raw)
+        loader = self.loader(self.raw)
         try:
             self.root = loader.get_single_node()
             if self.root is not None:

@@ -1,33 +1,38 @@
-"""A real Prometheus asks an SNMP exporter for devices and writes what the documents say it should."""
+"""Debian's Prometheus, or healer itself, asks Debian's SNMP exporter for devices as the documents show. The
+exporters of the fabric are stand-ins."""
 
 import re
 import shutil
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 import yaml
 
-from healer.model import OF_DEVICES
+from healer.model import OF_DEVICES, Part
+from healer.ruleset import load
 from healer.signals.devices import with_devices
+from tests.support.loop import SHIPPED
+from tests.support.pulling import Pulled
 from tests.support.sink import Sink, serve_sink
 from tests.support.snippets import placed, snippet
+from tests.support.snmp import modules, snmp_exporter
 from tests.support.wait import wait_until
 from tests.unit.signals.measuring import Bench, known, shipped
 
 SECTION = "Switches, storage and PDUs through Prometheus"
-IF_MIB = """\
-# TYPE ifInErrors counter
-ifInErrors{{ifAlias="",ifDescr="Ethernet1/1",ifIndex="49",ifName="Ethernet1/1"}} {errors}
-ifOperStatus{{ifAlias="",ifDescr="Ethernet1/1",ifIndex="49",ifName="Ethernet1/1"}} 1
-snmp_scrape_duration_seconds 0.1
-"""
+PULLED = "Switches and PDUs asked by healer itself"
+NAMES = {"tor1": "switch", "tor2": "switch", "pdu-r01-a": "pdu"}
+PDU = {
+    "pdu_power_w": 8450,
+    "pdu_phase_load 2": 3,
+    "pdu_phase_current_a 2": 12.8,
+    "pdu_phase_voltage_v 2": 230,
+}
 FABRIC = """\
 infiniband_switch_port_link_downed_total{guid="0x506b4b03005c2740",port="7",switch="leaf1"} 2
 infiniband_exporter_collect_errors{collector="switch"} 0
@@ -36,30 +41,10 @@ interfaces_interface_state_counters_in_errors{source="tor9:57400",interface_name
 
 
 @pytest.fixture(scope="module")
-def exporter() -> Iterator[str]:
-    """Both exporters at one address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = urlsplit(self.path)
-            errors = {"tor1": 3, "tor2": 4}.get(parse_qs(asked.query).get("target", [""])[0], 0)
-            body = (IF_MIB.format(errors=errors) if asked.path == "/snmp" else FABRIC).encode()
-            self.send_response(200)
-            self.send_header("content-type", "text/plain; version=0.0.4")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
+def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The SNMP exporter and those of the fabric at one address."""
+    with snmp_exporter(tmp_path_factory.mktemp("snmp"), NAMES, FABRIC) as at:
+        yield at
 
 
 @pytest.fixture(scope="module")
@@ -110,19 +95,53 @@ def test_what_prometheus_writes_is_of_the_devices(written: Sink) -> None:
             measured = bench.translator.remote_write(body, may, datetime.now(UTC))
             unknown.update(measured.unknown)
             for report in measured.reports:
-                told = {f"{name} {part.port}": value for (name, part), value in bench.values(report).items()}
-                found.setdefault(report.node, {}).update(told)
+                found.setdefault(report.node, {}).update(named(bench.values(report)))
         return len(found) >= 5
 
     wait_until(take, 60, what="all devices were told of")
+    for switch in ("@tor1", "@tor2"):
+        ports = found.pop(switch)
+        assert ports["switch_port_state lo"] == 1
+        assert {one.partition(" ")[0] for one in ports} == {"switch_port_state", "switch_port_rx_error_total"}
     assert found == {
-        "@tor1": {"switch_port_rx_error_total Ethernet1/1": 3, "switch_port_state Ethernet1/1": 1},
-        "@tor2": {"switch_port_rx_error_total Ethernet1/1": 4, "switch_port_state Ethernet1/1": 1},
-        "@pdu-r01-a": {"switch_port_rx_error_total Ethernet1/1": 0, "switch_port_state Ethernet1/1": 1},
+        "@pdu-r01-a": PDU,
         "@leaf1": {"switch_port_link_down_total 7": 2},
         "@tor9": {"switch_port_rx_error_total Ethernet2": 5},
     }
     assert unknown == set(), "what healer has no use for is not sent"
+
+
+@pytest.mark.parametrize("module", ["if_mib", "switch"])
+def test_healer_asks_the_same_exporter_itself(
+    exporter: str, fresh_database: sa.Engine, tmp_path: Path, module: str
+) -> None:
+    """`switch` is what the generator makes of the page's generator.yml: sensors and wrong checksums too."""
+    targets = placed(snippet("signals.md", PULLED, 1), {"snmp-exporter:9116": exporter, "if_mib": module})
+    (tmp_path / "snmp.yaml").write_text(targets)
+    folder = Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+    places = {"/etc/healer/targets": str(tmp_path), "interval_s: 30": "interval_s: 1", "timeout_s: 20": ""}
+    (folder / "scrape.yaml").write_text(placed(snippet("signals.md", PULLED), places))
+    with Pulled(fresh_database, load(folder, prove=False).scrape) as pulled:
+        wait_until(lambda: pulled.values("@pdu-r01-a") and pulled.values("@tor1"), 60)
+        assert named(pulled.values("@pdu-r01-a")) == PDU
+        ports = named(pulled.values("@tor1"))
+    assert ports["switch_port_state lo"] == 1
+    more = {"switch_sensor_temp_c CPU": 45.5, "switch_port_fcs_error_total lo": 3}
+    assert {name: ports.get(name) for name in more} == (more if module == "switch" else dict.fromkeys(more))
+
+
+def test_the_module_that_was_run_looks_up_what_the_shown_one_does() -> None:
+    shown = yaml.safe_load(snippet("signals.md", SECTION, 1))["modules"]["switch"]
+    run = {
+        (metric["indexes"][0]["labelname"], lookup["labelname"])
+        for metric in modules()["switch"]["metrics"]
+        for lookup in metric["lookups"]
+    }
+    assert {(one["source_indexes"][0], one["lookup"]) for one in shown["lookups"]} == run
+
+
+def named(values: dict[tuple[str, Part], float]) -> dict[str, float]:
+    return {f"{name} {part.port or ''}".strip(): value for (name, part), value in values.items()}
 
 
 def test_the_filter_lets_every_name_of_these_exporters_through() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from healer.adapters import munge
-from healer.adapters.pull import targets
+from healer.adapters.pull import file_sd, targets
 from healer.api import enroll, unpacking
 from healer.api.entry import decoded
 from healer.api.problems import Problem
@@ -253,8 +253,11 @@ def scrape_yaml(path: Path) -> Any:
     return [str(one) for one in problems]
 
 
-def file_sd(path: Path) -> Any:
-    groups, _ = targets._parsed(path)
+def file_sd_targets(path: Path) -> Any:
+    try:
+        groups, _ = file_sd.read_groups(path)
+    except file_sd.Unreadable:
+        return None
     job = ScrapeJob(name="fuzz", file_sd=(str(path),))
     return list(targets._targets(job, groups, []))
 
@@ -339,8 +342,8 @@ DECODERS = (
     Decoder("ibnetdiscover", _plain(ibnetdiscover), seeds.IBNETDISCOVER, (Unreadable,)),
     Decoder("lldp", _plain(lldp), seeds.LLDP, (Unreadable,)),
     Decoder("scrape_yaml", _in_file(".yaml", scrape_yaml), seeds.SCRAPE_YAML, ()),
-    Decoder("file_sd_yaml", _in_file(".yaml", file_sd), seeds.FILE_SD_YAML, ()),
-    Decoder("file_sd_json", _in_file(".json", file_sd), seeds.FILE_SD_JSON, ()),
+    Decoder("file_sd_yaml", _in_file(".yaml", file_sd_targets), seeds.FILE_SD_YAML, ()),
+    Decoder("file_sd_json", _in_file(".json", file_sd_targets), seeds.FILE_SD_JSON, ()),
     Decoder(
         "gzip",
         _plain(lambda raw: unpacking.unpacked(raw, "gzip", UNPACKED_MAX)),

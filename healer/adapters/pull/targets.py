@@ -4,44 +4,29 @@ A file is read again when it changed. One that cannot be read keeps its last tar
 told as a trouble: half a file must not make a fleet fall silent.
 """
 
-import glob
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
-import msgspec
-
+from healer.adapters.pull.file_sd import Group, Unreadable, WrongGroup, files_of, how, read_groups
 from healer.hostlist import expand
 from healer.model import ScrapeJob, ScrapeRules
 from healer.processes.targets import Listed, Target
-from healer.rulefiles import Problem, Source
 from healer.scraperules import TARGETS_MAX, address
 
 #: One file; 50,000 targets with their labels are below.
 FILE_BYTES_MAX = 16 * 2**20
-FILES_MAX = 1000
 #: Targets of one job that are looked at, those that stand twice among them.
 _TOLD_MAX = 4 * TARGETS_MAX
 #: Troubles that are told at once.
 _TROUBLES_MAX = 100
-#: Labels of Prometheus that say how to fetch, and not whose it is.
-_PATH, _SCHEME = "__metrics_path__", "__scheme__"
-
-
-class _Group(msgspec.Struct, frozen=True):
-    targets: tuple[str, ...]
-    labels: dict[str, str] = {}
-
-
-_json = msgspec.json.Decoder(list[_Group])
 
 
 @dataclass(slots=True)
 class _File:
     stamp: tuple[int, int]
-    groups: list[_Group]
-    trouble: str = ""
+    groups: list[Group]
+    troubles: tuple[str, ...] = ()
 
 
 class FileTargets:
@@ -55,20 +40,24 @@ class FileTargets:
     def __call__(self, rules: ScrapeRules) -> Listed:
         """All targets of these rules, each once and bounded, and what is wrong with their files. The same
         value as long as nothing changed."""
-        files = {path: self._read(path) for path in _paths(rules)}
+        forms = {form: files_of(form) for job in self._mine(rules) for form in job.file_sd}
+        files = {path: self._read(path) for paths in forms.values() for path in paths}
         if self._last is not None and self._last[:2] == (rules, files):
             return self._last[2]
-        self._files, listed = files, self._listed(rules, files)
+        self._files, listed = files, self._listed(rules, forms, files)
         self._last = (rules, files, listed)
         return listed
 
-    def _listed(self, rules: ScrapeRules, files: dict[str, "_File"]) -> Listed:
+    def _mine(self, rules: ScrapeRules) -> list[ScrapeJob]:
+        return [job for job in rules.jobs if job.cluster in ("", self._cluster)]
+
+    def _listed(self, rules: ScrapeRules, forms: dict[str, list[str]], files: dict[str, _File]) -> Listed:
         troubles: list[str] = []
         found: dict[tuple[str, str], Target] = {}
-        for job in rules.jobs:
-            if job.cluster not in ("", self._cluster):
-                continue
-            groups = [_Group(job.targets), *_groups(job, files, troubles)]
+        for job in self._mine(rules):
+            own = dict.fromkeys(path for form in job.file_sd for path in forms[form])
+            troubles += [f"{job.name}: {one}" for path in own for one in files[path].troubles]
+            groups = [Group(job.targets), *(one for path in own for one in files[path].groups)]
             for number, target in enumerate(_targets(job, groups, troubles)):
                 if number >= _TOLD_MAX or len(found) > TARGETS_MAX:
                     break  # a few bytes of a file may stand for 100,000 names
@@ -81,61 +70,40 @@ class FileTargets:
     def _read(self, path: str) -> _File:
         before = self._files.get(path)
         kept = before.groups if before else []
+        stamp = (0, 0)
         try:
             told = Path(path).stat()
             stamp = (told.st_mtime_ns, told.st_size)
             if before is not None and before.stamp == stamp:
                 return before
             if told.st_size > FILE_BYTES_MAX:
-                return _File(stamp, kept, f"{path} is larger than {FILE_BYTES_MAX} bytes")
-            groups, why = _parsed(Path(path))
+                return _File(stamp, kept, (f"{path} is larger than {FILE_BYTES_MAX} bytes",))
+            groups, wrong = read_groups(Path(path))
         except OSError as error:
-            return _File((0, 0), kept, f"{path} cannot be read: {error.strerror}")
-        return _File(stamp, kept if why else groups, why)
+            return _File((0, 0), kept, (f"{path} cannot be read: {error.strerror}",))  # until it can
+        except Unreadable as error:
+            return _File(stamp, kept, (str(error),))
+        return _File(stamp, groups, tuple(wrong[:_TROUBLES_MAX]))
 
 
-def _paths(rules: ScrapeRules) -> Iterator[str]:
-    for job in rules.jobs:
-        for form in job.file_sd:
-            found = sorted(glob.glob(form)) if "*" in form else [form]  # noqa: PTH207 - a form, not a folder
-            yield from found[:FILES_MAX]
-
-
-def _groups(job: ScrapeJob, files: dict[str, _File], troubles: list[str]) -> Iterator[_Group]:
-    for path, one in files.items():
-        if any(fnmatch(path, form) if "*" in form else path == form for form in job.file_sd):
-            if one.trouble:
-                troubles.append(f"{job.name}: {one.trouble}")
-            yield from one.groups
-
-
-def _parsed(path: Path) -> tuple[list[_Group], str]:
-    """(groups, what is wrong): Prometheus' file_sd, a list of {targets, labels}."""
-    if path.suffix == ".json":
-        try:
-            return _json.decode(path.read_bytes()), ""
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return [], f"{path}: {error}"
-    problems: list[Problem] = []
-    source = Source(path, str(path), problems)
-    items = source.items("groups of targets")
-    groups = [source.convert((index,), item, _Group) for index, item in enumerate(items)]
-    return [one for one in groups if one is not None], str(problems[0]) if problems else ""
-
-
-def _targets(job: ScrapeJob, groups: list[_Group], troubles: list[str]) -> Iterator[Target]:
+def _targets(job: ScrapeJob, groups: list[Group], troubles: list[str]) -> Iterator[Target]:
     for group in groups:
-        labels = job.labels | group.labels
-        scheme, path = labels.pop(_SCHEME, job.scheme), labels.pop(_PATH, job.path)
+        # What stands in the rules themselves was checked with them.
+        where = f"{job.name}: {group.where}" if group.where else job.name
+        try:
+            scheme, path, labels = how(job.labels | group.labels, job.scheme, job.path)
+        except WrongGroup as error:
+            troubles.append(f"{where}: {error}")
+            continue
         for text in group.targets:
             try:
                 names = expand(text)
             except ValueError as error:
-                troubles.append(f"{job.name}: {error}")
+                troubles.append(f"{where}: {error}")
                 continue
             for name in names:
-                where = address(name)
-                if where is None or scheme not in ("http", "https"):
-                    troubles.append(f"{job.name}: {name[:100]!r} is not a host and a port, or not over http")
+                at = address(name)
+                if at is None:
+                    troubles.append(f"{where}: {name[:100]!r} is not a host and a port")
                     continue
-                yield Target(job=job, host=where[0], url=f"{scheme}://{name}{path}", labels=labels)
+                yield Target(job=job, host=at[0], url=f"{scheme}://{name}{path}", labels=labels)

@@ -1,12 +1,16 @@
 """The configurations of log shippers that the documents show: their address takes what they send. The
 programs themselves are not run here, but journalctl, and rsyslog in tests/e2e/test_rsyslog.py."""
 
+import json
 import re
 import subprocess
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 import yaml
 
 from tests.support.api import Api
@@ -48,56 +52,107 @@ def test_fluent_bit(served: Served) -> None:
 REMOTE = "/lib/systemd/systemd-journal-remote"
 
 
-def journal_of(folder: Path, *messages: str) -> Path:
-    """A journal file with these lines of the kernel, a second apart."""
+KERNEL = "_TRANSPORT=kernel\nSYSLOG_FACILITY=0\nPRIORITY=3\nSYSLOG_IDENTIFIER=kernel\n"
+#: What a user's `logger -p kern.err -t kernel` leaves: all but what begins with `_` is the user's word.
+BY_LOGGER = (
+    KERNEL.replace("=kernel\nSYSLOG_FACILITY", "=syslog\nSYSLOG_FACILITY")
+    + "_PID=4711\n_UID=1001\n_COMM=logger\n"
+)
+FORGED = LOST.replace("9b", "9d")
+
+
+def journal_of(folder: Path, *records: tuple[str, str]) -> Path:
+    """A journal file with these records, (what journald knows, MESSAGE), a second apart."""
     told = "".join(
         f"__REALTIME_TIMESTAMP={1763640000000000 + number * 10**6}\n"
         f"__MONOTONIC_TIMESTAMP={150000001 + number * 10**6}\n"
         "_BOOT_ID=0b11d014168544bda6ed5fc0bc1c44ae\n_MACHINE_ID=11111111111111111111111111111111\n"
-        f"_TRANSPORT=kernel\nSYSLOG_FACILITY=0\nPRIORITY=3\nSYSLOG_IDENTIFIER=kernel\n_HOSTNAME={NODE}\n"
+        f"{fields}_HOSTNAME={NODE}\n"
         f"_SOURCE_MONOTONIC_TIMESTAMP={150000001 + number * 10**6}\nMESSAGE={message}\n\n"
-        for number, message in enumerate(messages)
+        for number, (fields, message) in enumerate(records)
     )
     journal = folder / "node.journal"
     subprocess.run([REMOTE, "-o", str(journal), "-"], input=told.encode(), check=True, timeout=60)
     return journal
 
 
-def test_journald(served: Served, tmp_path: Path) -> None:
-    """The script of the page on a real journal: healer is away first, and at the end nothing is new."""
-    api, client = served
-    journal = journal_of(tmp_path, LOST, "usb 1-1: new device", LOST.replace("9b", "9c"))
-    (tmp_path / "token").write_text(api.token("signals"))
+@dataclass
+class Journal:
+    """The page's script, on a journal file and with a place of its own."""
 
-    def run(url: str) -> subprocess.CompletedProcess[str]:
+    api: Api
+    folder: Path
+    file: Path
+
+    def run(self, url: str, **places: str) -> subprocess.CompletedProcess[str]:
+        (self.folder / "token").write_text(self.api.token("signals"))
         script = placed(
             snippet("signals.md", "journald"),
             {
                 SHOWN: url,
-                "/etc/healer/token": str(tmp_path / "token"),
-                "/var/lib/healer/cursor": str(tmp_path / "cursor"),
-                'journalctl "$@"': f'journalctl --file={journal} "$@"',
-                "-n 4000": "-n 2",
+                "/etc/healer/token": str(self.folder / "token"),
+                "/var/lib/healer/cursor": str(self.folder / "cursor"),
+                'journalctl "$@"': f'journalctl --file={self.file} "$@"',
+                **places,
             },
         )
         return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=90, check=False)
 
-    def stored() -> int:
-        with api.engine.connect() as conn:
+    def stored(self) -> int:
+        with self.api.engine.connect() as conn:
             return conn.exec_driver_sql("SELECT count(*) FROM inbox").scalar_one()
 
-    assert run("http://127.0.0.1:1").returncode != 0
-    assert not (tmp_path / "cursor").exists()
-    sent = run(str(client.base_url).rstrip("/"))
-    assert sent.returncode == 0, sent.stderr
-    assert stored() == 2, "both faults, in two requests of two lines"
-    again = run(str(client.base_url).rstrip("/"))
+
+@pytest.fixture
+def journal(served: Served, tmp_path: Path) -> Journal:
+    records = [
+        (KERNEL, LOST),
+        (BY_LOGGER, FORGED),
+        (KERNEL, "usb 1-1: new device"),
+        (KERNEL, LOST.replace("9b", "9c")),
+    ]
+    return Journal(served[0], tmp_path, journal_of(tmp_path, *records))
+
+
+def sums(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """What healer answered to all requests of the script together."""
+    assert done.returncode == 0, done.stderr
+    decoder, text, found = json.JSONDecoder(), done.stdout.strip(), Counter[str]()
+    while text:
+        told, end = decoder.raw_decode(text)
+        found.update({name: told[name] for name in ("accepted", "duplicates", "unrecognised")})
+        text = text[end:].strip()
+    return dict(found)
+
+
+def test_journald(served: Served, journal: Journal) -> None:
+    """The script of the page on a real journal: healer is away first, and at the end nothing is new. What a
+    user wrote with `logger` is not sent."""
+    url = str(served[1].base_url).rstrip("/")
+    few = {"-n 4000": "-n 2"}
+    assert journal.run("http://127.0.0.1:1", **few).returncode != 0
+    assert not (journal.folder / "cursor").exists()
+    sent = journal.run(url, **few)
+    assert sums(sent) == {"accepted": 2, "duplicates": 0, "unrecognised": 1}
+    assert sent.stdout.count("accepted") == 2, "two requests of two lines"
+    assert journal.stored() == 2, "both faults of the kernel"
+    again = journal.run(url, **few)
     assert (again.returncode, again.stdout) == (0, ""), "nothing is new, and nothing is sent"
+
+
+def test_a_journal_that_is_sent_without_the_filter_forges_nothing(served: Served, journal: Journal) -> None:
+    sent = journal.run(str(served[1].base_url).rstrip("/"), **{" _TRANSPORT=kernel": ""})
+    assert sums(sent) == {"accepted": 2, "duplicates": 0, "unrecognised": 2}
+    assert journal.stored() == 2
+    with served[0].engine.connect() as conn:
+        kept = conn.exec_driver_sql("SELECT string_agg(inbox::text, '') FROM inbox").scalar_one()
+    assert ":9c:" in kept
+    assert ":9d:" not in kept
 
 
 def test_opentelemetry(served: Served) -> None:
     api, client = served
-    shown = yaml.safe_load(snippet("signals.md", "OpenTelemetry"))
+    shown = yaml.safe_load(snippet("signals.md", "OpenTelemetry", 1))
     assert shown["service"]["pipelines"]["logs"]["receivers"] == ["journald"]
     receiver, exporter = shown["receivers"]["journald"], shown["exporters"]["otlphttp/healer"]
     assert (receiver["start_at"], receiver["storage"]) == ("beginning", "file_storage")

@@ -1,4 +1,5 @@
-"""Outputs of ibnetdiscover and lldpd, written by us from their manuals: two leaves, one spine, two rails."""
+"""Outputs of ibnetdiscover and lldpd, written by us from their manuals (two leaves, one spine, two rails), and
+what Debian's lldpd printed."""
 
 # ruff: noqa: E501 - as they are printed
 
@@ -70,3 +71,12 @@ LLDP_LINES = """\
 {"host": "gpu0002.pod1.example", "lldp": [{"interface": [{"name": "eth0", \
 "chassis": [{"name": [{"value": "tor1"}]}], "port": [{"id": [{"type": "ifname", "value": "Ethernet1/2"}]}]}]}]}
 """
+
+#: Recorded from lldpd 1.0.16 of Debian 12: two of them at the ends of a pair of virtual interfaces, the other one
+#: calling itself tor1. Not run by tests: it wants root and a network name space. `lldpctl -f json`,
+#: `lldpctl -f json0`, `lldpcli -f json show neighbors`; here on one line each.
+LLDPD_PRINTED = {
+    "json": '{"lldp": {"interface": {"ens1f0": {"via": "LLDP", "rid": "1", "age": "0 day, 00:00:05", "chassis": {"tor1": {"id": {"type": "mac", "value": "ba:1c:e3:bd:9c:f6"}, "descr": "a switch", "mgmt-ip": "fe80::b81c:e3ff:febd:9cf6", "mgmt-iface": "2", "capability": [{"type": "Bridge", "enabled": false}, {"type": "Router", "enabled": false}, {"type": "Wlan", "enabled": false}, {"type": "Station", "enabled": true}]}}, "port": {"id": {"type": "mac", "value": "ba:1c:e3:bd:9c:f6"}, "descr": "sw1", "ttl": "4", "auto-negotiation": {"supported": false, "enabled": false, "current": "10GbaseT - Four-pair Category 6A or better, full duplex mode only"}}}}}}',
+    "json0": '{"lldp": [{"interface": [{"name": "ens1f0", "via": "LLDP", "rid": "1", "age": "0 day, 00:00:05", "chassis": [{"id": [{"type": "mac", "value": "ba:1c:e3:bd:9c:f6"}], "name": [{"value": "tor1"}], "descr": [{"value": "a switch"}], "mgmt-ip": [{"value": "fe80::b81c:e3ff:febd:9cf6"}], "mgmt-iface": [{"value": "2"}], "capability": [{"type": "Bridge", "enabled": false}, {"type": "Router", "enabled": false}, {"type": "Wlan", "enabled": false}, {"type": "Station", "enabled": true}]}], "port": [{"id": [{"type": "mac", "value": "ba:1c:e3:bd:9c:f6"}], "descr": [{"value": "sw1"}], "ttl": [{"value": "4"}], "auto-negotiation": [{"supported": false, "enabled": false, "current": [{"value": "10GbaseT - Four-pair Category 6A or better, full duplex mode only"}]}]}]}]}]}',
+    "show neighbors": '{"lldp": {"interface": {"ens1f0": {"via": "LLDP", "rid": "1", "age": "0 day, 00:00:05", "chassis": {"tor1": {"id": {"type": "mac", "value": "ba:1c:e3:bd:9c:f6"}, "descr": "a switch", "mgmt-ip": "fe80::b81c:e3ff:febd:9cf6", "mgmt-iface": "2", "capability": [{"type": "Bridge", "enabled": false}, {"type": "Router", "enabled": false}, {"type": "Wlan", "enabled": false}, {"type": "Station", "enabled": true}]}}, "port": {"id": {"type": "mac", "value": "ba:1c:e3:bd:9c:f6"}, "descr": "sw1", "ttl": "4"}}}}}',
+}

@@ -25,7 +25,7 @@ from healer.topology_found import (
 )
 from healer.topology_ib import read_ibnetdiscover
 from healer.topology_lldp import read_lldp
-from tests.unit.topology.samples import IB, LLDP_LINES, LLDP_MANY, LLDP_ONE, SPINE
+from tests.unit.topology.samples import IB, LLDP_LINES, LLDP_MANY, LLDP_ONE, LLDPD_PRINTED, SPINE
 
 
 def read_again(text: str, folder: Path) -> Topology:
@@ -193,6 +193,12 @@ def test_any_lldp_is_read_or_refused(text: str) -> None:
 
 
 # --- LLDP ---
+
+
+@pytest.mark.parametrize("form", sorted(LLDPD_PRINTED))
+def test_what_lldpd_printed(form: str) -> None:
+    found = read_lldp(LLDPD_PRINTED[form], "gpu0001")
+    assert found.cables == (Cable("tor1", "sw1", "gpu0001", "ens1f0", False),)
 
 
 def test_lldp_of_one_interface_of_several_and_of_many_hosts() -> None:

@@ -1,0 +1,144 @@
+"""file_sd files: which belong to which job, what their labels may say, and what one mistake costs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from healer.adapters.pull.targets import FileTargets
+from healer.model import ScrapeJob, ScrapeRules
+from healer.processes.targets import Listed
+
+GOOD = "- targets: ['h1:9100']\n  labels: {node: gpu0001}\n"
+
+
+def job(form: object, name: str = "node", **more: str) -> ScrapeJob:
+    return ScrapeJob(name=name, file_sd=(str(form),), node="node", **more)
+
+
+def listed(*jobs: ScrapeJob) -> Listed:
+    return FileTargets("pod1")(ScrapeRules(jobs=jobs))
+
+
+def read(folder: Path, text: str, suffix: str = "yaml") -> Listed:
+    (folder / f"a.{suffix}").write_text(text)
+    return listed(job(folder / f"*.{suffix}"))
+
+
+def test_a_star_names_no_file_of_a_folder_below(tmp_path: Path) -> None:
+    below = tmp_path / "gpus"
+    below.mkdir()
+    (tmp_path / "a.yaml").write_text("- targets: ['h1:9100']\n")
+    (below / "b.yaml").write_text("- targets: ['h2:9400']\n")
+    found = listed(job(tmp_path / "*.yaml", "node", bearer_token_file="t"), job(below / "*.yaml", "dcgm"))
+    assert [(one.job.name, one.url) for one in found.targets] == [
+        ("node", "http://h1:9100/metrics"),
+        ("dcgm", "http://h2:9400/metrics"),
+    ]
+
+
+def test_a_folders_name_is_no_pattern(tmp_path: Path) -> None:
+    for name in ("pod[1]", "pod1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.yaml").write_text(f"- targets: ['{len(name)}:1']\n")
+    assert [one.host for one in listed(job(tmp_path / "pod[1]" / "*.yaml")).targets] == ["6"]
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_scalars_of_labels_are_text_and_null_is_none(tmp_path: Path, suffix: str) -> None:
+    yaml = "- targets: [h1:1]\n  labels: {rack: 5, up: true, gone: null}\n- targets: [h2:1]\n  labels:\n"
+    groups = [
+        {"targets": ["h1:1"], "labels": {"rack": 5, "up": True, "gone": None}},
+        {"targets": ["h2:1"], "labels": None},
+    ]
+    found = read(tmp_path, yaml if suffix == "yaml" else json.dumps(groups), suffix)
+    assert [one.labels for one in found.targets] == [{"rack": "5", "up": "true"}, {}]
+    assert found.troubles == ()
+
+
+@pytest.mark.parametrize("written", ["010", "1.50", "0x10", "1e3", "2026-01-01", "yes"])
+def test_a_scalar_of_yaml_stays_as_it_is_written(tmp_path: Path, written: str) -> None:
+    found = read(tmp_path, f"- targets: [h1:1]\n  labels: {{node: {written}}}\n")
+    assert [one.labels for one in found.targets] == [{"node": written}]
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ("[x]", "labels"),
+        ("{rack: [x]}", "labels.rack"),
+        ("{__scheme__: ftp}", "'ftp' is neither http nor https"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_a_wrong_group_is_named_and_costs_itself_alone(
+    tmp_path: Path, labels: str, told: str, suffix: str
+) -> None:
+    as_json = {
+        "[x]": ["x"],
+        "{rack: [x]}": {"rack": ["x"]},
+        "{__scheme__: ftp}": {"__scheme__": "ftp"},
+    }[labels]
+    groups = [{"targets": ["h1:1"]}, {"targets": ["h2:1"], "labels": as_json}, {"targets": ["h3:1"]}]
+    yaml = f"- targets: [h1:1]\n- targets: [h2:1]\n  labels: {labels}\n- targets: [h3:1]\n"
+    found = read(tmp_path, yaml if suffix == "yaml" else json.dumps(groups), suffix)
+    assert [one.host for one in found.targets] == ["h1", "h3"]
+    (trouble,) = found.troubles
+    assert told in trouble
+    assert any(f"{tmp_path}/a.{suffix}{entry}: " in trouble for entry in (", entry 2", ":2", ":3"))
+
+
+def test_an_address_that_is_none_is_named_by_file_and_entry(tmp_path: Path) -> None:
+    found = read(tmp_path, GOOD + "- targets: ['user:pw@h2:9100', 'h3:9100']\n")
+    assert [one.host for one in found.targets] == ["h1", "h3"]
+    assert found.troubles == (
+        f"node: {tmp_path}/a.yaml, entry 2: 'user:pw@h2:9100' is not a host and a port",
+    )
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "{{{",
+        "groups: []",
+        "- targets: [h9:1]\n  targets: [h9:2]\n",
+        "- &a [*a",
+        "- lables: {}\n",
+        "- 5\n- 6\n",
+    ],
+)
+def test_a_file_that_cannot_be_read_keeps_its_last_targets(tmp_path: Path, broken: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(GOOD)
+    targets, rules = FileTargets("pod1"), ScrapeRules(jobs=(job(file),))
+    before = targets(rules)
+    file.write_text(broken)
+    after = targets(rules)
+    assert after.targets == before.targets != ()
+    assert len(after.troubles) == 1
+    assert str(file) in after.troubles[0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "url"),
+    [
+        ("__metrics_path__: metrics", "http://h1:9100/metrics"),
+        ("__metrics_path__: '@evil.example/x'", "http://h1:9100/@evil.example/x"),
+        ("__metrics_path__: ':80@evil.example/x'", "http://h1:9100/:80@evil.example/x"),
+        ("__metrics_path__: .evil.example/x", "http://h1:9100/.evil.example/x"),
+        ("__metrics_path__: ''", "http://h1:9100/own"),
+        ("__scheme__: https", "https://h1:9100/own"),
+        ("__scheme__: ''", "http://h1:9100/own"),
+        ("__address__: evil.example:80", "http://h1:9100/own"),
+        (
+            "__metrics_path__: /snmp, __param_target: 'a b&c', __param_module: if_mib",
+            "http://h1:9100/snmp?target=a+b%26c&module=if_mib",
+        ),
+        ("__metrics_path__: '/snmp?x=1', __param_target: tor1", "http://h1:9100/snmp?x=1&target=tor1"),
+    ],
+)
+def test_labels_say_how_and_never_another_host(tmp_path: Path, labels: str, url: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"- targets: ['h1:9100']\n  labels: {{{labels}}}\n")
+    found = listed(job(tmp_path / "a.yaml", path="/own"))
+    assert [one.url for one in found.targets] == [url]
+    assert found.troubles == ()

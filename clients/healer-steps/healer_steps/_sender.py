@@ -6,17 +6,17 @@ import atexit
 import json
 import logging
 import math
-import os
 import random
 import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from datetime import datetime, timezone
-from http.client import HTTPException
 from typing import Any, Callable, Optional, Tuple
 
 from healer_steps._environ import Settings
+from healer_steps._fork import begins_anew
 from healer_steps._link import TIMEOUT_S, Link
 from healer_steps._token import NoToken, Token
 
@@ -41,14 +41,13 @@ FIELDS = (
 )  # fmt: skip
 #: What a step came to: that it is no number is worth telling.
 RESULTS = ("loss", "grad_norm")
+_NUMBERS = frozenset({int, float})
 #: Left out where it is not known which rank this is.
 _OF_A_RANK = frozenset({"compute_s", "comm_s"})
 Sample = Tuple[Any, ...]
 #: What is done in which step, and for how long.
 Where = Callable[[], Optional[Tuple[str, int, float]]]
 _STEPS, _CHECKPOINTS = "/api/v1/signals/step-times", "/api/v1/signals/checkpoints"
-
-_all: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 
 class Sender:
@@ -63,7 +62,7 @@ class Sender:
         self.sent = self.dropped = self.rejected = 0
         self._said: dict[str, bool] = {}
         self._reset()
-        _all.add(self)
+        begins_anew(self)
         atexit.register(_close, weakref.ref(self))
 
     def _reset(self) -> None:
@@ -123,8 +122,9 @@ class Sender:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
+                thread.start()
+                self._thread = thread  # where it could not start, the next step tries again
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Sends what waits, for at most this long. A second time is nothing."""
@@ -134,8 +134,9 @@ class Sender:
             self._closing = True
             self._end = time.monotonic() + timeout_s
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        thread = self._thread
+        if thread is not None and thread.is_alive():  # it may never have begun: too many are there
+            thread.join(timeout_s)
         left = len(self._samples) + len(self._checkpoints) + self._held
         if left:
             self.dropped += left
@@ -145,7 +146,8 @@ class Sender:
         """One line in the log for each kind of trouble."""
         if not self._said.get(kind):
             self._said[kind] = True
-            log.warning("healer: %s (said once)", text)
+            with suppress(Exception):  # of the program's own handlers
+                log.warning("healer: %s (said once)", text)
 
     # --- the sender's thread ---
 
@@ -163,7 +165,10 @@ class Sender:
             self._wake.wait(min(wait, max(0.0, self._end - time.monotonic())))
             self._wake.clear()
             flushes = _taken(self._flushes, len(self._flushes))
-            wait = post.all()
+            try:
+                wait = post.all()
+            except Exception as error:  # nothing that a batch brings may end the thread
+                wait = post.lost(error)
             for over in flushes:
                 over.set()
             if self._closing and (time.monotonic() >= self._end or not post.more()):
@@ -214,6 +219,17 @@ class _Post:
             self.held = []
             self._count()
 
+    def lost(self, error: Exception) -> float:
+        """What was being sent is dropped, and nothing else; after how many s to go on."""
+        self._drop(len(self.held) + len(self._marks), error)
+        self.held, self._marks = [], []
+        self._count()
+        return self._later()
+
+    def _drop(self, count: int, error: Exception) -> None:
+        self._sender.dropped += count
+        self._sender.say("lost", "%d step times or checkpoints are dropped: %r" % (count, error))
+
     def _stands(self) -> bool:
         """Says where this rank stands, if it stands; False: say it again later. Nothing of it is kept."""
         settings, at = self._sender.settings, self._sender.where()
@@ -250,14 +266,19 @@ class _Post:
         """False: send it again later."""
         sender = self._sender
         try:
-            status, answer = self._link.post(path, json.dumps(body).encode(), self._token.value())
+            raw = json.dumps(body).encode()
+        except Exception as error:  # it would be the same the next time
+            self._drop(len(body) if isinstance(body, list) else count, error)
+            return True
+        try:
+            status, answer = self._link.post(path, raw, self._token.value())
             if status == 401:
                 self._token.refused()
         except NoToken as error:
             if not error.soon:
                 sender.say("token", str(error))
             return False
-        except (OSError, HTTPException) as error:
+        except Exception as error:  # OSError and HTTPException; ValueError of an address that is none
             sender.say("away", f"healer does not answer at {sender.settings.url}: {error}")
             return False
         if status == 401:
@@ -317,8 +338,10 @@ def _taken(queue: deque[Any], most: int) -> list[Any]:
 
 
 def _told(sample: Sample) -> dict[str, Any]:
-    """As healer reads it; what is not known is left out, and so is a time that is no number."""
-    told = {name: value for name, value in zip(FIELDS, sample) if value is not None and _finite(value)}
+    """As healer reads it; what is not known is left out, and so is what is no number."""
+    told = {name: value for name, value in zip(FIELDS, sample) if type(value) in _NUMBERS and _finite(value)}
+    if told.get("work", 1) <= 0:
+        del told["work"]  # healer would take nothing of the step
     # That a result became no number is news; JSON has a word for it at most.
     lost = [name for name, value in zip(FIELDS, sample) if name in RESULTS and not _finite(value)]
     told.update(dict.fromkeys(lost, "NaN"))
@@ -339,13 +362,3 @@ def _close(one: weakref.ref[Sender]) -> None:
     sender = one()
     if sender is not None:
         sender.close()
-
-
-def _after_fork() -> None:
-    """The thread is the parent's, and so is what waits: a loader's worker sends nothing of its own."""
-    for sender in list(_all):
-        sender._reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -182,6 +182,7 @@ def test_a_step_that_fails_is_raised_and_not_told(told: Told) -> None:
 def test_tensors_are_read_only_where_that_was_asked_for(told: Told) -> None:
     class Tensor:
         asked = 0
+        device = SimpleNamespace(type="cuda")
 
         def item(self) -> float:
             Tensor.asked += 1

@@ -69,9 +69,9 @@ class Step:
         if self._timed is None:
             return
         if loss is not None:
-            self.loss = self._steps._result(loss)
+            self.loss = loss if type(loss) is float else self._steps._result(loss)
         if grad_norm is not None:
-            self.grad_norm = self._steps._result(grad_norm)
+            self.grad_norm = grad_norm if type(grad_norm) is float else self._steps._result(grad_norm)
 
 
 class Rest:

@@ -61,7 +61,7 @@ def test_lightning(told: Told, tmp_path: Path) -> None:
 def test_lightning_with_workers_and_copies_and_a_function_for_the_work(
     told: Told, tmp_path: Path, work: str, asked: int, told_of: int | None
 ) -> None:
-    # The loader's workers and the copies say nothing of their own; what fails is not asked for the other batch.
+    # Workers and copies say nothing of their own; what failed is not asked for the other batch.
     said = f"steps 6 asked {asked} sent 6"
     steps, _ = train(told, tmp_path, "lightning_harmless.py", said, WORK=work)
     assert sorted(one["step"] for one in steps) == list(range(6))

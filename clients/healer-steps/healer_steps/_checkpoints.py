@@ -40,7 +40,7 @@ class Checkpoints:
 
     def _reset(self) -> None:
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may save, while the program does
         self._thread: threading.Thread | None = None
         self.closing = False
 

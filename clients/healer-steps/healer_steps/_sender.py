@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from datetime import datetime, timezone
+from queue import Empty, SimpleQueue
 from typing import Any, Callable, Optional, Tuple
 
 from healer_steps._environ import Settings
@@ -27,6 +28,10 @@ QUEUE = 20_000
 #: Checkpoints that wait at most, and samples of one request.
 CHECKPOINTS, BATCH = 100, 5_000
 EVERY_S = 5.0
+#: What waits is sent for so long at most, when the program or the steps end.
+CLOSE_S = 3.0
+#: When the program's end is over, once it began.
+_until: list[float] = []
 #: A rank that stands still says so as often.
 _AGAIN_S = 10.0
 #: healer takes no older ones (15 minutes), so they are dropped here.
@@ -68,8 +73,9 @@ class Sender:
     def _reset(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=self._limit)
         self._checkpoints: deque[dict[str, Any]] = deque(maxlen=CHECKPOINTS)
-        self._wake = threading.Event()
-        self._lock = threading.Lock()
+        # Both may be taken again by a signal's handler, in the midst of the training thread's own use.
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._end = float("inf")
@@ -98,13 +104,13 @@ class Sender:
             self.dropped += 1
         self._checkpoints.append(checkpoint)
         self._start()
-        self._wake.set()
+        self.wake()
 
     def _late(self) -> None:
         self.dropped += 1
         self.say("closed", "what comes after close() is not sent, only counted")
 
-    def flush(self, timeout_s: float = 3.0) -> None:
+    def flush(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits now. Comes back when that was tried once, at the latest after this long; what did
         not go stays in the queue."""
         thread = self._thread
@@ -112,12 +118,13 @@ class Sender:
             return
         over = threading.Event()
         self._flushes.append(over)
-        self._wake.set()
+        self.wake()
         over.wait(timeout_s)
 
     def wake(self) -> None:
         """Sends at once, if anything was ever sent."""
-        self._wake.set()
+        if self._wake.empty():
+            self._wake.put(None)
 
     def _start(self) -> None:
         with self._lock:
@@ -126,14 +133,14 @@ class Sender:
                 thread.start()
                 self._thread = thread  # where it could not start, the next step tries again
 
-    def close(self, timeout_s: float = 3.0) -> None:
+    def close(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits, for at most this long. A second time is nothing."""
         with self._lock:
             if self._closing:
                 return
             self._closing = True
             self._end = time.monotonic() + timeout_s
-        self._wake.set()
+        self.wake()
         thread = self._thread
         if thread is not None and thread.is_alive():  # it may never have begun: too many are there
             thread.join(timeout_s)
@@ -162,8 +169,7 @@ class Sender:
         # each step as soon as it ends.
         wait = self.every_s * random.random()  # noqa: S311
         while True:
-            self._wake.wait(min(wait, max(0.0, self._end - time.monotonic())))
-            self._wake.clear()
+            self._sleep(min(wait, max(0.0, self._end - time.monotonic())))
             flushes = _taken(self._flushes, len(self._flushes))
             try:
                 wait = post.all()
@@ -173,6 +179,10 @@ class Sender:
                 over.set()
             if self._closing and (time.monotonic() >= self._end or not post.more()):
                 return
+
+    def _sleep(self, most_s: float) -> None:
+        with suppress(Empty):  # not woken
+            self._wake.get(timeout=most_s)
 
 
 class _Post:
@@ -358,7 +368,14 @@ def _finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+def left_s() -> float:
+    """Of the 3 s in which all of a program's senders together send what waits at its end."""
+    if not _until:
+        _until.append(time.monotonic() + CLOSE_S)
+    return max(0.0, _until[0] - time.monotonic())
+
+
 def _close(one: weakref.ref[Sender]) -> None:
     sender = one()
     if sender is not None:
-        sender.close()
+        sender.close(left_s())

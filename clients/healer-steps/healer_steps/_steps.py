@@ -14,7 +14,7 @@ from healer_steps._environ import Settings
 from healer_steps._fork import begins_anew
 from healer_steps._marks import CudaMarks, HostMarks, Timed, cuda_in_use
 from healer_steps._numbers import number, on_device, whole
-from healer_steps._sender import EVERY_S, Sender
+from healer_steps._sender import CLOSE_S, EVERY_S, Sender, left_s
 
 #: A rank that stands at one place for so long says where, and says it again as often.
 STANDS_S = 10.0
@@ -251,7 +251,7 @@ class Steps:
         """Calls it once, when the next step ends."""
         self._at_end.append(call)
 
-    def flush(self, timeout_s: float = 3.0) -> None:
+    def flush(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits now, as far as one try goes, for at most this long. More steps may follow."""
         if self._sender is None:
             return
@@ -261,7 +261,7 @@ class Steps:
         except Exception as error:
             self._trouble(error)
 
-    def close(self, timeout_s: float = 3.0) -> None:
+    def close(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits, for at most this long; a second time is nothing. Steps that come later are only
         counted (`dropped`). At the end of the program it comes by itself."""
         if self._sender is None:
@@ -437,7 +437,7 @@ def _stage(value: Any) -> int:
 
 def _every(value: Any) -> float:
     every_s = number(value)
-    if not 0 < every_s < float("inf"):
+    if not 0 < every_s <= 86_400:
         raise ValueError("%r s" % every_s)
     return every_s
 
@@ -465,4 +465,4 @@ def _made(how: dict[str, Any]) -> Steps:
 def _close(one: weakref.ref[Steps]) -> None:
     steps = one()
     if steps is not None:
-        steps.close()
+        steps.close(left_s())

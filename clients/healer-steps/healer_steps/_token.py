@@ -5,7 +5,6 @@ The ranks of one node share what was got, in a folder of this user alone, so tha
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -165,6 +164,8 @@ def _own_folder(path: str) -> bool:
 
 
 def _lock(file: int) -> None:
+    import fcntl  # not everywhere, and where it is not, importing this has to do all the same
+
     until = time.monotonic() + _WAIT_S
     while True:
         try:

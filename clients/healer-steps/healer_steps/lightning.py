@@ -62,8 +62,8 @@ class StepTimes(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.steps._placed(lambda: (trainer.global_rank, trainer.local_rank))
         self._forget()
-        self._saved = _last_saved(trainer)  # by the training that is gone on with
         self._watch = watch(pl_module, self.steps)
+        self._saved = _last_saved(trainer)  # by the training that is gone on with
 
     @quiet
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -138,6 +138,7 @@ class StepTimes(Callback):
         self._watch = self._step = self._ended = None
         self._losses = []
 
+    @quiet
     def _checkpoints(self, trainer: Any) -> None:
         """What the trainer's own checkpoint callback has written since the last look."""
         saved = _last_saved(trainer)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -17,10 +18,11 @@ from typing import Any
 import healer_steps
 import numpy as np
 import pytest
-from healer_steps import _steps
+from healer_steps import _sender, _steps
 from healer_steps._marks import PENDING, CudaMarks
 from healer_steps._sender import EVERY_S
 from healer_steps.megatron import wrap, wrap_finalize
+from healer_steps.pytorch import watch
 
 from tests.support.processes import free_port
 from tests.support.wait import wait_until
@@ -111,7 +113,7 @@ def test_no_work_leaves_the_rest_of_the_step(told: Told) -> None:
     assert "work" not in told.samples()[0]
 
 
-@pytest.mark.parametrize("every_s", [0, -1, float("nan"), float("inf"), "5", None])
+@pytest.mark.parametrize("every_s", [0, -1, float("nan"), float("inf"), 1e300, "5", None])
 def test_a_round_that_is_none_is_the_usual_one(told: Told, every_s: Any) -> None:
     with healer_steps.Steps(every_s=every_s, environ=told.environ()) as steps:
         assert steps._sender is not None and steps._sender.every_s == EVERY_S
@@ -160,6 +162,19 @@ def test_what_fails_in_a_callback_stays_in_it(told: Told, caplog: pytest.LogCapt
     off = Callback(healer_steps.Steps(environ={}))
     off.on_step(None)
     assert off.asked == 0
+
+
+def test_a_model_that_cannot_be_watched_in_full_is_not_watched(told: Told) -> None:
+    taken = []
+
+    def hook(call: Any) -> Any:
+        return SimpleNamespace(remove=lambda: taken.append(call))
+
+    good = SimpleNamespace(requires_grad=True, register_post_accumulate_grad_hook=hook)
+    bad = SimpleNamespace(requires_grad=True, register_post_accumulate_grad_hook=None, register_hook=None)
+    with opened(told) as steps:
+        watch(SimpleNamespace(parameters=lambda: [good, bad]), steps)
+    assert len(taken) == 1
 
 
 def test_odd_arguments_end_no_training(told: Told) -> None:
@@ -377,6 +392,59 @@ def test_a_step_goes_with_what_holds_it_to_another_process(told: Told) -> None:
     one_step(copy[0])
     copy[0].close()
     assert len(told.samples()) == 2
+
+
+SIGNALS = """
+import os, signal, sys, time
+import healer_steps
+
+def save(*_):
+    steps.checkpoint("/ckpt/1", 1, checksum=True)
+    with steps.rest():
+        pass
+
+signal.signal(signal.SIGALRM, save)
+steps = healer_steps.Steps(every_s=3600)
+with steps.step():
+    pass
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+for number in range(30_000):
+    save()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print("over")
+steps.close(0)
+"""
+
+
+def test_a_signal_that_saves_while_the_program_saves_stops_nothing(told: Told) -> None:
+    """As Slurm's before the end of a job's time. Not a lock may be held twice by one thread."""
+    path = str(Path(healer_steps.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALS],
+        env=told.environ(PYTHONPATH=path, PATH=os.environ["PATH"], SLURM_PROCID="0"), capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+
+
+def test_it_can_be_imported_where_it_cannot_send() -> None:
+    """On a laptop, say, of another system."""
+    missing = "import sys; sys.modules.update(fcntl=None, ssl=None, torch=None)"
+    program = f"{missing}; import healer_steps; steps = healer_steps.Steps(); steps.step().__enter__()"
+    path = str(Path(healer_steps.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path}, check=True, timeout=60)
+
+
+def test_all_senders_of_a_program_end_within_one_time(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[float] = []
+    now = iter([100.0, 100.0, 102.0, 109.0])
+    monkeypatch.setattr(_sender, "_until", [])
+    monkeypatch.setattr(_sender, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(healer_steps.Steps, "close", lambda _, timeout_s: closed.append(timeout_s))
+    steps = healer_steps.Steps(environ=told.environ())
+    for _ in range(3):
+        _steps._close(weakref.ref(steps))
+    assert closed == [3.0, 1.0, 0.0]
 
 
 def test_the_end_does_not_wait_longer_than_it_may() -> None:

@@ -15,7 +15,8 @@ from collections import deque
 from typing import Any, Iterable, Union
 
 from healer_steps._fork import begins_anew
-from healer_steps._sender import Sender, utc
+from healer_steps._post import utc
+from healer_steps._sender import Sender
 
 #: What is summed at most: beyond it a checkpoint is told without a checksum.
 FILES, BYTES, SECONDS = 10_000, 1 << 40, 3600.0

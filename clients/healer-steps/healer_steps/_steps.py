@@ -1,4 +1,4 @@
-"""`Steps` and `Step`: what a training loop holds in its hands."""
+"""`Steps`: what a training loop holds in its hands."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from healer_steps._fork import begins_anew
 from healer_steps._marks import CudaMarks, HostMarks, Timed, cuda_in_use
 from healer_steps._numbers import number, on_device, whole
 from healer_steps._sender import CLOSE_S, EVERY_S, Sender, left_s
+from healer_steps._step import Rest, Step
 
 #: A rank that stands at one place for so long says where, and says it again as often.
 STANDS_S = 10.0
@@ -24,70 +25,6 @@ RESTS = ("checkpoint", "evaluation")
 T = TypeVar("T")
 N = TypeVar("N")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Step:
-    """One step, open between `with` and its end. What fails in it is said in the log and never raised.
-
-    A step that an exception ends is not told.
-    """
-
-    __slots__ = ("_steps", "_timed", "grad_norm", "loss", "number", "stage", "work")
-
-    def __init__(
-        self, steps: Steps, number: int, work: float | None, stage: int | None, timed: Timed | None
-    ) -> None:
-        self._steps = steps
-        self._timed = timed
-        self.number = number
-        self.work = work
-        self.stage = stage
-        self.loss: float | None = None
-        self.grad_norm: float | None = None
-
-    def __enter__(self) -> Step:
-        self._steps._begin(self)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._steps._end(self, kept=kind is None)
-
-    def compute_done(self) -> None:
-        """All work before the collective is done: the gradients are there, the wait for others begins.
-
-        Called several times in one step, the last one counts.
-        """
-        self._steps._mark(self._timed, "compute")
-
-    def comm_done(self) -> None:
-        """The collective is over."""
-        self._steps._mark(self._timed, "comm")
-
-    def tell(self, loss: Any = None, grad_norm: Any = None) -> None:
-        """Numbers of any kind. A tensor on a GPU is passed over, because reading it makes the host wait for
-        the GPU; with `Steps(read_tensors=True)` it is read by its `.item()`."""
-        if self._timed is None:
-            return
-        if loss is not None:
-            self.loss = loss if type(loss) is float else self._steps._result(loss)
-        if grad_norm is not None:
-            self.grad_norm = grad_norm if type(grad_norm) is float else self._steps._result(grad_norm)
-
-
-class Rest:
-    """A rest between two steps, as a context."""
-
-    __slots__ = ("_steps", "_what")
-
-    def __init__(self, steps: Steps, what: str) -> None:
-        self._steps, self._what = steps, what
-
-    def __enter__(self) -> Rest:
-        self._steps._rests(self._what)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._steps._rests(None)
 
 
 class Steps:
@@ -440,22 +377,6 @@ def _every(value: Any) -> float:
     if not 0 < every_s <= 86_400:
         raise ValueError("%r s" % every_s)
     return every_s
-
-
-def quiet(method: F) -> F:
-    """For a callback's methods: nothing that fails in them reaches the trainer; nothing is done where nothing
-    is sent."""
-
-    @functools.wraps(method)
-    def inner(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not self.steps.on:
-            return
-        try:
-            method(self, *args, **kwargs)
-        except Exception as error:
-            self.steps._trouble(error)
-
-    return inner  # type: ignore[return-value]
 
 
 def _made(how: dict[str, Any]) -> Steps:

@@ -19,6 +19,7 @@ import healer_steps
 import numpy as np
 import pytest
 from healer_steps import _sender, _steps
+from healer_steps._callbacks import quiet
 from healer_steps._marks import PENDING, CudaMarks
 from healer_steps._sender import EVERY_S
 from healer_steps.megatron import wrap, wrap_finalize
@@ -149,7 +150,7 @@ def test_what_fails_in_a_callback_stays_in_it(told: Told, caplog: pytest.LogCapt
         def __init__(self, steps: healer_steps.Steps) -> None:
             self.steps, self.asked = steps, 0
 
-        @_steps.quiet
+        @quiet
         def on_step(self, state: Any) -> None:
             self.asked += 1
             raise AttributeError("global_step")
@@ -344,6 +345,7 @@ def test_a_rank_whose_events_cannot_be_asked_stands_where_its_host_does(
 FORKS = """
 import os, sys, threading, time
 import healer_steps
+from healer_steps._callbacks import quiet
 from healer_steps._marks import CudaMarks
 
 class Gpu:

@@ -20,7 +20,7 @@ from healer_steps import _checkpoints, _steps
 from healer_steps._checkpoints import checksum_of, lies_under
 from healer_steps._environ import Settings, gpu_of, ranks_of
 from healer_steps._marks import PENDING, CudaMarks, HostMarks
-from healer_steps._sender import CHECKPOINTS
+from healer_steps._post import CHECKPOINTS
 from healer_steps.megatron import wrap, wrap_finalize
 
 from healer.signals.checkpoints import checkpoint_observations

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from healer_steps import _sender, _steps
 from healer_steps._callbacks import quiet
+from healer_steps._environ import Settings
 from healer_steps._marks import PENDING, CudaMarks
 from healer_steps._sender import EVERY_S
 from healer_steps.megatron import wrap, wrap_finalize
@@ -257,6 +258,10 @@ def test_a_token_that_is_none_is_not_put_into_the_log(
     steps.close(0.5)
     assert "heal_0" not in caplog.text and "HEALER_TOKEN" in caplog.text
     assert steps.sent == (1 if in_file else 0)  # what waited goes with the file's next token
+
+
+def test_spaces_around_the_address_are_none_of_it() -> None:
+    assert Settings(RANK | {"HEALER_URL": " http://healer:8080/ \n"}).url == "http://healer:8080"
 
 
 def test_a_thread_that_cannot_start_is_tried_again(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

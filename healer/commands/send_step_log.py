@@ -8,9 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from healer.commands import Failed
 from healer.commands.remote import client
 from healer.commands.sending import Total, opened, patiently
+from healer.signals.step_bars import APART_S
 from healer.signals.step_logs import FORMATS, LINE_MAX, LogReader, LogStep
 
 #: Samples of one request.
@@ -29,17 +32,33 @@ def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow:
     if follow and str(path) == "-":
         raise Failed("--follow needs a file")
     outer = _outer(job, cluster)
-    total = Total("step")
+    total, reader = Total("step"), LogReader(form)
     with client() as api:
         try:
-            for samples in _heaps(path, form, follow):
+            for samples in _heaps(path, reader, follow):
                 body = outer | {"samples": samples}
                 answer = patiently(lambda body=body: api.post("/signals/step-times", body))
                 total.add(answer, len(samples))
         except KeyboardInterrupt:
             if not follow:
                 raise
+    if not total.sent:
+        typer.echo(_nothing(path, reader), err=True)
     total.report(json)
+
+
+def _nothing(path: Path, reader: LogReader) -> str:
+    name = "standard input" if str(path) == "-" else str(path)
+    if reader.spoken:
+        return (
+            f"{name} speaks of steps, and tells of none how long it took: that takes two bars "
+            f"{APART_S:.0f} s apart, two of DeepSpeed's lines, or metrics.csv with --follow"
+        )
+    return (
+        f"no line of {name} is known to tell of a step. Read are Megatron-LM's `iteration N/ M | ... | "
+        "elapsed time per iteration (ms): ...`, DeepSpeed's `steps: N loss: ... iter time (s): ...` and "
+        "`global_step=N, RunningAvgSamplesPerSec=...`, Lightning's bars `Epoch N: ...` and its metrics.csv"
+    )
 
 
 def _outer(job: str | None, cluster: str | None) -> dict[str, Any]:
@@ -51,8 +70,8 @@ def _outer(job: str | None, cluster: str | None) -> dict[str, Any]:
     return outer | ({"cluster": cluster} if cluster else {})
 
 
-def _heaps(path: Path, form: str, follow: bool) -> Iterator[list[dict[str, Any]]]:
-    reader, heap, sent = LogReader(form), [], time.monotonic()
+def _heaps(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[str, Any]]]:
+    heap, sent = [], time.monotonic()
     for line in _followed(path) if follow else _whole(path):
         step = None if line is None else reader.line(*line)
         if step is not None:

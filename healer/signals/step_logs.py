@@ -7,7 +7,7 @@ Such a line is of all ranks together: it tells `step_s` and never who is slow. F
 - DeepSpeed: `steps: 10 loss: 2.31 iter time (s): 1.234 …` of its pipeline engine; else lines that name a step
   and begin with a time, `global_step=10, RunningAvgSamplesPerSec=…` and `[Rank 0] step=10, skipped=0`: the
   time between two of them, by the number of steps, unless an evaluation or a save lay between;
-- Lightning: its progress bars (tqdm and rich: a smoothed rate), and `metrics.csv` while it is being written.
+- Lightning: its progress bars (`step_bars`), and `metrics.csv` while it is being written.
 
 Lines that say nothing of a step are passed over; nothing is ever raised.
 """
@@ -21,6 +21,7 @@ from statistics import median
 from typing import NamedTuple
 
 from healer.signals.numerals import float_of
+from healer.signals.step_bars import Bars, bar
 
 #: Bounds of what is believed: characters of a line, seconds of a step, steps between two lines, columns.
 LINE_MAX, SECONDS_MAX, STEPS_MAX, COLUMNS_MAX = 8_192, 86_400.0, 100_000, 500
@@ -35,13 +36,6 @@ _MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,15})\s{0,20}/\s{0,20}\d{1,15}\
 _PIPELINE = re.compile(rf"\bsteps: (\d{{1,15}}) loss: (\S{{1,40}}) .{{0,200}}?iter time \(s\): ({_NUMBER})")
 _GLOBAL_STEP = re.compile(r"\bglobal_step=(\d{1,15}), RunningAvgSamplesPerSec=")
 _RANK_STEP = re.compile(r"\[Rank 0\] step=(\d{1,15}), skipped=")
-_TQDM = re.compile(
-    rf"Epoch (\d{{1,9}}): {{1,4}}\d{{1,3}}%\|[^|]{{0,400}}\| (\d{{1,12}})/(\d{{1,12}}) "
-    rf"\[[^\],]{{0,60}}, {{1,8}}({_NUMBER}) ?(it/s|s/it)"
-)
-_RICH = re.compile(
-    rf"Epoch (\d{{1,9}})/\d{{1,9}} [^0-9]{{1,400}}(\d{{1,12}})/(\d{{1,12}}) [^i]{{0,80}}?({_NUMBER})it/s"
-)
 _COLUMN = re.compile(r"[A-Za-z0-9_./ -]{1,100}")
 _LOSSES = ("train_loss_step", "train_loss", "loss_step", "loss", "train/loss")
 
@@ -66,17 +60,20 @@ class LogReader:
         readers: dict[str, tuple[Callable[[str, datetime | None], LogStep | None], ...]] = {
             "megatron": (_megatron,),
             "deepspeed": (_pipeline, self._deepspeed),
-            "lightning": (_lightning, self._csv),
+            "lightning": (self._lightning, self._csv),
         }
         self._readers = (
             readers[form] if form != "auto" else tuple(r for some in readers.values() for r in some)
         )
+        #: A line spoke of steps, whether or not it told how long one took.
+        self.spoken = False
         self._last_told: int | None = None
         #: Of a kind of line: the last step and when.
         self._before: dict[str, tuple[int, datetime]] = {}
         #: Of a kind of line: seconds a step between the last lines.
         self._paces: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=PACES))
         self._columns: list[str] = []
+        self._bars = Bars(lambda took: self._usual("bar", took))
 
     def line(self, text: str, at: datetime | None = None) -> LogStep | None:
         """What the line says of a step, once for each step. `at`: when it was seen to be written, if so."""
@@ -86,6 +83,7 @@ class LogReader:
             found = read(text, at)
             if found is None:
                 continue
+            self.spoken = True
             if not 0 < found.step_s <= SECONDS_MAX or found.step == self._last_told:
                 return None  # each rank, or each redraw of a bar, tells the same step
             self._last_told = found.step
@@ -96,16 +94,28 @@ class LogReader:
         for kind, pattern in (("global", _GLOBAL_STEP), ("rank", _RANK_STEP)):
             match = pattern.search(text)
             if match:
+                self.spoken = True
                 stamp = _stamp(text)
                 took = self._since(kind, int(match[1]), stamp or at)
                 return None if took is None else LogStep(int(match[1]), took, stamp)
         return None
 
+    def _lightning(self, text: str, _: datetime | None) -> LogStep | None:
+        drawn = bar(text)
+        if drawn is None:
+            if "Validation" in text:
+                self._bars.aside()
+            return None
+        self.spoken = True
+        told = self._bars.drawn(drawn)
+        # The loss beside it may still be that of the step before.
+        return None if told is None else LogStep(*told)
+
     def _csv(self, text: str, at: datetime | None) -> LogStep | None:
         """Rows of Lightning's CSVLogger have no time: they count by when they were written."""
         cells = text.strip().split(",")
         if "step" in cells and len(cells) <= COLUMNS_MAX and all(_COLUMN.fullmatch(one) for one in cells):
-            self._columns = cells
+            self._columns, self.spoken = cells, True
             self._before.pop("csv", None)
             return None
         if not self._columns or len(cells) != len(self._columns) or at is None:
@@ -127,7 +137,10 @@ class LogReader:
             return None
         if (when.tzinfo is None) is not (before[1].tzinfo is None):
             return None
-        took = (when - before[1]).total_seconds() / (step - before[0])
+        return self._usual(kind, (when - before[1]).total_seconds() / (step - before[0]))
+
+    def _usual(self, kind: str, took: float) -> float | None:
+        """The same; None where it is far longer than usual for lines of this kind."""
         paces = self._paces[kind]
         usual = median(paces) if paces else took
         paces.append(max(took, 0.0))
@@ -156,23 +169,6 @@ def _pipeline(text: str, _: datetime | None) -> LogStep | None:
     if match is None:
         return None
     return LogStep(int(match[1]), float(match[3]), _stamp(text), _result(match[2]))
-
-
-def _lightning(text: str, _: datetime | None) -> LogStep | None:
-    match, per_s = _TQDM.search(text), False
-    if match is not None:
-        epoch, done, total, rate, unit = match.groups()
-        per_s = unit == "it/s"
-    else:
-        match, per_s = _RICH.search(text), True
-        if match is None:
-            return None
-        epoch, done, total, rate = match.groups()
-    speed = float(rate)
-    if speed == 0 or int(done) == 0:
-        return None
-    # The loss beside it may still be that of the step before.
-    return LogStep(int(epoch) * int(total) + int(done), 1 / speed if per_s else speed)
 
 
 def _stamp(text: str) -> datetime | None:

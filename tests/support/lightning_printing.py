@@ -29,12 +29,14 @@ class Model(lightning.LightningModule):
 
 def main() -> None:
     bar = BARS[os.environ["BAR"]]
+    many = {"max_steps": 20} if os.environ.get("BY") == "steps" else {"max_epochs": 2}
     trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", devices=1, log_every_n_steps=2,
+        **many, accelerator="cpu", devices=1, log_every_n_steps=2,
         logger=CSVLogger(os.environ["FOLDER"]), enable_model_summary=False,
         enable_progress_bar=bool(bar), callbacks=bar,
     )  # fmt: skip
-    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(80, 8)), batch_size=8))
+    rows = 160 if "max_steps" in many else 80
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(rows, 8)), batch_size=8))
 
 
 if __name__ == "__main__":

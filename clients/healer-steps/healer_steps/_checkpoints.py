@@ -12,15 +12,19 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any, Iterable
+from typing import Any, Iterable, Union
 
-from healer_steps._sender import Sender, utc
+from healer_steps._fork import begins_anew
+from healer_steps._post import utc
+from healer_steps._sender import Sender
 
 #: What is summed at most: beyond it a checkpoint is told without a checksum.
 FILES, BYTES, SECONDS = 10_000, 1 << 40, 3600.0
 #: Checkpoints that wait to be summed; the others are told without.
 WAITING = 8
 _CHUNK = 4 << 20
+
+Folders = Union[str, "os.PathLike[str]", Iterable[Union[str, "os.PathLike[str]"]]]
 
 
 class TooMuch(Exception):
@@ -32,10 +36,13 @@ class Checkpoints:
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
+        self._reset()
+        begins_anew(self)
+
+    def _reset(self) -> None:
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may save, while the program does
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
         self.closing = False
 
     def told(self, path: str, step: int, durable: bool, checksum: bool) -> None:
@@ -43,9 +50,9 @@ class Checkpoints:
         path = os.path.abspath(path)
         event = {"step": step, "path": path, "durable": durable, "time": utc(time.time())}
         with self._lock:
-            if checksum and not self.closing and len(self._waiting) < WAITING and os.getpid() == self._pid:
+            if checksum and not self.closing and len(self._waiting) < WAITING:
                 self._waiting.append((path, event))
-                if self._thread is None:
+                if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._run, name="healer-checksum", daemon=True)
                     self._thread.start()
                 return
@@ -54,7 +61,7 @@ class Checkpoints:
     def close(self, timeout_s: float) -> None:
         """What is not summed after half of it is told without a checksum."""
         thread = self._thread
-        if thread is not None and os.getpid() == self._pid:
+        if thread is not None and thread.is_alive():
             thread.join(timeout_s / 2)
             self.closing = True
             thread.join(timeout_s / 4)
@@ -69,15 +76,20 @@ class Checkpoints:
                 path, event = self._waiting.popleft()
             try:
                 event["sha256"] = checksum_of(path, self)
-            except (OSError, TooMuch) as error:
+            except Exception as error:  # OSError, TooMuch; whatever it is, the others are still summed
                 self._sender.say("checksum", f"{path} has no checksum: {error}")
             self._sender.put_checkpoint(event)
 
 
-def lies_under(path: str, folders: str | Iterable[str]) -> bool:
+def folders(told: Folders) -> tuple[str, ...]:
+    """One folder, or several."""
+    return tuple(os.fspath(one) for one in ([told] if isinstance(told, (str, os.PathLike)) else told or ()))
+
+
+def lies_under(path: str, under: Folders) -> bool:
     """`path` lies in one of these folders, links followed."""
     whole = os.path.realpath(path)
-    places = [os.path.realpath(one) for one in ([folders] if isinstance(folders, str) else folders)]
+    places = [os.path.realpath(one) for one in folders(under)]
     return any(whole.startswith(os.path.join(place, "")) for place in places)
 
 

@@ -16,7 +16,7 @@ class Settings:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         env = os.environ if environ is None else environ
-        self.url = env.get("HEALER_URL", "").rstrip("/")
+        self.url = env.get("HEALER_URL", "").strip().rstrip("/")
         self.token = env.get("HEALER_TOKEN", "").strip()
         self.token_file = env.get("HEALER_TOKEN_FILE", "")
         self.ca_file = env.get("HEALER_CA_FILE", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import urllib.error
 import urllib.request
 from typing import Any
@@ -26,17 +25,17 @@ class Link:
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.url
-        handlers = [urllib.request.ProxyHandler({}), _Stays()]
-        if self._url.startswith("https:"):
-            context = ssl.create_default_context(cafile=settings.ca_file or None)
-            handlers.append(urllib.request.HTTPSHandler(context=context))
-        self._opener = urllib.request.build_opener(*handlers)
+        self._ca_file = settings.ca_file
+        self._opener: urllib.request.OpenerDirector | None = None
         self.timeout_s = TIMEOUT_S
         #: Of the last answer: when healer asks to be asked again.
         self.retry_after_s = 0.0
 
     def post(self, path: str, body: bytes, token: str) -> tuple[int, dict[str, Any]]:
-        """Status and answer (empty when it is no object). Raises OSError when there was no answer."""
+        """Status and answer (empty when it is no object). Raises OSError or HTTPException when there was no
+        answer, ValueError where the address is none."""
+        if self._opener is None:
+            self._opener = self._made()  # not earlier: a CA file that is missing now may come
         headers = {"Content-Type": "application/json"}
         if token:
             headers["Authorization"] = "Bearer " + token
@@ -50,6 +49,18 @@ class Link:
                 self.retry_after_s = _seconds(error.headers.get("Retry-After"))
                 return error.code, _object(error.read(_ANSWER_BYTES))
 
+    def _made(self) -> urllib.request.OpenerDirector:
+        handlers = [urllib.request.ProxyHandler({}), _Stays()]
+        if self._url.startswith("https:"):
+            import ssl  # not every Python has it
+
+            try:
+                context = ssl.create_default_context(cafile=self._ca_file or None)
+            except OSError as error:
+                raise OSError("HEALER_CA_FILE %s: %s" % (self._ca_file, error)) from None
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        return urllib.request.build_opener(*handlers)
+
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
@@ -60,4 +71,4 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _seconds(text: str | None) -> float:
-    return float(text) if text and text.isdigit() else 0.0
+    return float(text) if text and text.isdecimal() else 0.0

@@ -47,8 +47,8 @@ class HostMarks:
         _read(timed, lambda a, b: b - a, self._done)
         return 0
 
-    def collect(self) -> None:
-        pass
+    def collect(self) -> int:
+        return 0
 
     def finish(self) -> int:
         return 0
@@ -77,8 +77,7 @@ class CudaMarks:
 
     def ended(self, timed: Timed) -> int:
         self._pending.append(timed)
-        self.collect()
-        dropped = 0
+        dropped = self.collect()
         while len(self._pending) > PENDING:
             self._pending.popleft()  # its events are still awaited by the stream: not used again
             dropped += 1
@@ -95,23 +94,37 @@ class CudaMarks:
         return doing, step
 
     def finish(self) -> int:
-        self.collect()
+        lost = self.collect()
         left, self._pending = len(self._pending), deque()
-        return left
+        return lost + left
 
-    def collect(self) -> None:
-        while self._pending and self._pending[0].end.query():
-            timed = self._pending.popleft()
-            if timed.previous is not None and timed.data_s is not None:
-                # The GPU waited no longer than it was idle, and for data no longer than the host did: what
-                # else lay between two steps (evaluation, saving) is neither.
-                idle_s = max(0.0, timed.previous.elapsed_time(timed.start) / 1000)
-                timed.data_s = min(timed.data_s, idle_s)
-            _read(timed, lambda a, b: a.elapsed_time(b) / 1000, self._done)
+    def collect(self) -> int:
+        """How many steps were dropped, whose events cannot be read: recorded in a graph, or on two GPUs."""
+        lost = 0
+        while self._pending:
+            timed = self._pending[0]
+            try:
+                if not timed.end.query():
+                    break
+                self._tell(timed)
+            except Exception:
+                lost += 1  # none of its events is used again
+                self._pending.popleft()
+                continue
+            self._pending.popleft()
             # The end may still be the next step's `previous`: two steps later it is nobody's.
             for event in (timed.start, timed.compute, timed.comm, timed.previous):
                 if event is not None and len(self._free) < 4 * PENDING:
                     self._free.append(event)
+        return lost
+
+    def _tell(self, timed: Timed) -> None:
+        if timed.previous is not None and timed.data_s is not None:
+            # The GPU waited no longer than it was idle, and for data no longer than the host did: what else
+            # lay between two steps (evaluation, saving) is neither.
+            idle_s = max(0.0, timed.previous.elapsed_time(timed.start) / 1000)
+            timed.data_s = min(timed.data_s, idle_s)
+        _read(timed, lambda a, b: a.elapsed_time(b) / 1000, self._done)
 
 
 def _phase(timed: Timed) -> str:

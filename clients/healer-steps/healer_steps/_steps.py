@@ -1,17 +1,21 @@
-"""`Steps` and `Step`: what a training loop holds in its hands."""
+"""`Steps`: what a training loop holds in its hands."""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import os
 import time
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, TypeVar
 
 from healer_steps._checkpoints import Checkpoints
 from healer_steps._environ import Settings
+from healer_steps._fork import begins_anew
 from healer_steps._marks import CudaMarks, HostMarks, Timed, cuda_in_use
-from healer_steps._sender import EVERY_S, Sender
+from healer_steps._numbers import number, on_device, whole
+from healer_steps._sender import CLOSE_S, EVERY_S, Sender, left_s
+from healer_steps._step import Rest, Step
 
 #: A rank that stands at one place for so long says where, and says it again as often.
 STANDS_S = 10.0
@@ -19,71 +23,8 @@ STANDS_S = 10.0
 RESTS = ("checkpoint", "evaluation")
 
 T = TypeVar("T")
+N = TypeVar("N")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Step:
-    """One step, open between `with` and its end. What fails in it is said in the log and never raised.
-
-    A step that an exception ends is not told.
-    """
-
-    __slots__ = ("_steps", "_timed", "grad_norm", "loss", "number", "stage", "work")
-
-    def __init__(
-        self, steps: Steps, number: int, work: float | None, stage: int | None, timed: Timed | None
-    ) -> None:
-        self._steps = steps
-        self._timed = timed
-        self.number = number
-        self.work = work
-        self.stage = stage
-        self.loss: float | None = None
-        self.grad_norm: float | None = None
-
-    def __enter__(self) -> Step:
-        self._steps._begin(self)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._steps._end(self, kept=kind is None)
-
-    def compute_done(self) -> None:
-        """All work before the collective is done: the gradients are there, the wait for others begins.
-
-        Called several times in one step, the last one counts.
-        """
-        self._steps._mark(self._timed, "compute")
-
-    def comm_done(self) -> None:
-        """The collective is over."""
-        self._steps._mark(self._timed, "comm")
-
-    def tell(self, loss: Any = None, grad_norm: Any = None) -> None:
-        """Floats. A tensor is passed over, because reading it makes the host wait for the GPU; with
-        `Steps(read_tensors=True)` it is read by its `.item()`."""
-        if self._timed is None:
-            return
-        if loss is not None:
-            self.loss = self._steps._number(loss)
-        if grad_norm is not None:
-            self.grad_norm = self._steps._number(grad_norm)
-
-
-class Rest:
-    """A rest between two steps, as a context."""
-
-    __slots__ = ("_steps", "_what")
-
-    def __init__(self, steps: Steps, what: str) -> None:
-        self._steps, self._what = steps, what
-
-    def __enter__(self) -> Rest:
-        self._steps._rests(self._what)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._steps._rests(None)
 
 
 class Steps:
@@ -110,7 +51,8 @@ class Steps:
         self.settings = Settings(environ)
         self._sender: Sender | None = None
         if self.settings.url:
-            self._sender = Sender(self.settings, every_s)
+            self._sender = Sender(self.settings)
+            self._sender.every_s = self._plain("every_s", every_s, _every) or EVERY_S
             why = self.settings.wrong()
             if why:
                 self._sender.say("settings", why + ": no step times are sent")
@@ -118,10 +60,18 @@ class Steps:
             else:
                 self._sender.where = self._where
         self._checkpoints = Checkpoints(self._sender) if self._sender is not None else None
-        self._stage = stage
-        self._next = first_step
+        self._stage = self._plain("stage", stage, _stage)
+        self._next = self._plain("first_step", first_step, whole) or 0
         self._read_tensors = read_tensors
         self._cuda = cuda
+        self._at_end: list[Callable[[], None]] = []
+        self._reset()
+        if self._sender is not None:
+            begins_anew(self)
+            atexit.register(_close, weakref.ref(self))
+
+    def _reset(self) -> None:
+        # The GPU's events, too, are the parent's: a child that asked them would fail.
         self._marks: Any = HostMarks(self._done)
         self._open: Step | None = None
         #: What the training thread does, in or after which step, and since when: one value, read by another
@@ -129,9 +79,6 @@ class Steps:
         self._at: tuple[str, int, float] = ("between", -1, time.monotonic())
         self._data_s: float | None = None
         self._last_end: Any = None
-        self._at_end: list[Callable[[], None]] = []
-        if self._sender is not None:
-            atexit.register(_close, weakref.ref(self))
 
     def __reduce__(self) -> Any:
         """A copy, as a launcher makes it for another process: made alike, with nothing in its queue."""
@@ -158,11 +105,18 @@ class Steps:
         return self._sender.sent if self._sender is not None else 0
 
     def step(self, work: float | None = None, *, step: int | None = None, stage: int | None = None) -> Step:
-        """The next step. `work`: its tokens or samples on this rank; `step`: its number, else the next."""
-        number = self._next if step is None else step
-        self._next = number + 1
-        stage = self._stage if stage is None else stage
-        return Step(self, number, work, stage, Timed() if self._sender is not None else None)
+        """The next step. `work`: its tokens or samples on this rank; `step`: its number, else the next.
+        Numbers of any kind; what is none, or lies on a GPU, is left out and said once."""
+        which = self._next if step is None else self._plain("step", step, whole)
+        if which is None:
+            which = self._next
+        self._next = which + 1
+        if self._sender is None:
+            return Step(self, which, None, None, None)
+        if work is not None:
+            work = self._plain("work", work, number)
+        stage = self._stage if stage is None else self._plain("stage", stage, _stage)
+        return Step(self, which, work, stage, Timed())
 
     def data(self, batches: Iterable[T]) -> Iterator[T]:
         """The same batches; how long each was waited for belongs to the step that follows."""
@@ -178,20 +132,23 @@ class Steps:
 
     def waited(self, data_s: float) -> None:
         """So long was waited for the data of the next step, since the end of the one before."""
-        self._data_s = data_s
+        self._data_s = self._plain("data_s", data_s, number)
 
     def compute_done(self) -> None:
         """`Step.compute_done` of the step that is open, for hooks; nothing when none is."""
-        if self._open is not None:
-            self._mark(self._open._timed, "compute")
+        is_open = self._open  # once: a hook may run in another thread
+        if is_open is not None:
+            self._mark(is_open._timed, "compute")
 
     def comm_done(self) -> None:
-        if self._open is not None:
-            self._mark(self._open._timed, "comm")
+        is_open = self._open
+        if is_open is not None:
+            self._mark(is_open._timed, "comm")
 
     def tell(self, loss: Any = None, grad_norm: Any = None) -> None:
-        if self._open is not None:
-            self._open.tell(loss, grad_norm)
+        is_open = self._open
+        if is_open is not None:
+            is_open.tell(loss, grad_norm)
 
     def wrap(self, function: F, work: float | None = None) -> F:
         """The function, each call of it one step: also as a decorator."""
@@ -215,8 +172,10 @@ class Steps:
             self._look()
             if self.settings.rank:
                 return
-            number = max(self._next - 1, 0) if step is None else step
-            self._checkpoints.told(str(path), number, durable, checksum)
+            last = max(self._next - 1, 0)
+            which = last if step is None else self._plain("step", step, whole)
+            told = os.fsdecode(path) if isinstance(path, bytes) else str(path)
+            self._checkpoints.told(told, last if which is None else which, bool(durable), bool(checksum))
         except Exception as error:
             self._trouble(error)
 
@@ -229,23 +188,23 @@ class Steps:
         """Calls it once, when the next step ends."""
         self._at_end.append(call)
 
-    def flush(self, timeout_s: float = 3.0) -> None:
+    def flush(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits now, as far as one try goes, for at most this long. More steps may follow."""
         if self._sender is None:
             return
         try:
-            self._marks.collect()
+            self._sender.dropped += self._marks.collect()
             self._sender.flush(timeout_s)
         except Exception as error:
             self._trouble(error)
 
-    def close(self, timeout_s: float = 3.0) -> None:
+    def close(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits, for at most this long; a second time is nothing. Steps that come later are only
         counted (`dropped`). At the end of the program it comes by itself."""
         if self._sender is None:
             return
-        until = time.monotonic() + timeout_s
         try:
+            until = time.monotonic() + timeout_s
             lost = self._marks.finish()
             self._sender.dropped += lost
             if self._checkpoints is not None:
@@ -331,7 +290,7 @@ class Steps:
         """`what` begins; None: it is over."""
         if self._sender is None:
             return
-        if what is not None and what not in RESTS:
+        if what is not None and not (isinstance(what, str) and what in RESTS):
             self._sender.say("rest", f"{what!r} is no rest that healer knows: one of {', '.join(RESTS)}")
             return
         if what == self._at[0]:
@@ -349,7 +308,10 @@ class Steps:
             return None
         if doing not in RESTS and isinstance(self._marks, CudaMarks):
             is_open = self._open
-            doing, step = self._marks.where(doing, step, is_open._timed if is_open is not None else None)
+            try:
+                doing, step = self._marks.where(doing, step, is_open._timed if is_open is not None else None)
+            except Exception as error:  # then where the host stands has to do
+                self._trouble(error)
         return (doing, step, open_s) if self._at is at else None
 
     def _look(self) -> None:
@@ -374,23 +336,47 @@ class Steps:
             self._marks = CudaMarks(cuda, self._done)
             self._last_end = None
 
-    def _number(self, value: Any) -> float | None:
+    # --- what the program tells ---
+
+    def _result(self, value: Any) -> float | None:
+        def read(value: Any) -> float | None:
+            if not on_device(value):
+                return number(value)
+            return number(value.item()) if self._read_tensors else None
+
+        return self._plain("loss or gradient norm", value, read)
+
+    def _asked(self, function: Callable[..., Any], *about: Any) -> float | None:
+        """What the program's own function says of a step's work; not called where nothing is sent."""
+        if self._sender is None:
+            return None
+        return self._plain("work", function, lambda function: number(function(*about)))
+
+    def _plain(self, name: str, value: Any, read: Callable[[Any], N]) -> N | None:
+        """As `read` reads it; None where it cannot, which is said once."""
         try:
-            if not isinstance(value, (bool, int, float)):
-                if not self._read_tensors:
-                    return None
-                value = value.item()
-            if isinstance(value, bool):  # the wrong one of the values that a step returns
-                raise TypeError("%r is a truth value" % value)
-            return float(value)
+            return None if value is None else read(value)
         except Exception as error:
-            if self._sender is not None:
-                self._sender.say("number", f"a loss or gradient norm could not be read: {error!r}")
+            self._say(name, f"{name} could not be read, and is left out: {error!r}")
             return None
 
     def _trouble(self, error: Exception) -> None:
+        self._say(type(error).__name__, f"a step could not be timed: {error!r}")
+
+    def _say(self, kind: str, text: str) -> None:
         if self._sender is not None:
-            self._sender.say(type(error).__name__, f"a step could not be timed: {error!r}")
+            self._sender.say(kind, text)
+
+
+def _stage(value: Any) -> int:
+    return whole(value, 2**31 - 1)
+
+
+def _every(value: Any) -> float:
+    every_s = number(value)
+    if not 0 < every_s <= 86_400:
+        raise ValueError("%r s" % every_s)
+    return every_s
 
 
 def _made(how: dict[str, Any]) -> Steps:
@@ -400,4 +386,4 @@ def _made(how: dict[str, Any]) -> Steps:
 def _close(one: weakref.ref[Steps]) -> None:
     steps = one()
     if steps is not None:
-        steps.close()
+        steps.close(left_s())

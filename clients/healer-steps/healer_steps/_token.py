@@ -5,10 +5,10 @@ The ranks of one node share what was got, in a folder of this user alone, so tha
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -24,6 +24,8 @@ _MUNGE_S = 5.0
 _RENEW_S = 6 * 3600.0
 #: How long a rank waits for another one of its node that is getting the token.
 _WAIT_S = 20.0
+
+_TOKEN = re.compile(r"[!-~]+")
 
 #: (path, body, token) -> status, answer.
 Post = Callable[[str, bytes, str], Tuple[int, Dict[str, Any]]]
@@ -65,11 +67,11 @@ class Token:
 
     def _given(self) -> str:
         if self._settings.token:
-            return self._settings.token
+            return _checked(self._settings.token, "HEALER_TOKEN")
         if not self._settings.token_file:
             return ""
-        with open(self._settings.token_file) as file:  # read anew: a site may renew it
-            return file.read(1000).strip()
+        with open(self._settings.token_file, errors="replace") as file:  # read anew: a site may renew it
+            return _checked(file.read(1000).strip(), "HEALER_TOKEN_FILE")
 
     # --- by munge ---
 
@@ -98,6 +100,8 @@ class Token:
         if status != 201:
             why = "healer gave the job %s no token (%d): %.300s" % (job, status, answer.get("detail", ""))
             raise NoToken(why, soon=status in (409, 429, 503))
+        if not answer.get("token"):
+            raise NoToken("what stands at %s is no healer" % self._settings.url)
         # By this machine's clock, which may differ from healer's: half of the day is left unused anyway.
         return {"token": str(answer["token"]), "until": time.time() + 24 * 3600.0}
 
@@ -116,6 +120,13 @@ class Token:
             yield path
         finally:
             os.close(lock)
+
+
+def _checked(token: str, where: str) -> str:
+    """What http.client would say of a wrong one holds the token."""
+    if token and not _TOKEN.fullmatch(token):
+        raise NoToken(where + " holds spaces or characters that no token has")
+    return token
 
 
 def credential(payload: str, socket: str = "") -> str:
@@ -153,6 +164,8 @@ def _own_folder(path: str) -> bool:
 
 
 def _lock(file: int) -> None:
+    import fcntl  # not everywhere, and where it is not, importing this has to do all the same
+
     until = time.monotonic() + _WAIT_S
     while True:
         try:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import pickle
 import time
-from typing import Any, Callable, Iterable
+from typing import Any, Callable
 
 try:
     from lightning.pytorch.callbacks import Callback
 except ImportError:
     from pytorch_lightning.callbacks import Callback  # type: ignore[no-redef]
 
-from healer_steps._checkpoints import lies_under
-from healer_steps._steps import Step, Steps
+from healer_steps._callbacks import quiet
+from healer_steps._checkpoints import Folders, folders, lies_under
+from healer_steps._step import Step
+from healer_steps._steps import Steps
 from healer_steps.pytorch import Watch, watch
 
 
 class StepTimes(Callback):
     """Each optimizer step is a step, with all batches that it accumulates, and has the trainer's number.
 
-    `work(batch)`: its tokens or samples; `loss`: read the loss of each step (the host then waits for the
-    GPU); `checksum`: of each checkpoint; `durable_under`: folders on shared storage, in which what lies when
-    the trainer has saved is whole. Checkpoints elsewhere are told as not durable.
+    `work(batch)`: its tokens or samples, a number that lies on no GPU (where it fails, the step goes without
+    it); `loss`: read the loss of each step (the host then waits for the GPU); `checksum`: of each checkpoint;
+    `durable_under`: folders on shared storage, in which what lies when the trainer has saved is whole.
+    Checkpoints elsewhere are told as not durable.
     """
 
     def __init__(
@@ -30,25 +34,40 @@ class StepTimes(Callback):
         work: Callable[[Any], float] | None = None,
         loss: bool = False,
         checksum: bool = False,
-        durable_under: str | Iterable[str] = (),
+        durable_under: Folders = (),
     ) -> None:
         self.steps = steps if steps is not None else Steps(read_tensors=loss)
         self._work = work
         self._loss = loss
         self._checksum = checksum
-        self._durable_under = durable_under if isinstance(durable_under, str) else tuple(durable_under)
+        self._durable_under = folders(durable_under)
         self._watch: Watch | None = None
         self._step: Step | None = None
         self._losses: list[Any] = []
         self._ended: float | None = None
         self._saved: tuple[str, int] = ("", 0)
+        #: The work of the step that is open; None once a batch of it did not tell its.
+        self._worked: float | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: without the training that runs in this one, and without a `work` that cannot
+        go there (a lambda, where processes are spawned)."""
+        state = dict(self.__dict__, _watch=None, _step=None, _ended=None, _losses=[])
+        try:
+            pickle.dumps(self._work)
+        except Exception as error:
+            state["_work"] = None
+            self.steps._say("pickle", f"another process is given no `work`: {error!r}")
+        return state
+
+    @quiet
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.steps._placed(lambda: (trainer.global_rank, trainer.local_rank))
         self._forget()
-        self._saved = _last_saved(trainer)  # by the training that is gone on with
         self._watch = watch(pl_module, self.steps)
+        self._saved = _last_saved(trainer)  # by the training that is gone on with
 
+    @quiet
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._step is None:
             self._checkpoints(trainer)
@@ -56,12 +75,17 @@ class StepTimes(Callback):
                 self.steps.waited(time.perf_counter() - self._ended)
             self._step = self.steps.step(step=int(trainer.global_step))
             self._step.__enter__()
-        if self._work is not None:
-            self._step.work = (self._step.work or 0) + self._work(batch)
+            self._worked = 0.0
+        if self._work is not None and self._worked is not None:
+            told = self.steps._asked(self._work, batch)
+            self._worked = None if told is None else self._worked + told
+            self._step.work = self._worked
 
+    @quiet
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         self.steps.comm_done()
 
+    @quiet
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -75,21 +99,26 @@ class StepTimes(Callback):
         self._step.__exit__(None, None, None)
         self._step, self._ended = None, time.perf_counter()
 
+    @quiet
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._ended = None  # what lies between is no waiting for data
         self.steps._rests("evaluation")
 
+    @quiet
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self.steps._rests(None)
 
+    @quiet
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._ended = None
 
+    @quiet
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._checkpoints(trainer)
         self._forget()
         self.steps.flush()  # another fit() may follow
 
+    @quiet
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._forget()
         self.steps.flush()
@@ -111,6 +140,7 @@ class StepTimes(Callback):
         self._watch = self._step = self._ended = None
         self._losses = []
 
+    @quiet
     def _checkpoints(self, trainer: Any) -> None:
         """What the trainer's own checkpoint callback has written since the last look."""
         saved = _last_saved(trainer)

@@ -28,11 +28,11 @@ def wrap(
     told: Callable[[Any], dict[str, Any]] | None = None,
 ) -> F:
     """`work`: tokens or samples of a step on this rank; `told(result)`: `loss` and `grad_norm` as floats,
-    from what train_step returned."""
+    from what train_step returned. What fails in one of them is said once, and left out."""
 
     @functools.wraps(train_step)
     def inner(*args: Any, **kwargs: Any) -> Any:
-        with steps.step(work() if callable(work) else work) as step:
+        with steps.step(steps._asked(work) if callable(work) else work) as step:
             result = train_step(*args, **kwargs)
             if told is not None and steps.on:
                 try:
@@ -45,7 +45,10 @@ def wrap(
 
 
 def wrap_finalize(finalize: F, steps: Steps) -> F:
-    """The function that reduces gradients over ranks: what came before it was compute."""
+    """The function that reduces gradients over ranks: what came before it was compute. None, where the
+    config has none yet, stays None."""
+    if finalize is None:
+        return finalize
 
     @functools.wraps(finalize)
     def inner(*args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ def watch(module: Any, steps: Steps, optimizer: Any = None) -> Watch:
             watching.start(module, optimizer)
         except Exception as error:
             steps._trouble(error)
+            watching.stop()  # some of the hooks would tell something else
     return watching
 
 

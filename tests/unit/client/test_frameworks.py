@@ -57,6 +57,24 @@ def test_lightning(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.parametrize(("work", "asked", "told_of"), [("fails", 6, None), ("tensor", 12, 128)])
+def test_lightning_with_workers_and_copies_and_a_function_for_the_work(
+    told: Told, tmp_path: Path, work: str, asked: int, told_of: int | None
+) -> None:
+    # Workers and copies say nothing of their own; what failed is not asked for the other batch.
+    said = f"steps 6 asked {asked} sent 6"
+    steps, _ = train(told, tmp_path, "lightning_harmless.py", said, WORK=work)
+    assert sorted(one["step"] for one in steps) == list(range(6))
+    assert [one.get("work") for one in steps] == [told_of] * 6
+
+
+@pytest.mark.timeout(200)
+def test_lightning_without_healer_asks_for_nothing(told: Told, tmp_path: Path) -> None:
+    train(told, tmp_path, "lightning_harmless.py", "steps 6 asked 0 sent 0", WORK="fails", HEALER_URL="")
+    assert told.sink.asked == []
+
+
+@pytest.mark.timeout(200)
 def test_transformers(told: Told, tmp_path: Path) -> None:
     steps, marks = train(told, tmp_path, "transformers_program.py", TIMES="1")
     checked(steps)

@@ -20,7 +20,7 @@ from healer_steps import _checkpoints, _steps
 from healer_steps._checkpoints import checksum_of, lies_under
 from healer_steps._environ import Settings, gpu_of, ranks_of
 from healer_steps._marks import PENDING, CudaMarks, HostMarks
-from healer_steps._sender import CHECKPOINTS
+from healer_steps._post import CHECKPOINTS
 from healer_steps.megatron import wrap, wrap_finalize
 
 from healer.signals.checkpoints import checkpoint_observations
@@ -182,6 +182,7 @@ def test_a_step_that_fails_is_raised_and_not_told(told: Told) -> None:
 def test_tensors_are_read_only_where_that_was_asked_for(told: Told) -> None:
     class Tensor:
         asked = 0
+        device = SimpleNamespace(type="cuda")
 
         def item(self) -> float:
             Tensor.asked += 1

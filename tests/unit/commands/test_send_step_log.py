@@ -90,10 +90,25 @@ def test_a_whole_log(command: Command, tmp_path: Path) -> None:
 
 
 def test_standard_input_with_a_bar_that_is_redrawn(command: Command) -> None:
-    bar = "".join(f"\rEpoch 0:  10%|#   | {done}/100 [00:05<00:45,  2.00it/s, v_num=1]" for done in (1, 1, 2))
+    bar = "".join(f"\rEpoch 0:  10%|#   | {n}/100 [0{n}:05<00:45,  0.02it/s, v_num=1]" for n in (1, 2, 2, 3))
     command.run("--from-log", "-", "--format", "lightning", "--job", "99", given=bar + "\n")
     (body,) = command.bodies()
-    assert body["job"] == "99" and [one["step"] for one in body["samples"]] == [1, 2]
+    assert body["job"] == "99" and [one["step"] for one in body["samples"]] == [2, 3]
+    assert [one["step_s"] for one in body["samples"]] == [60.0, 60.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("", "no line of standard input is known to tell of a step. Read are Megatron-LM's `iteration"),
+        ("step 3 loss 2.0\n", "no line of standard input is known"),
+        ("Epoch 0:  10%|# | 1/9 [00:05<00:45,  2.00it/s]\n", "that takes two bars 50 s apart"),
+    ],
+    ids=["empty", "other", "bar"],
+)
+def test_a_log_that_tells_no_step_is_said_to(command: Command, given: str, why: str) -> None:
+    assert why in " ".join(command.run("--from-log", "-", given=given).split())
+    assert command.bodies() == []
 
 
 def test_a_log_that_grows_is_cut_and_put_away(command: Command, tmp_path: Path) -> None:
@@ -142,12 +157,14 @@ def test_without_a_job_nothing_is_sent(command: Command) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("bar", ["tqdm", "rich"])
-def test_what_real_lightning_prints(command: Command, tmp_path: Path, bar: str) -> None:
+@pytest.mark.parametrize("by", ["epochs", "steps"])
+def test_what_real_lightning_prints(command: Command, tmp_path: Path, bar: str, by: str) -> None:
     program = Path(frameworks.__file__).parent / "lightning_printing.py"
-    done = frameworks.run(program, tmp_path, {"BAR": bar, "FOLDER": str(tmp_path)})
+    done = frameworks.run(program, tmp_path, {"BAR": bar, "BY": by, "FOLDER": str(tmp_path)})
     command.run("--from-log", "-", given=done.stdout)
     steps = command.steps()
-    assert steps and steps[-1]["step"] == 20
+    # Epochs so short are told once, at their end; rich writes the last one alone into what is no terminal.
+    assert [one["step"] for one in steps] == ([10, 20] if (bar, by) == ("tqdm", "epochs") else [20])
     # Its steps sleep for 0.05 s; how much longer they took is this machine's business.
     assert all(0.05 <= one["step_s"] < 60 for one in steps)
 

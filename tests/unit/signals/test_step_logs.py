@@ -1,6 +1,7 @@
 """Lines of training logs: what counts, what is passed over, and that no line is too much."""
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -110,12 +111,102 @@ def test_megatron_over_deepspeed_tells_each_step_once() -> None:
     assert [one.step for one in read(*lines, form="deepspeed")] == [20]
 
 
-def test_lightnings_bars() -> None:
-    assert read(TQDM) == [LogStep(350, 0.5)]
-    assert read(TQDM.replace("2.00it/s", "4.00s/it"))[0].step_s == 4.0
-    (rich,) = read(RICH)
-    assert (rich.step, rich.step_s, rich.loss) == (50, pytest.approx(1 / 18.18), None)
-    assert read(TQDM.replace("2.00it/s", "0.00it/s"), TQDM.replace(" 50/", " 0/")) == []
+def clock(elapsed_s: float, *, hours: bool = False) -> str:
+    minutes, second = divmod(int(elapsed_s), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02}:{second:02}" if hour or hours else f"{minute:02}:{second:02}"
+
+
+def tqdm(done: int, elapsed_s: float, total: int | None = 1000, epoch: int = 0) -> str:
+    """As tqdm draws it by Lightning's format, whose rate is the mean since the epoch began."""
+    share = f"{100 * done // total:3}%" if total else " "
+    rate = f"{done / elapsed_s:5.2f}" if elapsed_s else "?"
+    of = f"{done}/{total or '?'}"
+    return (
+        f"Epoch {epoch}: {share}|███  | {of} [{clock(elapsed_s)}<{clock(99)}, {rate}it/s, v_num=0, loss=2.3]"
+    )
+
+
+def rich(done: int, elapsed_s: float, total: int | None = 1000, epoch: int = 0, of: str = "/-2") -> str:
+    took = clock(elapsed_s, hours=True)
+    left = f"{took} • {clock(99, hours=True) if total else '-:--:--'}"
+    return f"Epoch {epoch}{of} ━━━━╸━━━ {done}/{total or '--'} {left} {done / elapsed_s:.2f}it/s v_num: 0.000"
+
+
+@pytest.mark.parametrize("bar", [tqdm, rich])
+@pytest.mark.parametrize("took_s", [0.05, 0.9, 7.0, 19.0, 39.8, 40.2, 40.5, 60.0, 201.0, 400.0])
+def test_a_bar_tells_a_steps_time_to_two_in_a_hundred(bar: Callable[..., str], took_s: float) -> None:
+    total = int(max(40, 400 / took_s))
+    told = read(*[bar(done, 3.0 + done * took_s, total) for done in range(1, total + 1)])
+    assert len(told) >= 4 and all(abs(one.step_s / took_s - 1) <= 0.02 for one in told)
+    # One word for each 50 s, or for each step that is longer.
+    assert len(told) <= total * took_s / 50 + 1 and all(one.loss is None for one in told)
+
+
+@pytest.mark.parametrize("bar", [tqdm, rich])
+def test_a_bar_tells_a_slowdown_at_once(bar: Callable[..., str]) -> None:
+    """Where the rate, a mean since the epoch began, is still that of before."""
+    ends = [20.0 * done for done in range(1, 101)]
+    ends += [ends[-1] + 30.0 * done for done in range(1, 7)]
+    told = read(*[bar(done, end) for done, end in enumerate(ends, 1)])
+    assert [round(one.step_s) for one in told if one.step > 103] == [30, 30]
+    assert {round(one.step_s) for one in told if one.step <= 100} == {20}
+
+
+@pytest.mark.parametrize("bar", [tqdm, rich])
+def test_a_short_epoch_is_told_once_by_its_rate_if_that_is_fine(bar: Callable[..., str]) -> None:
+    lines = [bar(done, 2.0 * done, 10, epoch) for epoch in (0, 1) for done in (1, 2, 9, 10, 10)]
+    assert [(one.step, one.step_s) for one in read(*lines)] == [(10, 2.0), (20, 2.0)]
+    assert read(*[bar(done, 8.0 * done, 5) for done in range(1, 6)]) == []
+
+
+def test_bars_without_a_total_count_on_over_epochs() -> None:
+    for bar in (tqdm, rich):
+        lines = [bar(done, 30.0 * done, None, epoch) for epoch in (3, 4, 5) for done in (1, 2, 3, 4)]
+        assert [(one.step, one.step_s) for one in read(*lines)] == [(3, 30.0), (7, 30.0), (11, 30.0)]
+
+
+def test_the_first_batch_of_an_epoch_and_what_lies_between_two_are_not_counted() -> None:
+    lines = [tqdm(0, 0, 5)]
+    lines += [tqdm(done, 600.0 + 60.0 * done, 5, epoch) for epoch in (0, 1) for done in (1, 2, 3)]
+    assert [(one.step, one.step_s) for one in read(*lines)] == [(2, 60.0), (3, 60.0), (7, 60.0), (8, 60.0)]
+
+
+def test_a_training_that_begins_anew_is_told_anew() -> None:
+    lines = [tqdm(done, 60.0 * done) for done in (1, 2, 3)]
+    lines += [tqdm(2, 30.0), tqdm(3, 90.0)]  # from its checkpoint
+    lines += [tqdm(4, 10.0), tqdm(5, 80.0)]  # the next goes on where this one ended
+    assert [(one.step, one.step_s) for one in read(*lines)] == [(2, 60.0), (3, 60.0), (5, 70.0)]
+
+
+def test_a_validation_between_two_bars_is_no_step() -> None:
+    val = "Validation DataLoader 0:  50%|█████     | 5/10 [00:20<00:20,  0.25it/s]"
+    lines = [tqdm(1, 60), tqdm(2, 120), val, tqdm(2, 200), tqdm(3, 260), tqdm(4, 3000), tqdm(5, 3060)]
+    assert [(one.step, one.step_s) for one in read(*lines)] == [(2, 60.0), (3, 60.0), (5, 60.0)]
+
+
+def test_bars_of_days() -> None:
+    first = "Epoch 0/-2 ━━━ 10/99 1 day, 2:00:00 • 9 days, 1:00:00 0.00it/s"
+    last = "Epoch 0 ━━━ 12/99 2 days, 2:00:00 • 9 days, 1:00:00 0.00it/s"
+    assert [(one.step, one.step_s) for one in read(first, last)] == [(12, 43_200.0)]
+    lines = [tqdm(1, 360_000), tqdm(2, 360_060)]
+    assert "100:00:00" in lines[0] and [one.step_s for one in read(*lines)] == [60.0]
+
+
+def test_a_rate_in_seconds() -> None:
+    whole = TQDM.replace("50/100", "100/100")
+    assert [one.step_s for one in read(whole)] == [0.5]
+    assert [one.step_s for one in read(whole.replace("2.00it/s", "4.00s/it"))] == [4.0]
+    assert read(TQDM) == read(whole.replace("2.00it/s", "0.00it/s")) == []
+    assert read(RICH) == []
+
+
+def test_a_log_that_speaks_of_steps_without_their_times() -> None:
+    for line, spoken in ((TQDM, True), (RANK.format(second=2, step=1), True), ("epoch,step,loss", True),
+                         ("loss: 3", False), (MEGATRON, True)):  # fmt: skip
+        reader = LogReader()
+        reader.line(line)
+        assert reader.spoken is spoken
 
 
 def test_lightnings_csv_counts_by_when_it_is_written() -> None:
@@ -148,7 +239,8 @@ def test_what_says_nothing_is_passed_over(line: str) -> None:
 _PIECES = st.sampled_from(
     [MEGATRON, PIPELINE, TIMER, RANK, TQDM, RICH, "epoch,step,loss", "0,1,2", "|", ":", " ", "Epoch 1: 1%|",
      "9" * 30, "iteration 1/ 2 |", " elapsed time per iteration (ms): ", "steps: 1 loss: ",
-     "[2024-13-01 99:00:00,1]", "²"]
+     "[2024-13-01 99:00:00,1]", "²", "٣", "Epoch 1: 10%|# | 1/9 [10:00<1, ",
+     "Epoch 0/-2 ━ 9/9 9 days, 1:00:00 "]
 )  # fmt: skip
 
 
@@ -163,7 +255,8 @@ def test_no_line_is_too_much_for_any_form(lines: list[str], seen: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["iteration  1/ 2 |", "Epoch 1:  1%|", "Epoch 1/9 ━", "steps: 1 loss: 2 ", "[2024-"]
+    "piece",
+    ["iteration  1/ 2 |", "Epoch 1:  1%|", "Epoch 1/9 ━", "Epoch 1 ━ 1/9 ", "steps: 1 loss: 2 ", "[2024-"],
 )
 def test_a_long_line_takes_no_long_time(piece: str) -> None:
     """Quadratic would be some 10^8 operations for each of these; the suite's own time limit would end it."""

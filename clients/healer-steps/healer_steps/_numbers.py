@@ -1,0 +1,47 @@
+"""What a program calls a number -> a plain one, as JSON has it. Imports neither numpy nor torch."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+#: healer takes no whole number beyond it.
+WHOLE_MAX = 2**62
+
+
+def on_device(value: Any) -> bool:
+    """It may lie in an accelerator's memory, where reading it makes the host wait. Tensors and arrays of
+    torch, JAX, CuPy and their like name their device."""
+    device = getattr(value, "device", None)
+    return device is not None and getattr(device, "type", device) != "cpu"
+
+
+def number(value: Any) -> float:
+    """Of Python, numpy, or a tensor in the host's memory. Never waits for a GPU. Raises TypeError,
+    ValueError, OverflowError, or what reading it raises."""
+    return value if type(value) is float else float(_plain(value))
+
+
+def whole(value: Any, most: int = WHOLE_MAX) -> int:
+    """As `number`, and from 0 to `most`; `3.0` is 3."""
+    told = value if type(value) is int else _plain(value)
+    if told != int(told) or not 0 <= told <= most:
+        raise ValueError("%.40r is no whole number from 0 to %d" % (told, most))
+    return int(told)
+
+
+def _plain(value: Any) -> int | float:
+    if type(value) is int:
+        return value
+    if on_device(value):
+        raise TypeError("it lies on %s, and reading it would make the host wait" % value.device)
+    item = getattr(value, "item", None)
+    if item is not None:  # of numpy or torch: a scalar, or an array of one
+        value = item()
+    if isinstance(value, bool):  # the wrong one of several values
+        raise TypeError("%r is a truth value" % value)
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    if not hasattr(value, "__float__"):  # float() would read text too
+        raise TypeError("%.40r is no number" % (value,))
+    return float(value)

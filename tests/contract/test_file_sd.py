@@ -1,7 +1,5 @@
 """One file of targets, read by Debian's Prometheus and by healer: the same addresses, the same labels."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 
 from healer.adapters.pull.targets import FileTargets
 from healer.model import ScrapeJob, ScrapeRules
-from tests.support.processes import free_port
+from tests.support.prometheus import running_prometheus
 from tests.support.wait import wait_until
 
 TARGETS = """\
@@ -40,23 +38,12 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     (folder / ".hidden.yml").write_text("- targets: ['127.0.0.6:1']\n")
     (folder / "b.json").write_text('[{"targets": ["127.0.0.7:1"], "labels": null}]')
     (folder / "below" / "c.yaml").write_text("- targets: ['127.0.0.8:1']\n")
-    (tmp_path / "prometheus.yml").write_text(
+    config = (
         "global: {scrape_interval: 1h}\nscrape_configs:\n- job_name: node\n  file_sd_configs:\n"
         f"  - files: [{', '.join(str(one) for one in forms(tmp_path))}]\n"
     )
-    program = shutil.which("prometheus")
-    assert program is not None, "tools/setup --system installs it"
-    address = f"127.0.0.1:{free_port()}"
-    process = subprocess.Popen(
-        [program, f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}",
-         f"--web.listen-address={address}"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait(30)
+    with running_prometheus(tmp_path, config) as url:
+        yield url
 
 
 def forms(folder: Path) -> list[Path]:

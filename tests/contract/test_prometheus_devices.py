@@ -3,8 +3,6 @@ exporters of the fabric are stand-ins."""
 
 import re
 import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from healer.model import OF_DEVICES, Part
 from healer.ruleset import load
 from healer.signals.devices import with_devices
 from tests.support.loop import SHIPPED
+from tests.support.prometheus import running_prometheus
 from tests.support.pulling import Pulled
 from tests.support.sink import Sink, serve_sink
 from tests.support.snippets import placed, snippet
@@ -52,7 +51,7 @@ def written(exporter: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """What Prometheus sends by the configuration of the documents."""
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "token").write_text("t")
-    with serve_sink() as sink, socket.socket() as free:
+    with serve_sink() as sink:
         config = placed(
             snippet("signals.md", SECTION),
             {
@@ -63,22 +62,8 @@ def written(exporter: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 "scrape_interval: 30s": "scrape_interval: 1s",
             },
         )
-        (folder / "prometheus.yml").write_text(config)
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        free.close()
-        program = shutil.which("prometheus")
-        assert program is not None, "tools/setup --system installs it"
-        process = subprocess.Popen(
-            [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-             f"--web.listen-address={address}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
+        with running_prometheus(folder, config):
             yield sink
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 def test_what_prometheus_writes_is_of_the_devices(written: Sink) -> None:

@@ -382,13 +382,15 @@ print("child", os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_child_of_a_fork_takes_over_no_lock_and_no_event(told: Told) -> None:
+def ran(program: str, told: Told) -> subprocess.CompletedProcess[str]:
     path = str(Path(healer_steps.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS],
-        env=told.environ(PYTHONPATH=path, PATH=os.environ["PATH"], SLURM_PROCID="0"), capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+    environ = told.environ(PYTHONPATH=path, PATH=os.environ["PATH"], SLURM_PROCID="0")
+    words = [sys.executable, "-c", program]
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_child_of_a_fork_takes_over_no_lock_and_no_event(told: Told) -> None:
+    done = ran(FORKS, told)
     assert (done.returncode, done.stdout) == (0, "child 1\n"), done.stderr
     assert told.bodies("signals/checkpoints")[0][0]["path"] == "/ckpt/child"
 
@@ -425,12 +427,7 @@ steps.close(0)
 
 def test_a_signal_that_saves_while_the_program_saves_stops_nothing(told: Told) -> None:
     """As Slurm's before the end of a job's time. Not a lock may be held twice by one thread."""
-    path = str(Path(healer_steps.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALS],
-        env=told.environ(PYTHONPATH=path, PATH=os.environ["PATH"], SLURM_PROCID="0"), capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = ran(SIGNALS, told)
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
 
 

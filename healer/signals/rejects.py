@@ -8,11 +8,11 @@ import msgspec
 #: Entries told as rejected, of one request; the rest is only counted.
 REJECTED_TOLD = 1000
 #: RFC 3339, 5.6: capitals or not, a blank for the T, any number of digits of a second. Its offsets have a
-#: colon and its fractions a point; `date +%z` writes no colon, `dmesg --time-format iso` a comma, and no
-#: fault is to be lost for that.
+#: colon and its fractions a point; `date +%z` writes no colon, PostgreSQL no minutes,
+#: `dmesg --time-format iso` a comma, and no fault is to be lost for that.
 _RFC_3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:[.,]\d+)?"
-    r"(?P<zone>[Zz]|[-+]\d\d:?[0-5]\d)?",
+    r"(?P<zone>[Zz]|[-+]\d\d(?::?[0-5]\d)?)?",
     re.ASCII,
 )
 _SECOND = slice(17, 19)

@@ -29,6 +29,12 @@ _RICH = re.compile(
 )
 
 
+#: The bar of a validation, of tqdm or rich; a line of the program's own about one is none.
+_VALIDATION = re.compile(
+    r"Validation(?: DataLoader \d{1,9})?(?:: {1,4}(?:\d{1,3}%)?\||[^\w:]{3,400}\d{1,12}/(?:\d|\?|--))"
+)
+
+
 class Bar(NamedTuple):
     """One drawing of a bar. `total` is None where the loader does not know it; `rate_s` where the rate tells
     the time of a step less well than FINE."""
@@ -55,6 +61,11 @@ def bar(text: str) -> Bar | None:
         elapsed_s=((24 * days + hours) * 60 + minutes) * 60 + seconds,
         rate_s=_fine(match["rate"], match["unit"]),
     )
+
+
+def validates(text: str) -> bool:
+    """Whether the bar of a validation is drawn in this line."""
+    return _VALIDATION.search(text) is not None
 
 
 class Bars:

@@ -21,7 +21,7 @@ from statistics import median
 from typing import NamedTuple
 
 from healer.signals.numerals import float_of
-from healer.signals.step_bars import Bars, bar
+from healer.signals.step_bars import Bars, bar, validates
 
 #: Bounds of what is believed: characters of a line, seconds of a step, steps between two lines, columns.
 LINE_MAX, SECONDS_MAX, STEPS_MAX, COLUMNS_MAX = 8_192, 86_400.0, 100_000, 500
@@ -103,7 +103,7 @@ class LogReader:
     def _lightning(self, text: str, _: datetime | None) -> LogStep | None:
         drawn = bar(text)
         if drawn is None:
-            if "Validation" in text:
+            if validates(text):
                 self._bars.aside()
             return None
         self.spoken = True

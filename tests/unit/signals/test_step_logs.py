@@ -179,10 +179,26 @@ def test_a_training_that_begins_anew_is_told_anew() -> None:
     assert [(one.step, one.step_s) for one in read(*lines)] == [(2, 60.0), (3, 60.0), (5, 70.0)]
 
 
-def test_a_validation_between_two_bars_is_no_step() -> None:
-    val = "Validation DataLoader 0:  50%|█████     | 5/10 [00:20<00:20,  0.25it/s]"
+@pytest.mark.parametrize(
+    "val",
+    [
+        "Validation DataLoader 0:  50%|█████     | 5/10 [00:20<00:20,  0.25it/s]",
+        "Validation: |          | 0/? [00:00<?, ?it/s]",
+        "Validation ━━━━━━━━━━━╸━━━━ 5/10 0:00:20 • 0:00:20 0.25it/s",
+        "Validation ━━━━━━━━━━━━━━━━ 5/-- 0:00:20 • -:--:-- 0.25it/s",
+    ],
+)
+def test_a_validation_between_two_bars_is_no_step(val: str) -> None:
     lines = [tqdm(1, 60), tqdm(2, 120), val, tqdm(2, 200), tqdm(3, 260), tqdm(4, 3000), tqdm(5, 3060)]
     assert [(one.step, one.step_s) for one in read(*lines)] == [(2, 60.0), (3, 60.0), (5, 60.0)]
+
+
+@pytest.mark.parametrize(
+    "line", ["INFO Validation loss: 0.31", "Validation 3/10 is next", "Validation: 5/10 batches were good"]
+)
+def test_what_a_program_says_of_a_validation_is_none(line: str) -> None:
+    lines = [tqdm(1, 60), line, tqdm(2, 90), line, tqdm(3, 120), line, tqdm(4, 180)]
+    assert [(one.step, one.step_s) for one in read(*lines)] == [(3, 30.0), (4, 60.0)]
 
 
 def test_bars_of_days() -> None:

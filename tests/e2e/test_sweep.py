@@ -1,6 +1,5 @@
 """Sweeps with everything real: Slurm, the product's processes, the shipped playbook. Its tests are short."""
 
-import contextlib
 import os
 import re
 import shutil
@@ -156,9 +155,12 @@ def test_a_fatal_fault_is_drained_at_once_and_ends_it(sweeps: Sweeps) -> None:
     wait_until(lambda: site.drained_by_us(node), 10, what="the drain", every_s=0.1)
     sweeps.ended(run)
     assert [job.state for job in sweeps.jobs(node)] == ["CANCELLED"]
-    with contextlib.suppress(AssertionError):
-        site.resume(node)
-    wait_until(lambda: site.node(node).in_service, 30, what="it is back", every_s=0.1)
+    answer = site.resume(node)
+    assert answer.status_code == 202, answer.text
+    try:
+        wait_until(lambda: site.node(node).in_service, 30, what=f"{node} is back", every_s=0.1)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; {answer.text}; {site.runs(node)}; {site.shown(node)}") from None
 
 
 def test_a_wrong_answer_is_a_finding_and_no_drain(sweeps: Sweeps) -> None:

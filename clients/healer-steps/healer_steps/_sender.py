@@ -104,10 +104,15 @@ class Sender:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None and not self._closing:
-                thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
-                thread.start()
-                self._thread = thread  # where it could not start, the next step tries again
+            if self._thread is not None or self._closing:
+                return
+            # Known before it starts: start() waits, and a signal's handler that saves meanwhile comes here too.
+            self._thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
+            try:
+                self._thread.start()
+            except (RuntimeError, MemoryError) as error:
+                self._thread = None
+                self.say("start", f"step times wait, the next step tries again: {error!r}")
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits, for at most this long. A second time is nothing."""

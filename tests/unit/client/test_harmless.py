@@ -49,6 +49,10 @@ def opened(told: Told, **more: Any) -> healer_steps.Steps:
     return healer_steps.Steps(every_s=0.02, environ=told.environ(SLURM_PROCID="0"), **more)
 
 
+def paths_of(told: Told) -> list[str]:
+    return [one["path"] for body in told.bodies("signals/checkpoints") for one in body]
+
+
 def one_step(steps: healer_steps.Steps, **about: Any) -> None:
     with steps.step(**about):
         pass
@@ -188,8 +192,7 @@ def test_odd_arguments_end_no_training(told: Told) -> None:
     wait_until(lambda: len(told.bodies("signals/checkpoints")) > 0, 20, what="they are told")
     steps.close("soon")  # type: ignore[arg-type]
     steps.close()
-    paths = [one["path"] for body in told.bodies("signals/checkpoints") for one in body]
-    assert "/ckpt/2" in paths and "/ckpt/3" in paths
+    assert {"/ckpt/2", "/ckpt/3"} <= set(paths_of(told))
 
 
 # --- around it ---
@@ -264,19 +267,74 @@ def test_spaces_around_the_address_are_none_of_it() -> None:
     assert Settings(RANK | {"HEALER_URL": " http://healer:8080/ \n"}).url == "http://healer:8080"
 
 
-def test_a_thread_that_cannot_start_is_tried_again(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+def cannot_start(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
+
+def test_a_thread_that_cannot_start_is_tried_again(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = opened(told)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
+        patch.setattr(threading.Thread, "start", cannot_start)
         one_step(steps)
         steps.checkpoint("/ckpt/1", 1, checksum=True)
         steps.flush()
     one_step(steps)
     steps.close()
     assert [one["step"] for one in told.samples()] == [0, 1]
+    assert paths_of(told) == ["/ckpt/1"] and (steps.sent, steps.dropped) == (2, 0)
+
+
+def test_steps_of_a_gpu_wait_for_a_thread_that_cannot_start(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, gpu = opened(told, cuda=False), Events()
+    gpu.fails = False
+    steps._marks = CudaMarks(gpu, steps._done)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cannot_start)
+        for _ in range(3):
+            one_step(steps)
+        assert steps.dropped == 0
+    one_step(steps)
+    steps.close()
+    assert [one["step"] for one in told.samples()] == [0, 1, 2, 3] and (steps.sent, steps.dropped) == (4, 0)
+
+
+def test_a_checkpoint_whose_checksum_hangs_is_told_at_the_end(told: Told, tmp_path: Path) -> None:
+    endless = tmp_path / "pipe"
+    os.mkfifo(endless)
+    holder = os.open(endless, os.O_RDWR)  # whoever reads waits
+    steps = opened(told)
+    for path in (endless, Path("/ckpt/2")):
+        steps.checkpoint(path, 1, checksum=True)
+    assert steps._checkpoints is not None
+    steps._checkpoints.close(0.1)
+    os.write(holder, b"x")
+    steps.close(20)
+    os.close(holder)
+    assert paths_of(told) == [str(endless), "/ckpt/2"]
+
+
+def test_a_signal_that_saves_while_a_thread_starts_starts_no_other(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        if thread.name.startswith("healer-") and started.count(thread.name) == 1:
+            steps.checkpoint(f"/ckpt/{thread.name}", 1, checksum=True)
+        start(thread)
+
+    steps = opened(told)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        steps.checkpoint("/ckpt/1", 1, checksum=True)
+        one_step(steps)
+        wait_until(lambda: len(paths_of(told)) == 3, 20, what="all are told")
+    steps.close()
+    assert sorted(name for name in started if name.startswith("healer-")) == ["healer-checksum", "healer-steps"]
+    assert sorted(paths_of(told)) == ["/ckpt/1", "/ckpt/healer-checksum", "/ckpt/healer-steps"]
 
 
 def test_a_log_handler_that_fails_ends_no_training() -> None:

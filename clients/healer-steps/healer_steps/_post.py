@@ -157,10 +157,12 @@ class Post:
             return False
         wrong = answer.get("rejected") or []
         if wrong:
+            # Read in full before anything is counted: what is no answer of healer's raises here.
             lost = len(wrong) + int(answer.get("rejected_more") or 0)
+            why = "healer rejects step times: {:.300}".format(wrong[0].get("reason", ""))
             sender.rejected += lost
             count -= min(lost, count)
-            sender.say("rejected", "healer rejects step times: {:.300}".format(wrong[0].get("reason", "")))
+            sender.say("rejected", why)
         sender.sent += count
         return True
 

@@ -106,7 +106,7 @@ class Sender:
         with self._lock:
             if self._thread is not None or self._closing:
                 return
-            # Known before it starts: start() waits, and a signal's handler that saves meanwhile comes here too.
+            # Known before it starts: a signal's handler that saves may come here while start() waits.
             self._thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
             try:
                 self._thread.start()

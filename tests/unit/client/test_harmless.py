@@ -45,6 +45,32 @@ class Tensor:
     __bool__ = item
 
 
+class Jax(Tensor):
+    """Its device has a platform and no type; so `jaxlib.xla_client.Device`."""
+
+    def __init__(self, value: float, platform: str) -> None:
+        super().__init__(value, platform)
+        self.device = SimpleNamespace(platform=platform)
+
+    def item(self) -> float:
+        assert self.device.platform == "cpu", "the host would wait"
+        return self.value
+
+
+class TensorFlow:
+    """Its device is a name, and its `__index__` refuses a float; so `tf.Tensor`."""
+
+    def __init__(self, value: float, device: str) -> None:
+        self.value, self.device = value, f"/job:localhost/replica:0/task:0/device:{device}"
+
+    def numpy(self) -> Any:
+        assert self.device.endswith("CPU:0"), "the host would wait"
+        return np.float32(self.value)
+
+    def __index__(self) -> int:
+        raise TypeError("only integer scalar arrays can be converted to a scalar index")
+
+
 def opened(told: Told, **more: Any) -> healer_steps.Steps:
     return healer_steps.Steps(every_s=0.02, environ=told.environ(SLURM_PROCID="0"), **more)
 
@@ -63,9 +89,9 @@ def one_step(steps: healer_steps.Steps, **about: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [np.int64(4096), np.float32(4096), np.array(4096), np.array([4096]), Tensor(4096, "cpu"), Decimal(4096),
-     Fraction(4096), 4096.0],
-    ids=["int64", "float32", "array", "list", "tensor", "decimal", "fraction", "float"],
+    [np.int64(4096), np.float32(4096), np.array(4096), np.array([4096]), Tensor(4096, "cpu"),
+     Jax(4096, "cpu"), TensorFlow(4096, "CPU:0"), Decimal(4096), Fraction(4096), 4096.0],
+    ids=["int64", "float32", "array", "list", "tensor", "jax", "tensorflow", "decimal", "fraction", "float"],
 )  # fmt: skip
 def test_numbers_of_any_kind_are_told_as_plain_ones(told: Told, value: Any) -> None:
     with opened(told, stage=np.int32(1), first_step=np.int64(7)) as steps:
@@ -82,7 +108,7 @@ def test_numbers_of_any_kind_are_told_as_plain_ones(told: Told, value: Any) -> N
 
 NO_NUMBERS = [
     complex(1, 2), "7", b"7", [1], np.array([1, 2]), 10**400, True, np.bool_(True), object(),
-    Tensor(7, "cuda"),
+    Tensor(7, "cuda"), Jax(7, "gpu"), TensorFlow(7, "GPU:0"),
 ]  # fmt: skip
 
 
@@ -212,7 +238,13 @@ def test_a_batch_that_breaks_is_dropped_alone(told: Told, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    "answer", [{"rejected": 5}, {"rejected": ["x"]}, {"rejected": [{}], "rejected_more": "x"}]
+    "answer",
+    [
+        {"rejected": 5},
+        {"rejected": ["x"]},
+        {"rejected": [{"reason": 5}]},
+        {"rejected": [{}], "rejected_more": "x"},
+    ],
 )
 def test_an_answer_that_is_not_healers_ends_nothing(told: Told, answer: dict[str, Any]) -> None:
     told.sink.answers.append((202, {"Retry-After": "\xb2"}, json.dumps(answer).encode()))
@@ -221,7 +253,8 @@ def test_an_answer_that_is_not_healers_ends_nothing(told: Told, answer: dict[str
     wait_until(lambda: steps.dropped == 1, 20, what="the answer came")
     one_step(steps)
     steps.close()
-    assert steps.sent == 1
+    assert steps._sender is not None
+    assert (steps.sent, steps.dropped, steps._sender.rejected) == (1, 1, 0)  # each is counted once
 
 
 @pytest.mark.parametrize(
@@ -257,10 +290,24 @@ def test_a_token_that_is_none_is_not_put_into_the_log(
     steps = healer_steps.Steps(every_s=0.02, environ=told.environ(**environ))
     one_step(steps)
     wait_until(lambda: caplog.records, 20, what="it is said")
-    file.write_text("heal_0_good")
-    steps.close(0.5)
+    (tmp_path / "new").write_text("heal_0_good")
+    os.replace(tmp_path / "new", file)
+    steps.close(20 if in_file else 0.5)
     assert "heal_0" not in caplog.text and "HEALER_TOKEN" in caplog.text
     assert steps.sent == (1 if in_file else 0)  # what waited goes with the file's next token
+
+
+@pytest.mark.parametrize(
+    "value", ["\xb2", "\u0663", "9" * 5000, "-1", "1.5", "1_0", ",", "\udcff", "\n", "0x1"]
+)
+def test_what_stands_in_the_environment_ends_no_training(told: Told, value: str) -> None:
+    more = ["URL", "CLUSTER", "NODE", "TOKEN_FILE", "CA_FILE", "MUNGE_SOCKET"]
+    ranks = ["SLURM_JOBID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_GPUS"]
+    for name in (*RANK, *ranks, *("HEALER_" + one for one in more)):
+        environ = {key: one for key, one in told.environ().items() if key not in {"SLURM_STEP_GPUS", name}}
+        steps = healer_steps.Steps(environ=environ | {name: value})
+        steps.close(0)
+        assert (steps.settings.gpu, steps.settings.rank) in {(None, 9), (None, None)}
 
 
 def test_spaces_around_the_address_are_none_of_it() -> None:
@@ -307,10 +354,10 @@ def test_a_checkpoint_whose_checksum_hangs_is_told_at_the_end(told: Told, tmp_pa
     steps = opened(told)
     for path in (endless, Path("/ckpt/2")):
         steps.checkpoint(path, 1, checksum=True)
-    assert steps._checkpoints is not None
+    assert steps._checkpoints is not None and steps._sender is not None
     steps._checkpoints.close(0.1)
+    steps._sender.close(20)
     os.write(holder, b"x")
-    steps.close(20)
     os.close(holder)
     assert paths_of(told) == [str(endless), "/ckpt/2"]
 
@@ -333,7 +380,7 @@ def test_a_signal_that_saves_while_a_thread_starts_starts_no_other(
         one_step(steps)
         wait_until(lambda: len(paths_of(told)) == 3, 20, what="all are told")
     steps.close()
-    assert sorted(name for name in started if name.startswith("healer-")) == ["healer-checksum", "healer-steps"]
+    assert (started.count("healer-checksum"), started.count("healer-steps")) == (1, 1)
     assert sorted(paths_of(told)) == ["/ckpt/1", "/ckpt/healer-checksum", "/ckpt/healer-steps"]
 
 

@@ -57,6 +57,8 @@ class Sender:
         self._end = float("inf")
         #: Samples and checkpoints that the thread took and has not sent.
         self._held = 0
+        #: Held by the thread while what it holds changes: close() counts each one once.
+        self._counting = threading.Lock()
         #: Set when the next try to send is over.
         self._flushes: deque[threading.Event] = deque()
 
@@ -125,9 +127,10 @@ class Sender:
         thread = self._thread
         if thread is not None and thread.is_alive():  # it may never have begun: too many are there
             thread.join(timeout_s)
-        left = len(self._samples) + len(self._checkpoints) + self._held
-        if left:
+        with self._counting:
+            left = len(self._samples) + len(self._checkpoints) + self._held
             self.dropped += left
+        if left:
             log.debug("%d step times and checkpoints were not sent", left)
 
     def say(self, kind: str, text: str) -> None:
@@ -138,6 +141,14 @@ class Sender:
                 log.warning("healer: %s (said once)", text)
 
     # --- the sender's thread ---
+
+    def _settled(self, count: int, sent: int = 0, rejected: int = 0, dropped: int = 0) -> None:
+        """So many of those that the thread holds are done with."""
+        with self._counting:
+            self.sent += sent
+            self.rejected += rejected
+            self.dropped += dropped
+            self._held -= count
 
     def _run(self) -> None:
         try:

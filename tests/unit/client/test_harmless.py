@@ -18,7 +18,7 @@ from typing import Any
 import healer_steps
 import numpy as np
 import pytest
-from healer_steps import _sender, _steps
+from healer_steps import _post, _sender, _steps
 from healer_steps._callbacks import quiet
 from healer_steps._environ import Settings
 from healer_steps._marks import PENDING, CudaMarks
@@ -562,3 +562,22 @@ def test_the_end_does_not_wait_longer_than_it_may() -> None:
     started = time.monotonic()
     steps.close(-1)
     assert time.monotonic() - started < 60 and steps.dropped == 1
+
+
+def test_what_the_sender_just_took_is_counted_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, took, over = _post.taken, threading.Event(), threading.Event()
+
+    def taken(queue: Any, most: int) -> list[Any]:
+        found = real(queue, most)
+        if any(isinstance(one, tuple) for one in found):
+            took.set()
+            over.wait(0.5)  # where nothing keeps close() from counting, it counts now
+        return found
+
+    monkeypatch.setattr(_post, "taken", taken)
+    steps = healer_steps.Steps(every_s=0.02, environ=RANK | {"HEALER_URL": f"http://127.0.0.1:{free_port()}"})
+    one_step(steps)
+    assert took.wait(20)
+    steps.close(0)
+    over.set()
+    assert steps.dropped == 1

@@ -44,6 +44,7 @@ class Checkpoints:
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
         self._lock = threading.RLock()  # a signal's handler may save, while the program does
         self._thread: threading.Thread | None = None
+        self._starting = False
         self.closing = False
 
     def told(self, path: str, step: int, durable: bool, checksum: bool) -> None:
@@ -53,19 +54,24 @@ class Checkpoints:
         with self._lock:
             if checksum and not self.closing and len(self._waiting) <= WAITING:
                 self._waiting.append((path, event))
-                if self._thread is None:
-                    self._start()
+                self._start()
                 return
         self._sender.put_checkpoint(event)
 
     def _start(self) -> None:
-        # Known before it starts, as the sender's: a signal's handler may come here meanwhile.
-        self._thread = threading.Thread(target=self._run, name="healer-checksum", daemon=True)
+        if self._starting:  # this is a signal's handler, that came in the midst of it
+            return
+        self._starting = True
         try:
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="healer-checksum", daemon=True)
+                self._thread.start()
         except (RuntimeError, MemoryError) as error:
             self._thread = None
             self._sender.say("checksum", f"checkpoints have no checksum: {error!r}")
+        finally:
+            self._starting = False
+        if self._thread is None:
             self._tell_without()
 
     def close(self, timeout_s: float) -> None:

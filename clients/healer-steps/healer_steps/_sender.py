@@ -53,6 +53,7 @@ class Sender:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._starting = False
         self._closing = False
         self._end = float("inf")
         #: Samples and checkpoints that the thread took and has not sent.
@@ -106,15 +107,18 @@ class Sender:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is not None or self._closing:
+            if self._starting:  # this is a signal's handler, that came in the midst of it
                 return
-            # Known before it starts: a signal's handler that saves may come here while start() waits.
-            self._thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
+            self._starting = True
             try:
-                self._thread.start()
+                if self._thread is None and not self._closing:
+                    self._thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
+                    self._thread.start()
             except (RuntimeError, MemoryError) as error:
                 self._thread = None
                 self.say("start", f"step times wait, the next step tries again: {error!r}")
+            finally:
+                self._starting = False
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits, for at most this long. A second time is nothing."""

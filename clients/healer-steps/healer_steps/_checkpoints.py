@@ -15,12 +15,12 @@ from collections import deque
 from typing import Any, Iterable, Union
 
 from healer_steps._fork import begins_anew
-from healer_steps._post import utc
+from healer_steps._post import taken, utc
 from healer_steps._sender import Sender
 
 #: What is summed at most: beyond it a checkpoint is told without a checksum.
 FILES, BYTES, SECONDS = 10_000, 1 << 40, 3600.0
-#: Checkpoints that wait to be summed; the others are told without.
+#: Checkpoints that wait while one is summed; the others are told without.
 WAITING = 8
 _CHUNK = 4 << 20
 
@@ -40,9 +40,11 @@ class Checkpoints:
         begins_anew(self)
 
     def _reset(self) -> None:
+        #: The first one is being summed, and stays until it is told.
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
         self._lock = threading.RLock()  # a signal's handler may save, while the program does
         self._thread: threading.Thread | None = None
+        self._starting = False
         self.closing = False
 
     def told(self, path: str, step: int, durable: bool, checksum: bool) -> None:
@@ -50,13 +52,27 @@ class Checkpoints:
         path = os.path.abspath(path)
         event = {"step": step, "path": path, "durable": durable, "time": utc(time.time())}
         with self._lock:
-            if checksum and not self.closing and len(self._waiting) < WAITING:
+            if checksum and not self.closing and len(self._waiting) <= WAITING:
                 self._waiting.append((path, event))
-                if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._run, name="healer-checksum", daemon=True)
-                    self._thread.start()
+                self._start()
                 return
         self._sender.put_checkpoint(event)
+
+    def _start(self) -> None:
+        if self._starting:  # this is a signal's handler, that came in the midst of it
+            return
+        self._starting = True
+        try:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="healer-checksum", daemon=True)
+                self._thread.start()
+        except (RuntimeError, MemoryError) as error:
+            self._thread = None
+            self._sender.say("checksum", f"checkpoints have no checksum: {error!r}")
+        finally:
+            self._starting = False
+        if self._thread is None:
+            self._tell_without()
 
     def close(self, timeout_s: float) -> None:
         """What is not summed after half of it is told without a checksum."""
@@ -66,6 +82,13 @@ class Checkpoints:
             self.closing = True
             thread.join(timeout_s / 4)
         self.closing = True
+        self._tell_without()
+
+    def _tell_without(self) -> None:
+        with self._lock:
+            left = taken(self._waiting, len(self._waiting))
+        for _, event in left:
+            self._sender.put_checkpoint(event)
 
     def _run(self) -> None:
         while True:
@@ -73,12 +96,18 @@ class Checkpoints:
                 if not self._waiting:
                     self._thread = None
                     return
-                path, event = self._waiting.popleft()
+                one = self._waiting[0]
+            path, event = one
             try:
-                event["sha256"] = checksum_of(path, self)
+                event = dict(event, sha256=checksum_of(path, self))
             except Exception as error:  # OSError, TooMuch; whatever it is, the others are still summed
                 self._sender.say("checksum", f"{path} has no checksum: {error}")
-            self._sender.put_checkpoint(event)
+            with self._lock:
+                is_told = not self._waiting or self._waiting[0] is not one  # by `close`, without
+                if not is_told:
+                    self._waiting.popleft()
+            if not is_told:
+                self._sender.put_checkpoint(event)
 
 
 def folders(told: Folders) -> tuple[str, ...]:

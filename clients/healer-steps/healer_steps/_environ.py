@@ -84,12 +84,17 @@ def ranks_of(env: Mapping[str, str], told: tuple[int, int] | None = None) -> Ran
 def gpu_of(env: Mapping[str, str], local_rank: int | None) -> int | None:
     """The GPU of this rank. CUDA_VISIBLE_DEVICES may count anew within a job; Slurm's lists do not."""
     told = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or ""
-    gpus = [int(one) for one in told.split(",") if one.strip().isdigit()]
+    gpus = [gpu for gpu in map(_whole, told.split(",")) if gpu is not None]
     if len(gpus) == 1:
         return gpus[0]
     return gpus[local_rank] if local_rank is not None and 0 <= local_rank < len(gpus) else None
 
 
 def _number(env: Mapping[str, str], name: str) -> int | None:
-    text = env.get(name, "").strip()
-    return int(text) if text.isdigit() and len(text) < 10 else None
+    return _whole(env.get(name, ""))
+
+
+def _whole(text: str) -> int | None:
+    """Never raises: int() does for some of what is a digit to Unicode, and for thousands of them."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 #: healer takes no whole number beyond it.
 WHOLE_MAX = 2**62
+#: Of numpy, torch and JAX; and of TensorFlow, `/job:localhost/replica:0/task:0/device:CPU:0`.
+_HOST = re.compile(r"(?:/.*[/:])?cpu(?::\d+)?", re.IGNORECASE)
 
 
 def on_device(value: Any) -> bool:
     """It may lie in an accelerator's memory, where reading it makes the host wait. Tensors and arrays of
-    torch, JAX, CuPy and their like name their device."""
+    torch, JAX, CuPy and their like name their device: by its `type`, by its `platform` or in words."""
     device = getattr(value, "device", None)
-    return device is not None and getattr(device, "type", device) != "cpu"
+    if device is None:
+        return False
+    kind = getattr(device, "type", None) or getattr(device, "platform", device)
+    return not (isinstance(kind, str) and _HOST.fullmatch(kind))
 
 
 def number(value: Any) -> float:
@@ -35,6 +41,8 @@ def _plain(value: Any) -> int | float:
         return value
     if on_device(value):
         raise TypeError("it lies on %s, and reading it would make the host wait" % value.device)
+    if not hasattr(value, "item") and hasattr(value, "numpy"):
+        value = value.numpy()  # of TensorFlow
     item = getattr(value, "item", None)
     if item is not None:  # of numpy or torch: a scalar, or an array of one
         value = item()

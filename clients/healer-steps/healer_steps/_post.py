@@ -62,11 +62,12 @@ class Post:
         sender = self._sender
         while True:
             self._link.timeout_s = max(0.1, min(TIMEOUT_S, sender._end - time.monotonic()))
-            if not self._marks:
-                self._marks = taken(sender._checkpoints, CHECKPOINTS)
-            if not self.held:
-                self.held = taken(sender._samples, BATCH)
-            self._count()
+            with sender._counting:
+                if not self._marks:
+                    self._marks = taken(sender._checkpoints, CHECKPOINTS)
+                if not self.held:
+                    self.held = taken(sender._samples, BATCH)
+                self._count()
             if self._marks:
                 body = [dict(one, **self._about()) for one in self._marks]
                 if not self._went(_CHECKPOINTS, body, 0):
@@ -92,7 +93,7 @@ class Post:
         return self._later()
 
     def _drop(self, count: int, error: Exception) -> None:
-        self._sender.dropped += count
+        self._sender._settled(count, dropped=count)
         self._sender.say("lost", "%d step times or checkpoints are dropped: %r" % (count, error))
 
     def _stands(self) -> bool:
@@ -123,9 +124,9 @@ class Post:
     def _drop_old(self) -> None:
         edge = time.time() - _OLD_S
         young = [sample for sample in self.held if sample[0] > edge]
-        self._sender.dropped += len(self.held) - len(young)
+        old = len(self.held) - len(young)
+        self._sender._settled(old, dropped=old)
         self.held = young
-        self._count()
 
     def _went(self, path: str, body: Any, count: int) -> bool:
         """False: send it again later."""
@@ -150,18 +151,18 @@ class Post:
             sender.say("token", "healer does not take the token")
             return False
         if status in _NEVER:
-            sender.rejected += count
+            sender._settled(count, rejected=count)
             sender.say("refused", "step times are refused (%d): %.300s" % (status, answer.get("detail", "")))
             return True
         if status >= 300:
             return False
-        wrong = answer.get("rejected") or []
+        wrong, lost = answer.get("rejected") or [], 0
         if wrong:
+            # Read in full before anything is counted: what is no answer of healer's raises here.
             lost = len(wrong) + int(answer.get("rejected_more") or 0)
-            sender.rejected += lost
-            count -= min(lost, count)
-            sender.say("rejected", "healer rejects step times: {:.300}".format(wrong[0].get("reason", "")))
-        sender.sent += count
+            why = "healer rejects step times: {:.300}".format(wrong[0].get("reason", ""))
+            sender.say("rejected", why)
+        sender._settled(count, sent=max(0, count - lost), rejected=lost)
         return True
 
     def _about(self) -> dict[str, Any]:

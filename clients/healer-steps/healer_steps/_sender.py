@@ -53,10 +53,13 @@ class Sender:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._starting = False
         self._closing = False
         self._end = float("inf")
         #: Samples and checkpoints that the thread took and has not sent.
         self._held = 0
+        #: Held by the thread while what it holds changes: close() counts each one once.
+        self._counting = threading.Lock()
         #: Set when the next try to send is over.
         self._flushes: deque[threading.Event] = deque()
 
@@ -104,10 +107,18 @@ class Sender:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None and not self._closing:
-                thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
-                thread.start()
-                self._thread = thread  # where it could not start, the next step tries again
+            if self._starting:  # this is a signal's handler, that came in the midst of it
+                return
+            self._starting = True
+            try:
+                if self._thread is None and not self._closing:
+                    self._thread = threading.Thread(target=self._run, name="healer-steps", daemon=True)
+                    self._thread.start()
+            except (RuntimeError, MemoryError) as error:
+                self._thread = None
+                self.say("start", f"step times wait, the next step tries again: {error!r}")
+            finally:
+                self._starting = False
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits, for at most this long. A second time is nothing."""
@@ -120,9 +131,10 @@ class Sender:
         thread = self._thread
         if thread is not None and thread.is_alive():  # it may never have begun: too many are there
             thread.join(timeout_s)
-        left = len(self._samples) + len(self._checkpoints) + self._held
-        if left:
+        with self._counting:
+            left = len(self._samples) + len(self._checkpoints) + self._held
             self.dropped += left
+        if left:
             log.debug("%d step times and checkpoints were not sent", left)
 
     def say(self, kind: str, text: str) -> None:
@@ -133,6 +145,14 @@ class Sender:
                 log.warning("healer: %s (said once)", text)
 
     # --- the sender's thread ---
+
+    def _settled(self, count: int, sent: int = 0, rejected: int = 0, dropped: int = 0) -> None:
+        """So many of those that the thread holds are done with."""
+        with self._counting:
+            self.sent += sent
+            self.rejected += rejected
+            self.dropped += dropped
+            self._held -= count
 
     def _run(self) -> None:
         try:

@@ -18,7 +18,7 @@ from typing import Any
 import healer_steps
 import numpy as np
 import pytest
-from healer_steps import _sender, _steps
+from healer_steps import _post, _sender, _steps
 from healer_steps._callbacks import quiet
 from healer_steps._environ import Settings
 from healer_steps._marks import PENDING, CudaMarks
@@ -45,8 +45,38 @@ class Tensor:
     __bool__ = item
 
 
+class Jax(Tensor):
+    """Its device has a platform and no type; so `jaxlib.xla_client.Device`."""
+
+    def __init__(self, value: float, platform: str) -> None:
+        super().__init__(value, platform)
+        self.device = SimpleNamespace(platform=platform)
+
+    def item(self) -> float:
+        assert self.device.platform == "cpu", "the host would wait"
+        return self.value
+
+
+class TensorFlow:
+    """Its device is a name, and its `__index__` refuses a float; so `tf.Tensor`."""
+
+    def __init__(self, value: float, device: str) -> None:
+        self.value, self.device = value, f"/job:localhost/replica:0/task:0/device:{device}"
+
+    def numpy(self) -> Any:
+        assert self.device.endswith("CPU:0"), "the host would wait"
+        return np.float32(self.value)
+
+    def __index__(self) -> int:
+        raise TypeError("only integer scalar arrays can be converted to a scalar index")
+
+
 def opened(told: Told, **more: Any) -> healer_steps.Steps:
     return healer_steps.Steps(every_s=0.02, environ=told.environ(SLURM_PROCID="0"), **more)
+
+
+def paths_of(told: Told) -> list[str]:
+    return [one["path"] for body in told.bodies("signals/checkpoints") for one in body]
 
 
 def one_step(steps: healer_steps.Steps, **about: Any) -> None:
@@ -59,9 +89,9 @@ def one_step(steps: healer_steps.Steps, **about: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [np.int64(4096), np.float32(4096), np.array(4096), np.array([4096]), Tensor(4096, "cpu"), Decimal(4096),
-     Fraction(4096), 4096.0],
-    ids=["int64", "float32", "array", "list", "tensor", "decimal", "fraction", "float"],
+    [np.int64(4096), np.float32(4096), np.array(4096), np.array([4096]), Tensor(4096, "cpu"),
+     Jax(4096, "cpu"), TensorFlow(4096, "CPU:0"), Decimal(4096), Fraction(4096), 4096.0],
+    ids=["int64", "float32", "array", "list", "tensor", "jax", "tensorflow", "decimal", "fraction", "float"],
 )  # fmt: skip
 def test_numbers_of_any_kind_are_told_as_plain_ones(told: Told, value: Any) -> None:
     with opened(told, stage=np.int32(1), first_step=np.int64(7)) as steps:
@@ -78,7 +108,7 @@ def test_numbers_of_any_kind_are_told_as_plain_ones(told: Told, value: Any) -> N
 
 NO_NUMBERS = [
     complex(1, 2), "7", b"7", [1], np.array([1, 2]), 10**400, True, np.bool_(True), object(),
-    Tensor(7, "cuda"),
+    Tensor(7, "cuda"), Jax(7, "gpu"), TensorFlow(7, "GPU:0"),
 ]  # fmt: skip
 
 
@@ -188,8 +218,7 @@ def test_odd_arguments_end_no_training(told: Told) -> None:
     wait_until(lambda: len(told.bodies("signals/checkpoints")) > 0, 20, what="they are told")
     steps.close("soon")  # type: ignore[arg-type]
     steps.close()
-    paths = [one["path"] for body in told.bodies("signals/checkpoints") for one in body]
-    assert "/ckpt/2" in paths and "/ckpt/3" in paths
+    assert {"/ckpt/2", "/ckpt/3"} <= set(paths_of(told))
 
 
 # --- around it ---
@@ -209,7 +238,13 @@ def test_a_batch_that_breaks_is_dropped_alone(told: Told, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    "answer", [{"rejected": 5}, {"rejected": ["x"]}, {"rejected": [{}], "rejected_more": "x"}]
+    "answer",
+    [
+        {"rejected": 5},
+        {"rejected": ["x"]},
+        {"rejected": [{"reason": 5}]},
+        {"rejected": [{}], "rejected_more": "x"},
+    ],
 )
 def test_an_answer_that_is_not_healers_ends_nothing(told: Told, answer: dict[str, Any]) -> None:
     told.sink.answers.append((202, {"Retry-After": "\xb2"}, json.dumps(answer).encode()))
@@ -218,7 +253,8 @@ def test_an_answer_that_is_not_healers_ends_nothing(told: Told, answer: dict[str
     wait_until(lambda: steps.dropped == 1, 20, what="the answer came")
     one_step(steps)
     steps.close()
-    assert steps.sent == 1
+    assert steps._sender is not None
+    assert (steps.sent, steps.dropped, steps._sender.rejected) == (1, 1, 0)  # each is counted once
 
 
 @pytest.mark.parametrize(
@@ -254,29 +290,100 @@ def test_a_token_that_is_none_is_not_put_into_the_log(
     steps = healer_steps.Steps(every_s=0.02, environ=told.environ(**environ))
     one_step(steps)
     wait_until(lambda: caplog.records, 20, what="it is said")
-    file.write_text("heal_0_good")
-    steps.close(0.5)
+    (tmp_path / "new").write_text("heal_0_good")
+    os.replace(tmp_path / "new", file)
+    steps.close(20 if in_file else 0.5)
     assert "heal_0" not in caplog.text and "HEALER_TOKEN" in caplog.text
     assert steps.sent == (1 if in_file else 0)  # what waited goes with the file's next token
+
+
+@pytest.mark.parametrize(
+    "value", ["\xb2", "\u0663", "9" * 5000, "-1", "1.5", "1_0", ",", "\udcff", "\n", "0x1"]
+)
+def test_what_stands_in_the_environment_ends_no_training(told: Told, value: str) -> None:
+    more = ["URL", "CLUSTER", "NODE", "TOKEN_FILE", "CA_FILE", "MUNGE_SOCKET"]
+    ranks = ["SLURM_JOBID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_GPUS"]
+    for name in (*RANK, *ranks, *("HEALER_" + one for one in more)):
+        environ = {key: one for key, one in told.environ().items() if key not in {"SLURM_STEP_GPUS", name}}
+        steps = healer_steps.Steps(environ=environ | {name: value})
+        steps.close(0)
+        assert (steps.settings.gpu, steps.settings.rank) in {(None, 9), (None, None)}
 
 
 def test_spaces_around_the_address_are_none_of_it() -> None:
     assert Settings(RANK | {"HEALER_URL": " http://healer:8080/ \n"}).url == "http://healer:8080"
 
 
-def test_a_thread_that_cannot_start_is_tried_again(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+def cannot_start(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
+
+def test_a_thread_that_cannot_start_is_tried_again(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = opened(told)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
+        patch.setattr(threading.Thread, "start", cannot_start)
         one_step(steps)
         steps.checkpoint("/ckpt/1", 1, checksum=True)
         steps.flush()
     one_step(steps)
     steps.close()
     assert [one["step"] for one in told.samples()] == [0, 1]
+    assert paths_of(told) == ["/ckpt/1"] and (steps.sent, steps.dropped) == (2, 0)
+
+
+def test_steps_of_a_gpu_wait_for_a_thread_that_cannot_start(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, gpu = opened(told, cuda=False), Events()
+    gpu.fails = False
+    steps._marks = CudaMarks(gpu, steps._done)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cannot_start)
+        for _ in range(3):
+            one_step(steps)
+        assert steps.dropped == 0
+    one_step(steps)
+    steps.close()
+    assert [one["step"] for one in told.samples()] == [0, 1, 2, 3] and (steps.sent, steps.dropped) == (4, 0)
+
+
+def test_a_checkpoint_whose_checksum_hangs_is_told_at_the_end(told: Told, tmp_path: Path) -> None:
+    endless = tmp_path / "pipe"
+    os.mkfifo(endless)
+    holder = os.open(endless, os.O_RDWR)  # whoever reads waits
+    steps = opened(told)
+    for path in (endless, Path("/ckpt/2")):
+        steps.checkpoint(path, 1, checksum=True)
+    assert steps._checkpoints is not None and steps._sender is not None
+    steps._checkpoints.close(0.1)
+    steps._sender.close(20)
+    os.write(holder, b"x")
+    os.close(holder)
+    assert paths_of(told) == [str(endless), "/ckpt/2"]
+
+
+@pytest.mark.parametrize("where", ["__init__", "start"])
+def test_a_signal_that_saves_while_a_thread_starts_starts_no_other(
+    told: Told, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    real, names, seen = getattr(threading.Thread, where), {"healer-checksum", "healer-steps"}, []
+
+    def interrupted(thread: threading.Thread, **about: Any) -> None:
+        name = about.get("name") if where == "__init__" else thread.name
+        seen.append(name)
+        if name in names and seen.count(name) == 1:
+            steps.checkpoint(f"/ckpt/{name}", 1, checksum=True)
+        real(thread, **about)
+
+    steps = opened(told)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, where, interrupted)
+        steps.checkpoint("/ckpt/1", 1, checksum=True)
+        one_step(steps)
+        wait_until(lambda: len(paths_of(told)) == 3, 20, what="all are told")
+    steps.close()
+    assert sorted(name for name in seen if name in names) == sorted(names)
+    assert sorted(paths_of(told)) == ["/ckpt/1", "/ckpt/healer-checksum", "/ckpt/healer-steps"]
 
 
 def test_a_log_handler_that_fails_ends_no_training() -> None:
@@ -457,3 +564,22 @@ def test_the_end_does_not_wait_longer_than_it_may() -> None:
     started = time.monotonic()
     steps.close(-1)
     assert time.monotonic() - started < 60 and steps.dropped == 1
+
+
+def test_what_the_sender_just_took_is_counted_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, took, over = _post.taken, threading.Event(), threading.Event()
+
+    def taken(queue: Any, most: int) -> list[Any]:
+        found = real(queue, most)
+        if any(isinstance(one, tuple) for one in found):
+            took.set()
+            over.wait(0.5)  # where nothing keeps close() from counting, it counts now
+        return found
+
+    monkeypatch.setattr(_post, "taken", taken)
+    steps = healer_steps.Steps(every_s=0.02, environ=RANK | {"HEALER_URL": f"http://127.0.0.1:{free_port()}"})
+    one_step(steps)
+    assert took.wait(20)
+    steps.close(0)
+    over.set()
+    assert steps.dropped == 1

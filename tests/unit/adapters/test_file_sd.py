@@ -68,6 +68,7 @@ def test_a_scalar_of_yaml_stays_as_it_is_written(tmp_path: Path, written: str) -
         ("[x]", "labels"),
         ("{rack: [x]}", "labels.rack"),
         ("{__scheme__: ftp}", "'ftp' is neither http nor https"),
+        ("{}\n  label: {}", "unknown field"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
@@ -75,17 +76,18 @@ def test_a_wrong_group_is_named_and_costs_itself_alone(
     tmp_path: Path, labels: str, told: str, suffix: str
 ) -> None:
     as_json = {
-        "[x]": ["x"],
-        "{rack: [x]}": {"rack": ["x"]},
-        "{__scheme__: ftp}": {"__scheme__": "ftp"},
+        "[x]": {"labels": ["x"]},
+        "{rack: [x]}": {"labels": {"rack": ["x"]}},
+        "{__scheme__: ftp}": {"labels": {"__scheme__": "ftp"}},
+        "{}\n  label: {}": {"label": {}},
     }[labels]
-    groups = [{"targets": ["h1:1"]}, {"targets": ["h2:1"], "labels": as_json}, {"targets": ["h3:1"]}]
+    groups = [{"targets": ["h1:1"]}, {"targets": ["h2:1"]} | as_json, {"targets": ["h3:1"]}]
     yaml = f"- targets: [h1:1]\n- targets: [h2:1]\n  labels: {labels}\n- targets: [h3:1]\n"
     found = read(tmp_path, yaml if suffix == "yaml" else json.dumps(groups), suffix)
     assert [one.host for one in found.targets] == ["h1", "h3"]
     (trouble,) = found.troubles
     assert told in trouble
-    assert any(f"{tmp_path}/a.{suffix}{entry}: " in trouble for entry in (", entry 2", ":2", ":3"))
+    assert any(f"{tmp_path}/a.{suffix}{entry}: " in trouble for entry in (", entry 2", ":2", ":3", ":4"))
 
 
 def test_an_address_that_is_none_is_named_by_file_and_entry(tmp_path: Path) -> None:
@@ -105,6 +107,13 @@ def test_an_address_that_is_none_is_named_by_file_and_entry(tmp_path: Path) -> N
         "- &a [*a",
         "- lables: {}\n",
         "- 5\n- 6\n",
+        "",
+        GOOD + "- targ",
+        GOOD + "- labels: {rack: r1}\n",
+        GOOD + "- targets:\n",
+        GOOD + "- targets: h2:9100\n",
+        GOOD + "-\n",
+        "- targets: ['h1:9100']\n  labels: {__scheme__: ftp}\n",
     ],
 )
 def test_a_file_that_cannot_be_read_keeps_its_last_targets(tmp_path: Path, broken: str) -> None:
@@ -117,6 +126,66 @@ def test_a_file_that_cannot_be_read_keeps_its_last_targets(tmp_path: Path, broke
     assert after.targets == before.targets != ()
     assert len(after.troubles) == 1
     assert str(file) in after.troubles[0]
+
+
+#: As people, PyYAML and Go write the same three groups.
+WHOLE = {
+    "block.yaml": """\
+- targets:
+  - h1:9100
+  - h2:9100
+  labels:
+    rack: r1
+    __scheme__: https
+- targets:
+  - gpu[1-3]:9400
+- targets: ['h4:9100']
+  labels: {}
+""",
+    "sorted.yaml": """\
+- labels:
+    __scheme__: https
+    rack: r1
+  targets:
+  - h1:9100
+  - h2:9100
+- targets:
+  - gpu[1-3]:9400
+- labels: {}
+  targets:
+  - h4:9100
+""",
+    "flow.yaml": """\
+[{targets: [h1:9100, h2:9100], labels: {rack: r1, __scheme__: https}},
+ {targets: ["gpu[1-3]:9400"]}, {targets: [h4:9100], labels: {}}]
+""",
+    "all.json": """\
+[{"targets": ["h1:9100", "h2:9100"], "labels": {"rack": "r1", "__scheme__": "https"}},
+ {"targets": ["gpu[1-3]:9400"]}, {"targets": ["h4:9100"], "labels": {}}]
+""",
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_half_a_file_keeps_all_or_is_a_right_file_itself(tmp_path: Path, name: str) -> None:
+    file, text = tmp_path / name, WHOLE[name]
+    file.write_text(text)
+    targets, rules = FileTargets("pod1"), ScrapeRules(jobs=(job(file),))
+    before = targets(rules)
+    assert [one.host for one in before.targets] == ["h1", "h2", "gpu1", "gpu2", "gpu3", "h4"]
+    shorter: list[str] = []
+    for length in range(len(text)):
+        file.write_text(text[:length])
+        after = targets(rules)
+        if after.targets != before.targets:
+            shorter.append(text[:length])
+            assert after.troubles == (), text[:length]
+            whole = text[:length].count("\n- ")  # entries that another one follows
+            assert len(after.targets) >= (0, 2, 5)[whole]
+            assert after.targets[: (0, 2, 5)[whole]] == before.targets[: (0, 2, 5)[whole]]
+        file.write_text(text)
+        assert targets(rules).targets == before.targets
+    assert bool(shorter) == (name in ("block.yaml", "sorted.yaml")), "a list in brackets shows its end"
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def files_of(form: str) -> list[str]:
 
 
 def read_groups(path: Path) -> tuple[list[Group], list[str]]:
-    """(the groups, what is wrong with others). Raises OSError, and Unreadable where no group is right, or where
-    the file seems to be half of one."""
+    """(the groups, what is wrong with others). Raises OSError, and Unreadable where no group is right, or
+    where the file seems to be half of one."""
     groups, wrong = _of_json(path) if path.suffix.lower() == ".json" else _of_yaml(path)
     if wrong and not groups:
         raise Unreadable(wrong[0])

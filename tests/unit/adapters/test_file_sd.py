@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from healer import rulefiles
 from healer.adapters.pull.targets import FileTargets
 from healer.model import ScrapeJob, ScrapeRules
 from healer.processes.targets import Listed
@@ -60,6 +61,41 @@ def test_scalars_of_labels_are_text_and_null_is_none(tmp_path: Path, suffix: str
 def test_a_scalar_of_yaml_stays_as_it_is_written(tmp_path: Path, written: str) -> None:
     found = read(tmp_path, f"- targets: [h1:1]\n  labels: {{node: {written}}}\n")
     assert [one.labels for one in found.targets] == [{"node": written}]
+
+
+def test_a_merge_key_gives_a_group_anothers_labels_below_its_own(tmp_path: Path) -> None:
+    text = (
+        "- targets: [h1:1]\n  labels: &all {rack: r1, row: '1'}\n"
+        "- targets: [h2:1]\n  labels: {row: '2', <<: *all}\n"
+        "- targets: [h3:1]\n  labels: {<<: [{a: '1'}, {a: '2', b: '3'}]}\n"
+    )
+    found = read(tmp_path, text)
+    assert [one.labels for one in found.targets] == [
+        {"rack": "r1", "row": "1"},
+        {"rack": "r1", "row": "2"},
+        {"a": "1", "b": "3"},
+    ]
+    assert found.troubles == ()
+
+
+@pytest.mark.parametrize(
+    "merges",
+    [
+        "".join(f"  x{n}: &x{n} {{<<: [*x{n - 1}, *x{n - 1}]}}\n" for n in range(1, 60)),
+        f"  labels: {{<<: [{', '.join(['*x0'] * 1000)}]}}\n",
+    ],
+)
+def test_merges_that_double_are_bounded(tmp_path: Path, merges: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rulefiles, "MERGED_MAX", 900)
+    found = read(tmp_path, f"- targets: [h1:1]\n  x0: &x0 {{a: '1'}}\n{merges}")
+    assert found.targets == ()
+    assert "<< merges more than 900 entries" in found.troubles[0]
+
+
+@pytest.mark.parametrize("merge", ["{<<: 5}", "{<<: [5]}"])
+def test_a_merge_of_no_mapping_is_told(tmp_path: Path, merge: str) -> None:
+    found = read(tmp_path, f"- targets: [h1:1]\n  labels: {merge}\n")
+    assert "a.yaml:2: not valid YAML: << merges mappings alone" in found.troubles[0]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from healer import rulefiles
+from healer.adapters.pull import targets
 from healer.adapters.pull.targets import FileTargets
 from healer.model import ScrapeJob, ScrapeRules
 from healer.processes.targets import Listed
@@ -155,13 +156,33 @@ def test_an_address_that_is_none_is_named_by_file_and_entry(tmp_path: Path) -> N
 def test_a_file_that_cannot_be_read_keeps_its_last_targets(tmp_path: Path, broken: str) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(GOOD)
-    targets, rules = FileTargets("pod1"), ScrapeRules(jobs=(job(file),))
-    before = targets(rules)
+    reads, rules = FileTargets("pod1"), ScrapeRules(jobs=(job(file),))
+    before = reads(rules)
     file.write_text(broken)
-    after = targets(rules)
+    after = reads(rules)
     assert after.targets == before.targets != ()
     assert len(after.troubles) == 1
     assert str(file) in after.troubles[0]
+
+
+def test_addresses_that_are_none_are_looked_at_and_told_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    whole = targets.address
+    monkeypatch.setattr(targets, "address", lambda name: asked.append(name) or whole(name))
+    monkeypatch.setattr(targets, "_TOLD_MAX", 500)
+    found = read(tmp_path, "- targets: ['h1:1', 'gpu[1-900]', 'h2:1']\n")
+    assert [one.host for one in found.targets] == ["h1"]
+    assert len(asked) == 500
+    assert len(found.troubles) == 100
+
+
+def test_a_job_with_too_many_addresses_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_TOLD_MAX", 3)
+    found = read(tmp_path, "- targets: ['h[1-2]:1', 'h[1-2]:1']\n")
+    assert [one.host for one in found.targets] == ["h1", "h2"]
+    assert "more than 3 addresses" in found.troubles[0]
 
 
 #: As people, PyYAML and Go write the same three groups.
@@ -206,13 +227,13 @@ WHOLE = {
 def test_half_a_file_keeps_all_or_is_a_right_file_itself(tmp_path: Path, name: str) -> None:
     file, text = tmp_path / name, WHOLE[name]
     file.write_text(text)
-    targets, rules = FileTargets("pod1"), ScrapeRules(jobs=(job(file),))
-    before = targets(rules)
+    reads, rules = FileTargets("pod1"), ScrapeRules(jobs=(job(file),))
+    before = reads(rules)
     assert [one.host for one in before.targets] == ["h1", "h2", "gpu1", "gpu2", "gpu3", "h4"]
     shorter: list[str] = []
     for length in range(len(text)):
         file.write_text(text[:length])
-        after = targets(rules)
+        after = reads(rules)
         if after.targets != before.targets:
             shorter.append(text[:length])
             assert after.troubles == (), text[:length]
@@ -220,7 +241,7 @@ def test_half_a_file_keeps_all_or_is_a_right_file_itself(tmp_path: Path, name: s
             assert len(after.targets) >= (0, 2, 5)[whole]
             assert after.targets[: (0, 2, 5)[whole]] == before.targets[: (0, 2, 5)[whole]]
         file.write_text(text)
-        assert targets(rules).targets == before.targets
+        assert reads(rules).targets == before.targets
     assert bool(shorter) == (name in ("block.yaml", "sorted.yaml")), "a list in brackets shows its end"
 
 

@@ -46,15 +46,43 @@ for _tag, _first, _form in (
     _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list(_first))
 
 
+#: YAML 1.1's `<<`, which puts the entries of other mappings below one's own.
+_MERGE = "tag:yaml.org,2002:merge"
+#: Entries that the merges of one file bring: a merge of merges of merges doubles them each time.
+MERGED_MAX = 1_000_000
+
+
 class Words(_Loader):
-    """YAML whose plain values are words as they are written, or null."""
+    """YAML whose plain values are words as they are written, or null; with merge keys."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+    merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """As PyYAML's own, but bounded. Of equal keys the last one counts: one's own, then that of a list's
+        first mapping."""
+        merges = [value for key, value in node.value if key.tag == _MERGE]
+        own = node.value = [entry for entry in node.value if entry[0].tag != _MERGE]
+        below: list[Any] = []
+        for value in merges:
+            for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(one, yaml.MappingNode):
+                    raise _wrong_merge("<< merges mappings alone", one)
+                self.flatten_mapping(one)
+                self.merged += len(one.value)
+                if self.merged > MERGED_MAX:
+                    raise _wrong_merge(f"<< merges more than {MERGED_MAX} entries in this file", one)
+                below.append(one.value)
+        if below:
+            node.value = [entry for entries in (*reversed(below), own) for entry in entries]
 
 
-Words.add_implicit_resolver(
-    "tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]
-)
+def _wrong_merge(text: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+
+
+for _tag, _first, _form in (("null", ["~", "n", "N", ""], r"~|null|Null|NULL|"), ("merge", ["<"], "<<")):
+    Words.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), _first)
 
 
 class Source:

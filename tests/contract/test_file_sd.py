@@ -22,7 +22,9 @@ TARGETS = """\
 - targets: ["127.0.0.4:9100"]
   labels: {__metrics_path__: "@evil.example/x", __scheme__: "", __param_target: "a b&c"}
 - targets: ["127.0.0.5:9100"]
-  labels: {__metrics_path__: "", __scheme__: https}
+  labels: &all {__metrics_path__: "", __scheme__: https, rack: r1}
+- targets: ["127.0.0.9:9100"]
+  labels: {<<: *all, row: "2"}
 - targets:
   labels: {rack: r1}
 """
@@ -75,4 +77,4 @@ def test_prometheus_and_healer_read_the_same_targets(prometheus: str, tmp_path: 
         one["scrapeUrl"]: {name: text for name, text in one["labels"].items() if name not in OWN}
         for one in told
     }
-    assert len(ours) == 7
+    assert len(ours) == 8

@@ -1,7 +1,6 @@
 """The page's `rules/scrape.yaml` for node_exporter as it stands there: its hostlist, and `node: host`."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from healer.model import ScrapeRules
 from healer.processes.targets import node_of
 from healer.ruleset import load
 from tests.support.loop import SHIPPED
-from tests.support.processes import clean_environ, free_port
+from tests.support.processes import free_port, running
 from tests.support.pulling import Pulled
 from tests.support.snippets import placed, snippet
 from tests.support.wait import wait_until
@@ -48,17 +47,10 @@ def test_the_shown_targets_are_the_nodes(tmp_path: Path) -> None:
 @pytest.fixture
 def node_exporter(tmp_path: Path) -> Iterator[int]:
     """The port at which Debian's node_exporter stands for both nodes."""
-    program = shutil.which("prometheus-node-exporter")
-    assert program, "prometheus-node-exporter is not installed: tools/setup --system installs it"
     port = free_port()
     options = [f"--web.listen-address={node}:{port}" for node in NODES]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([program, *options], stdout=log, stderr=log, env=clean_environ())
-    try:
+    with running(tmp_path / "log", "prometheus-node-exporter", *options):
         yield port
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def test_a_host_is_the_node(fresh_database: sa.Engine, node_exporter: int, tmp_path: Path) -> None:

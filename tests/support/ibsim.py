@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.processes import clean_environ
+from tests.support.processes import clean_environ, running
 from tests.support.wait import wait_until
 
 
@@ -19,18 +19,11 @@ def fabric(folder: Path, net: str, host: str) -> Iterator[Callable[[str], None]]
     environ = clean_environ() | {"IBSIM_SOCKNAME": name, "SIM_HOST": host}
     environ["PATH"] += ":/usr/sbin"
     (folder / "net").write_text(net)
-    process = subprocess.Popen(
-        ["ibsim", "-s", str(folder / "net")],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ,
-    )  # fmt: skip
 
     def run(command: str) -> None:
         words = ["ibsim-run", "sh", "-c", command]
         subprocess.run(words, cwd=folder, env=environ, capture_output=True, timeout=60, check=True)
 
-    try:
+    with running(folder / "ibsim.log", "ibsim", "-s", str(folder / "net"), environ=environ):
         wait_until(lambda: f"@{name}:" in Path("/proc/net/unix").read_text(), 30, what="ibsim listens")
         yield run
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)

@@ -1,15 +1,13 @@
 """Debian's ipmi_sim as a node's BMC, and Debian's Prometheus exporter that asks it through FreeIPMI. All on
 loopback, as whoever runs the tests. The simulated BMC signs in by IPMI 1.5 alone."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 
-from tests.support.processes import clean_environ, free_port
+from tests.support.processes import clean_environ, free_port, running
 from tests.support.snmp import free_udp_port
 from tests.support.wait import wait_until
 
@@ -56,25 +54,12 @@ def ipmi_exporter(folder: Path) -> Iterator[tuple[str, str]]:
             f"--web.listen-address={asked}",
         ),
     )
-    running: list[subprocess.Popen[bytes]] = []
-    try:
+    bmc = f"127.0.0.1:{port}"
+    with ExitStack() as stack:
         for command in commands:
-            assert shutil.which(command[0]), (
-                f"{command[0]} is not installed: tools/setup --system installs it"
-            )
-            with (folder / f"{command[0]}.log").open("wb") as log:
-                # ipmi_sim ends with its input.
-                running.append(
-                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environ)
-                )
-        bmc = f"127.0.0.1:{port}"
+            stack.enter_context(running(folder / f"{command[0]}.log", *command, environ=environ))
         wait_until(lambda: _answers(asked, bmc), 60, what="the BMC answers the exporter", every_s=0.3)
         yield asked, bmc
-    finally:
-        for one in running:
-            one.terminate()
-        for one in running:
-            one.communicate(timeout=30)
 
 
 def _commands() -> str:

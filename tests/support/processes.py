@@ -1,7 +1,11 @@
 """What runs on this machine, by /proc."""
 
 import os
+import shutil
 import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -53,3 +57,27 @@ def free_port() -> int:
 def clean_environ(**more: str) -> dict[str, str]:
     """Ours without any HEALER_ setting of the caller, and with `more`."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HEALER_")} | more
+
+
+@contextmanager
+def running(log: Path, *command: str, environ: Mapping[str, str] | None = None) -> Iterator[None]:
+    """While a program of one process runs, as whoever runs the tests. Its input stays open meanwhile.
+    Where the test's own process is killed, the kernel ends it."""
+    environ = clean_environ() if environ is None else environ
+    found = shutil.which(command[0], path=environ.get("PATH"))
+    assert found, f"{command[0]} is not installed: tools/setup --system installs it"
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", found, *command[1:]],
+            stdin=subprocess.PIPE, stdout=said, stderr=said, env=environ,
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise

@@ -7,12 +7,10 @@ for the columns that healer keeps, in the format of 0.21. A name server is not a
 the exporter knows which device is where.
 """
 
-import shutil
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import httpx
 import yaml
 
-from tests.support.processes import clean_environ, free_port
+from tests.support.processes import free_port, running
 from tests.support.wait import wait_until
 
 SNMPD = "/usr/sbin/snmpd"
@@ -136,32 +134,34 @@ def snmp_exporter(folder: Path, names: Mapping[str, str], page: str = "") -> Ite
     answers there."""
     ports = {kind: free_udp_port() for kind in DEVICES}
     (folder / "snmp.yml").write_text(yaml.safe_dump(modules()))
-    program = shutil.which("prometheus-snmp-exporter")
-    assert program, "prometheus-snmp-exporter is not installed: tools/setup --system installs it"
     asked = f"127.0.0.1:{free_port()}"
     server = _Server(("127.0.0.1", 0), _Names)
     server.exporter, server.page = f"http://{asked}", page
     server.at = {name: f"127.0.0.1:{ports[kind]}" for name, kind in names.items()}
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    running = [_snmpd(folder / kind, port, DEVICES[kind]) for kind, port in ports.items()]
     options = (f"--config.file={folder / 'snmp.yml'}", f"--web.listen-address={asked}")
-    running.append(_started(folder / "exporter.log", program, *options))
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(_served(server))
+        for kind, port in ports.items():
+            stack.enter_context(_snmpd(folder / kind, port, DEVICES[kind]))
+        stack.enter_context(running(folder / "exporter.log", "prometheus-snmp-exporter", *options))
         for kind, port in ports.items():
             wait_until(lambda port=port: _answers(asked, port), 30, what=f"the {kind}'s snmpd answers")
         yield f"127.0.0.1:{server.server_port}"
-    finally:
-        for one in running:
-            one.terminate()
-        for one in running:
-            one.wait(30)
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
-def _snmpd(folder: Path, port: int, told: Mapping[str, tuple[str, object]]) -> subprocess.Popen[bytes]:
+@contextmanager
+def _served(server: _Server) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    with server:
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+def _snmpd(folder: Path, port: int, told: Mapping[str, tuple[str, object]]) -> AbstractContextManager[None]:
     folder.mkdir()
     lines = ["rocommunity public 127.0.0.1"]
     lines += [f"override .{oid} {kind} {value}" for oid, (kind, value) in told.items()]
@@ -169,12 +169,7 @@ def _snmpd(folder: Path, port: int, told: Mapping[str, tuple[str, object]]) -> s
     # No MIBs, as numbers are enough; no SMUX, which has a port of its own; nothing of /etc/snmp.
     options = ("-f", "-Lo", "-m", "", "-I", "-smux", "-C", "-c", str(folder / "snmpd.conf"))
     kept = f"--persistentDir={folder / 'kept'}"
-    return _started(folder / "log", SNMPD, *options, f"udp:127.0.0.1:{port}", kept)
-
-
-def _started(log: Path, *command: str) -> subprocess.Popen[bytes]:
-    with log.open("wb") as said:
-        return subprocess.Popen(command, stdout=said, stderr=said, env=clean_environ())
+    return running(folder / "log", SNMPD, *options, f"udp:127.0.0.1:{port}", kept)
 
 
 def _answers(exporter: str, port: int) -> bool:

@@ -16,10 +16,18 @@ from healer.scraperules import TARGETS_MAX, address
 
 #: One file; 50,000 targets with their labels are below.
 FILE_BYTES_MAX = 16 * 2**20
-#: Targets of one job that are looked at, those that stand twice among them.
+#: Addresses of one job that are looked at, those that stand twice and those that are none among them.
 _TOLD_MAX = 4 * TARGETS_MAX
 #: Troubles that are told at once.
 _TROUBLES_MAX = 100
+
+
+class _Troubles(dict[str, None]):
+    """Each once, in order; those beyond the limit are not kept."""
+
+    def tell(self, text: str) -> None:
+        if len(self) < _TROUBLES_MAX:
+            self[text] = None
 
 
 @dataclass(slots=True)
@@ -52,20 +60,23 @@ class FileTargets:
         return [job for job in rules.jobs if job.cluster in ("", self._cluster)]
 
     def _listed(self, rules: ScrapeRules, forms: dict[str, list[str]], files: dict[str, _File]) -> Listed:
-        troubles: list[str] = []
+        troubles = _Troubles()
         found: dict[tuple[str, str], Target] = {}
         for job in self._mine(rules):
             own = dict.fromkeys(path for form in job.file_sd for path in forms[form])
-            troubles += [f"{job.name}: {one}" for path in own for one in files[path].troubles]
+            for path in own:
+                for one in files[path].troubles:
+                    troubles.tell(f"{job.name}: {one}")
             groups = [Group(job.targets), *(one for path in own for one in files[path].groups)]
-            for number, target in enumerate(_targets(job, groups, troubles)):
-                if number >= _TOLD_MAX or len(found) > TARGETS_MAX:
-                    break  # a few bytes of a file may stand for 100,000 names
+            for target in _targets(job, groups, troubles):
+                if len(found) > TARGETS_MAX:
+                    break
                 if target.labels.get("cluster", self._cluster) in ("", self._cluster):
                     found.setdefault((job.name, target.url), target)
+        told = tuple(troubles)
         if len(found) > TARGETS_MAX:
-            troubles.append(f"more than {TARGETS_MAX} targets: the first {TARGETS_MAX} are fetched")
-        return Listed(tuple(found.values())[:TARGETS_MAX], tuple(dict.fromkeys(troubles))[:_TROUBLES_MAX])
+            told = (f"more than {TARGETS_MAX} targets: the first {TARGETS_MAX} are fetched", *told)
+        return Listed(tuple(found.values())[:TARGETS_MAX], told[:_TROUBLES_MAX])
 
     def _read(self, path: str) -> _File:
         before = self._files.get(path)
@@ -86,24 +97,32 @@ class FileTargets:
         return _File(stamp, groups, tuple(wrong[:_TROUBLES_MAX]))
 
 
-def _targets(job: ScrapeJob, groups: list[Group], troubles: list[str]) -> Iterator[Target]:
+def _targets(job: ScrapeJob, groups: list[Group], troubles: _Troubles) -> Iterator[Target]:
+    looked = 0
     for group in groups:
         # What stands in the rules themselves was checked with them.
         where = f"{job.name}: {group.where}" if group.where else job.name
         try:
             scheme, path, labels = how(job.labels | group.labels, job.scheme, job.path)
         except WrongGroup as error:
-            troubles.append(f"{where}: {error}")
+            troubles.tell(f"{where}: {error}")
             continue
         for text in group.targets:
-            try:
-                names = expand(text)
-            except ValueError as error:
-                troubles.append(f"{where}: {error}")
-                continue
-            for name in names:
+            for name in _names(text, where, troubles):
+                looked += 1
+                if looked > _TOLD_MAX:  # a few bytes of a file may stand for 100,000 names
+                    troubles.tell(f"{where}: more than {_TOLD_MAX} addresses: the others are not looked at")
+                    return
                 at = address(name)
                 if at is None:
-                    troubles.append(f"{where}: {name[:100]!r} is not a host and a port")
-                    continue
-                yield Target(job=job, host=at[0], url=f"{scheme}://{name}{path}", labels=labels)
+                    troubles.tell(f"{where}: {name[:100]!r} is not a host and a port")
+                else:
+                    yield Target(job=job, host=at[0], url=f"{scheme}://{name}{path}", labels=labels)
+
+
+def _names(text: str, where: str, troubles: _Troubles) -> list[str]:
+    try:
+        return expand(text)
+    except ValueError as error:
+        troubles.tell(f"{where}: {error}")
+        return []

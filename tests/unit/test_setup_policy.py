@@ -19,7 +19,8 @@ def script(policy: Path, command: str) -> list[str]:
     assert found is not None
     function = found[0].replace("/usr/sbin/policy-rc.d", str(policy))
     assert function != found[0]
-    return ["sh", "-euc", f"{function}\nunits=\nwithout_units {command}"]
+    # A shell cannot catch what its caller ignores, as those in the background ignore Ctrl-C.
+    return ["env", "--default-signal", "sh", "-euc", f"{function}\nunits=\nwithout_units {command}"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -1,8 +1,6 @@
 """Debian's own Alertmanager takes what healer sends it: an alert that is open, one that is over, the dead
 man's switch."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from healer.adapters.notify.alertmanager import Alertmanager
 from healer.adapters.notify.notice import Notice
 from healer.model import Severity, Stage
-from tests.support.processes import clean_environ, free_port
+from tests.support.processes import free_port, running
 from tests.support.wait import wait_until
 
 PROGRAM = "prometheus-alertmanager"
@@ -23,8 +21,6 @@ CONFIGURATION = "route: {receiver: nobody}\nreceivers: [{name: nobody}]\n"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    program = shutil.which(PROGRAM)
-    assert program, f"{PROGRAM} is not installed: tools/setup --system installs it"
     folder: Path = tmp_path_factory.mktemp("alertmanager")
     (folder / "alertmanager.yml").write_text(CONFIGURATION)
     address = f"127.0.0.1:{free_port()}"
@@ -34,16 +30,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"--web.listen-address={address}",
         "--cluster.listen-address=",
     )
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [program, *arguments], stdout=log, stderr=subprocess.STDOUT, cwd=folder, env=clean_environ()
-        )
-    try:
+    with running(folder / "log.txt", PROGRAM, *arguments):
         wait_until(lambda: _is_ready(f"http://{address}"), 30, what="Alertmanager is ready")
         yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def _is_ready(url: str) -> bool:

@@ -4,13 +4,17 @@ PYTEST_ARGS ?=
 # Most tests wait for servers: more processes than cores. A file stays in one process, which starts its servers once;
 # in the order of their folders, as the slow ones with servers stand in the first.
 PYTEST_JOBS ?= 4
+# A command that the tests run in: CI's is tools/lived-in.
+WITHIN ?=
+# Pure tests wait for nothing: as many as there are cores.
+FAST_JOBS ?= auto
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check bench scoreboard clean
+.PHONY: help setup demo test test-fast fresh check lint bench scoreboard clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## only the virtual environment, without the tools for tests
 	@tools/setup
@@ -22,13 +26,25 @@ demo: ## the whole product with a faulty cluster to heal, on this machine; Ctrl-
 test: ## sets up everything tests need (Slurm, Chromium), then checks and runs all tests
 	@tools/setup --dev --system
 	@$(MAKE) --no-print-directory check
-	@.venv/bin/pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(WITHIN) .venv/bin/pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-check: ## format, lint, types, import rules
+test-fast: ## lint, import rules and the pure unit tests, in about a minute
 	@tools/setup --dev
-	@failed=; for each in "ruff format --check ." "ruff check ." pyright "lint-imports --no-cache"; do \
+	@$(MAKE) --no-print-directory lint
+	@.venv/bin/pytest tests/unit -p tests.support.fast -n $(FAST_JOBS) --dist loadfile -q $(PYTEST_ARGS)
+
+fresh: ## a second checkout without development packages, on each Python of this machine: make demo, healer up
+	@tools/fresh --lowest
+
+lint: ## format, lint, import rules, declared packages
+	@tools/setup --dev
+	@failed=; for each in "ruff format --check ." "ruff check ." "lint-imports --no-cache" \
+	    "deptry healer workers migrations" "deptry tests benchmarks clients --ignore DEP002,DEP004"; do \
 	    echo "== $$each"; .venv/bin/$$each || failed="$$failed ($$each)"; done; \
-	if [ -n "$$failed" ]; then echo "make check failed:$$failed" >&2; exit 1; fi
+	if [ -n "$$failed" ]; then echo "make lint failed:$$failed" >&2; exit 1; fi
+
+check: lint ## lint, and types
+	@echo "== pyright"; .venv/bin/pyright
 
 bench: ## every benchmark; each prints its figure
 	@tools/setup --dev

@@ -1,8 +1,28 @@
 """Fixtures that every test may ask for."""
 
+import atexit
+import os
+import shutil
+import tempfile
+
 from hypothesis import settings
 
 pytest_plugins = ["tests.support.stack"]
+
+#: The caller of the tests may work with a healer, a Slurm or a database of their own, in a job, by SSH or
+#: behind a proxy. What their environment says of those is no test's business: each test says what it needs.
+_THEIRS = (
+    *("HEALER_", "SLURM", "SBATCH_", "SQUEUE_", "SINFO_", "MUNGE_", "PG", "REDIS_", "CELERY_", "SSH_"),
+    *("XDG_", "NOTIFY_SOCKET"),
+)
+for _name in list(os.environ):
+    if _name.startswith(_THEIRS) or _name.lower().endswith("_proxy"):
+        del os.environ[_name]
+os.umask(0o022)
+# The same for what lies at home; processes of pytest-xdist share that of the one that started them.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["HOME"] = tempfile.mkdtemp(prefix="healer-test-home-")
+    atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("unhurried", parent=settings(), deadline=None)

@@ -342,10 +342,14 @@ def snapshot(nodes: int = 4) -> SlurmSnapshot:
     )
 
 
+#: No munged is there, unless a test starts one: this machine's own is not asked.
+NO_MUNGE = Path("/nonexistent/munge.socket")
+
+
 class Api:
     """The application with its adapters, and a client for each role."""
 
-    def __init__(self, database: sa.Engine, *, nodes: int = 4, munge_socket: Path | None = None) -> None:
+    def __init__(self, database: sa.Engine, *, nodes: int = 4, munge_socket: Path = NO_MUNGE) -> None:
         url = database.url.render_as_string(hide_password=False)
         self.engine = make_engine(url)
         self.snapshots = PostgresSnapshots(self.engine)
@@ -414,7 +418,7 @@ class Api:
 
 @contextmanager
 def serving(
-    database: sa.Engine, *, nodes: int = 4, munge_socket: Path | None = None, port: int = 0
+    database: sa.Engine, *, nodes: int = 4, munge_socket: Path = NO_MUNGE, port: int = 0
 ) -> Iterator[tuple[Api, httpx.Client]]:
     """An Api behind a real uvicorn on a port of 127.0.0.1 (0: a free one), and a client for it."""
     api = Api(database, nodes=nodes, munge_socket=munge_socket)

@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.processes import clean_environ
 from tests.support.wait import wait_until
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -34,8 +36,11 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), args=list(_QUIET))
+    # What it keeps beside its profile lies at home: here in a folder of its own.
+    with tempfile.TemporaryDirectory(prefix="healer-test-home-") as home, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium_path(), args=list(_QUIET), env=clean_environ(HOME=home)
+        )
         try:
             yield browser
         finally:

@@ -15,6 +15,12 @@ from tests.support.routes import routes_of
 _NO_PAGES = re.compile(r"\.(json|md|ico)$|^/static/|^/api/")
 
 
+#: What a browser takes when a person opens an address.
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+#: Addresses at which there is no page; what a browser shows there is looked at as every page is.
+NO_PAGES = ["/no-such-page", "/incidents/", "/words"]
+
+
 def incident_of(site: Site, rule: str) -> str:
     """The one of the last day that this rule opened."""
     return next(

@@ -30,6 +30,7 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Sense,
     SlurmJob,
     SlurmNode,
     StepEvent,
@@ -158,6 +159,7 @@ class Story:
                 arrived_at=self.opened + milliseconds(index),
                 component=self.root,
                 text=text,
+                sense=Sense.kernel if line else Sense.slurm,
                 line=line,
             )
             for index, (text, line) in enumerate(lines)

@@ -13,6 +13,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from healer.api import problems
 from healer.api.views import RestartOffer
 from healer.console.period import Period
 from healer.console.reads import (
@@ -366,18 +367,19 @@ class Site:
         self.ended: list[str] = []
         self.own = console_desk.own()
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
-        self.app = FastAPI()
-        self.app.include_router(
-            router(
-                SampleReads(sample),
-                self._session,
-                clock=clock or (lambda: NOW),
-                sign_in=self._sign_in,
-                sign_out=self.ended.append,
-                link_secret=LINK_SECRET,
-                own=lambda _: self.own,
-            )
+        self.app = FastAPI(redirect_slashes=False)
+        self.reads = SampleReads(sample)
+        self.console = router(
+            self.reads,
+            self._session,
+            clock=clock or (lambda: NOW),
+            sign_in=self._sign_in,
+            sign_out=self.ended.append,
+            link_secret=LINK_SECRET,
+            own=lambda _: self.own,
         )
+        self.app.include_router(self.console)
+        problems.install(self.app, "/api/v1").page = self.console.error_page
         self.app.get("/api/v1/events/stream")(self._stream)
         self.app.get("/api/v1/audit/verify")(lambda: {"ok": True, "broken": []})
         self.app.post("/api/v1/{path:path}")(self._press)

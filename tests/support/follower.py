@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -18,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import clean_environ
+from tests.support.processes import clean_environ, descendants
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -156,6 +157,8 @@ class Following:
             "HEALER_TOKEN_FILE": str(self.token),
             "HEALER_HOOK_SPOOL": str(self.spool),
             "HEALER_NODE": "gpu0001",
+            # There is none, unless a test starts one: this machine's own is not asked.
+            "HEALER_MUNGE_SOCKET": str(folder / "munge"),
         }
         self.conf = folder / "hook.conf"
         self.configure(conf | settings)
@@ -226,7 +229,9 @@ class Following:
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()
+            # What it started does not end with it: a journalctl that waits for the next line.
+            for pid in descendants(self.process.pid):
+                os.kill(pid, signal.SIGKILL)
             self.process.wait()
         os.close(self._pipe)
 

@@ -24,6 +24,7 @@ from healer.model import (
     Remedy,
     Rule,
     Ruleset,
+    Sense,
     Severity,
     Slot,
     SlurmJob,
@@ -141,7 +142,12 @@ def job(id: str = "4711", **fields: Any) -> SlurmJob:
 
 #: The line of the kernel that told it.
 LOST = Evidence(
-    digest="1", at=NOW, component=Component(cluster=CLUSTER, node=name(1), gpu=3), text="Xid 79", fatal=True
+    digest="1",
+    at=NOW,
+    component=Component(cluster=CLUSTER, node=name(1), gpu=3),
+    text="Xid 79",
+    sense=Sense.kernel,
+    fatal=True,
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.processes import clean_environ, free_port, running
+from tests.support.processes import free_port, running
 from tests.support.snmp import free_udp_port
 from tests.support.wait import wait_until
 
@@ -32,9 +32,11 @@ endlan
 user 1 true "" "" user 10 none md2 md5 straight
 user 2 true "healer" "secret" admin 10 none md2 md5 straight
 """
+#: FreeIPMI remembers each BMC's sensors, at the user's home if it is not given another folder.
 _EXPORTER = """\
 modules:
-  default: {user: healer, pass: secret, driver: LAN, privilege: admin, timeout: 10000, collectors: [ipmi]}
+  default: {{user: healer, pass: secret, driver: LAN, privilege: admin, timeout: 10000, collectors: [ipmi],
+            custom_args: {{ipmi: ["--sdr-cache-directory={folder}"]}}}}
 """
 
 
@@ -42,10 +44,9 @@ modules:
 def ipmi_exporter(folder: Path) -> Iterator[tuple[str, str]]:
     """`host:port` of the exporter, and of the BMC that it asks."""
     port, asked = free_udp_port(), f"127.0.0.1:{free_port()}"
-    for name, text in (("lan", _LAN.format(port=port)), ("emu", _commands()), ("exporter.yml", _EXPORTER)):
+    exporter = _EXPORTER.format(folder=folder)
+    for name, text in (("lan", _LAN.format(port=port)), ("emu", _commands()), ("exporter.yml", exporter)):
         (folder / name).write_text(text)
-    # FreeIPMI remembers each BMC's sensors at home.
-    environ = clean_environ(HOME=str(folder))
     commands = (
         ("ipmi_sim", "-n", "-c", str(folder / "lan"), "-f", str(folder / "emu"), "-s", str(folder / "state")),
         (
@@ -57,7 +58,7 @@ def ipmi_exporter(folder: Path) -> Iterator[tuple[str, str]]:
     bmc = f"127.0.0.1:{port}"
     with ExitStack() as stack:
         for command in commands:
-            stack.enter_context(running(folder / f"{command[0]}.log", *command, environ=environ))
+            stack.enter_context(running(folder / f"{command[0]}.log", *command))
         wait_until(lambda: _answers(asked, bmc), 60, what="the BMC answers the exporter", every_s=0.3)
         yield asked, bmc
 

@@ -1,6 +1,7 @@
 """Nodes behind a real sshd each, on a free port of this machine, with healer-node over stand-ins."""
 
 import getpass
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,12 +11,12 @@ from pathlib import Path
 from healer.adapters.nodes.ssh import Ssh, SshSettings
 from healer.adapters.nodes.verbs import NodeVerbs
 from tests.support.processes import free_port
-from tests.support.stand_ins import HEALER_NODE, StandIns
+from tests.support.stand_ins import StandIns
 from tests.support.wait import wait_until
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin") or "/usr/sbin/sshd"
-#: sshd as root wants this folder; its own service makes it.
-_RUN = Path("/run/sshd")
+#: sshd as root wants /run/sshd, which its own service makes; here it has a /run of its own.
+_AS_ROOT = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs run /run && mkdir /run/sshd && exec "$@"', "sh")
 
 
 def keygen(path: Path, *options: str) -> Path:
@@ -33,7 +34,7 @@ class SshNode:
         self.programs = StandIns(self.folder)
         self.host_key = keygen(self.folder / "host_key")
         self.authorized = self.folder / "authorized_keys"
-        self.forced = f"{HEALER_NODE} --conf {self.programs.conf} --as healer"
+        self.forced = f"{self.programs.program} --conf {self.programs.conf} --as healer"
         self.authorize(site.key)
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -48,13 +49,14 @@ class SshNode:
             "AuthorizedKeysFile": self.authorized, "StrictModes": "no", "PidFile": "none",
             "PasswordAuthentication": "no", "KbdInteractiveAuthentication": "no",
             "PermitRootLogin": "forced-commands-only", "LogLevel": "VERBOSE", "MaxStartups": "100",
+            # The shell that sshd starts reads files there: not those of whoever runs the tests.
+            "SetEnv": f"HOME={self.folder}",
         }  # fmt: skip
         conf = self.folder / "sshd_config"
         conf.write_text("".join(f"{name} {value}\n" for name, value in options.items()))
-        if getpass.getuser() == "root":
-            _RUN.mkdir(mode=0o755, exist_ok=True)
+        command = [*(_AS_ROOT if os.geteuid() == 0 else ()), SSHD, "-D", "-e", "-f", str(conf)]
         with (self.folder / "sshd.log").open("wb") as said:
-            self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(conf)], stdout=said, stderr=said)
+            self.process = subprocess.Popen(command, stdout=said, stderr=said)
         wait_until(lambda: "Server listening" in self.said(), 10, what=f"sshd of {self.name} listens")
 
     def said(self) -> str:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tests.support.processes import clean_environ
+from tests.support.processes import clean_environ, unlogged
 from tests.support.snippets import placed, snippet
 from tests.support.wait import wait_until
 
@@ -45,7 +45,7 @@ class Rsyslog:
         self.conf.write_text(inputs + placed(snippet("signals.md", "rsyslog"), places))
 
     def start(self) -> None:
-        command = [RSYSLOGD, "-n", "-f", str(self.conf), "-i", str(self.folder / "pid")]
+        command = unlogged(RSYSLOGD, "-n", "-f", str(self.conf), "-i", str(self.folder / "pid"))
         environ = clean_environ() | {"HEALER_BOOT_ID": BOOT}
         with (self.folder / "rsyslogd.txt").open("ab") as said:
             self._process = subprocess.Popen(command, env=environ, stdout=said, stderr=said)

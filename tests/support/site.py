@@ -26,7 +26,7 @@ from healer.embedded.slurm import RealSlurm
 from healer.model import Role, SlurmJob, SlurmNode
 from tests.support import slurm as slurm_support
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.up import UP, Stack
 from tests.support.wait import wait_until
 
@@ -298,14 +298,14 @@ def boot_of(node: str) -> str:
 @contextmanager
 def site_on(cluster: RealSlurm, *, program: tuple[str, ...] = UP, **environ: str) -> Iterator[Site]:
     """A fresh site; afterwards nothing of it runs, and Slurm is as it was."""
-    folder = make_scratch()
-    site = Site(cluster, folder, program=program, **environ)
-    try:
-        with site:
-            yield site
-    except BaseException:
-        keep_logs(site)
-        raise
+    with scratch_folder() as folder:
+        site = Site(cluster, folder, program=program, **environ)
+        try:
+            with site:
+                yield site
+        except BaseException:
+            keep_logs(site)
+            raise
 
 
 def keep_logs(site: Site) -> None:

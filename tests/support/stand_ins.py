@@ -2,11 +2,12 @@
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import clean_environ
+from tests.support.processes import clean_environ, unlogged
 from tests.support.wait import wait_until
 
 HEALER_NODE = Path(__file__).parents[2] / "healer" / "hooks" / "healer-node"
@@ -154,6 +155,9 @@ class StandIns:
             path = self.bin / name
             path.write_text(_HEAD.format(world=folder) + body)
             path.chmod(0o755)
+        self.program = folder / "healer-node"
+        self.program.write_text(f'#!/bin/sh\nexec {shlex.join(unlogged(str(HEALER_NODE)))} "$@"\n')
+        self.program.chmod(0o755)
         for minor in (0, 1):
             (self.dev / f"nvidia{minor}").touch()
         self.log_file, self.conf = folder / "healer-node.log", folder / "healer-node.conf"
@@ -197,7 +201,7 @@ class StandIns:
     def run(self, *words: str, **env: str) -> tuple[int, dict[str, Any]]:
         """(exit status, its document)"""
         done = subprocess.run(
-            [str(HEALER_NODE), "--conf", str(self.conf), "--as", "test", *words],
+            [str(self.program), "--conf", str(self.conf), "--as", "test", *words],
             env=clean_environ(**env), capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.stderr == "", done.stderr

@@ -4,13 +4,12 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-
-import typer
+from typing import TYPE_CHECKING
 
 from healer import __version__
-from healer.commands import Failed
-from healer.embedded.user import EmbeddedError
-from healer.settings import SettingsError
+
+if TYPE_CHECKING:
+    import typer
 
 #: In the order in which `healer --help` lists them.
 COMMANDS = (
@@ -41,14 +40,22 @@ COMMANDS = (
 )
 
 
+#: A package of this name that is missing is a fault of ours, and no installation mends it.
+_OURS = frozenset({"healer", "workers"})
+
+
 def _version(asked: bool) -> None:
+    import typer
+
     if asked:
         typer.echo(f"healer {__version__}")
         raise typer.Exit
 
 
-def build() -> typer.Typer:
+def build() -> "typer.Typer":
     """The application with all commands."""
+    import typer
+
     app = typer.Typer(
         name="healer",
         help="The self-healing control plane for GPU clusters under Slurm.",
@@ -73,19 +80,35 @@ def build() -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit status: 0 done, 1 failed, 2 wrong use or wrong settings. `arguments` None: the process's own."""
+    """Exit status: 0 done, 1 failed, 2 wrong use, wrong settings or an installation that is not whole.
+    `arguments` None: the process's own."""
     try:
-        build()(arguments)
-    except SettingsError as error:
-        _end(error, 2)
-    except (Failed, EmbeddedError) as error:
-        _end(error, 1)
+        _run(arguments)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package or package in _OURS:
+            raise
+        _end(f"the Python package {package} is missing: `tools/setup` installs all that healer needs.", 2)
     except BrokenPipeError:
         # The reader (`| head`) has gone; nothing more can be said.
         sys.stderr.close()
         sys.exit(1)
 
 
-def _end(error: Exception, status: int) -> None:
-    print(f"healer: {error}", file=sys.stderr)
+def _run(arguments: Sequence[str] | None) -> None:
+    """What this imports may be missing too."""
+    from healer.commands import Failed
+    from healer.embedded.user import EmbeddedError
+    from healer.settings import SettingsError
+
+    try:
+        build()(arguments)
+    except SettingsError as error:
+        _end(error, 2)
+    except (Failed, EmbeddedError) as error:
+        _end(error, 1)
+
+
+def _end(said: object, status: int) -> None:
+    print(f"healer: {said}", file=sys.stderr)
     sys.exit(status)

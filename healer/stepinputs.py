@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from healer.actions import CHECKS, VERBS, WAITS
+from healer.incidents.senses import CONCLUDED
 from healer.model import Input, InputType, Playbook, Sense, Step, Verb
 from healer.playbooks.inputs import InputInvalid, only_place, places_of, value_of
 from healer.rulefiles import Source, did_you_mean
@@ -71,7 +72,7 @@ def check_input(source: Source, path: tuple[str, int], step: Step, playbook: Pla
 
 
 def _check_value(source: Source, where: Sequence[str | int], name: str, value: Any) -> None:
-    most = len(Sense) - 1  # an alert agrees with none of the others
+    most = len(Sense) - len(CONCLUDED)  # these count beside none of the others
     if name == "service" and not _SERVICE.fullmatch(value):
         source.problem(where, f"input: {value!r} is no name of a service")
     elif name == "which":

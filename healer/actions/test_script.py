@@ -25,6 +25,10 @@ export PATH LC_ALL HEALER_TEST_DEPTH
 umask 077
 dir=$(mktemp -d) || exit {not_tested}
 trap 'rm -rf "$dir"' EXIT
+# Slurm ends a job by a signal, and then not every shell does what it should at its exit.
+trap 'exit 143' HUP INT TERM
+TMPDIR=$dir
+export TMPDIR
 told="{form}"
 printed=no
 

@@ -10,8 +10,9 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Collection, Iterable
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,7 +22,7 @@ from starlette.requests import HTTPConnection
 from healer.api.problems import Problem, field_error, unauthenticated
 from healer.api.reach import PATIENCE_S, Crowded, Reach
 from healer.api.services import Caller, Services, Unavailable
-from healer.model import AuditRecord, Role
+from healer.model import AuditRecord, Component, Role
 
 SESSION_COOKIE = "healer_session"
 CSRF_HEADER = "x-healer-csrf"
@@ -47,6 +48,18 @@ _NO_CLUSTER = (
     "as clusters number their nodes and jobs alike"
 )
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+#: Refusals that are recorded within a minute: of all, and of one token.
+_REFUSALS, _REFUSALS_OF_ONE = 100, 20
+#: Of what a refused request spoke of: so many are recorded, and so much of each name.
+_SPOKEN_MAX, _NAME_MAX = 5, 64
+_WHAT_MAX = 200
+#: Where a request that came within another one keeps the refusals of them all: they are one record.
+TOGETHER = "healer.together"
+
+#: What a token may be bound to.
+_BINDINGS = ("cluster", "node", "job")
+#: (cluster, name of a node or a job).
+Pairs = Collection[tuple[str, str]]
 
 
 def digest_of(secret: str) -> bytes:
@@ -56,6 +69,32 @@ def digest_of(secret: str) -> bytes:
 def csrf_of(cookie: str) -> str:
     """The value that pages carry and send back: it follows from the cookie, and tells nothing about it."""
     return hashlib.sha256(b"healer csrf " + cookie.encode("utf-8", "surrogateescape")).hexdigest()[:43]
+
+
+class Foreign(NamedTuple):
+    """Why a bound token may not speak so, and of what it spoke without being bound to it."""
+
+    why: str
+    spoken: Collection[Component]
+
+
+def foreign(caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> Foreign | None:
+    """None where a token may speak of all these: one foreign word refuses the whole."""
+    if caller.cluster:
+        at, of = ([one for one in named if one[0] != caller.cluster] for named in (nodes, jobs))
+        if at or of:
+            return Foreign(f"this token is bound to the cluster {caller.cluster}", _components(at, of))
+    if caller.node and (at := [one for one in nodes if one[1] != caller.node]):
+        return Foreign(f"this token is bound to the node {caller.node}", _components(at))
+    if caller.job and (of := [one for one in jobs if one[1] != caller.job]):
+        return Foreign(f"this token is bound to the job {caller.job}", _components(jobs=of))
+    return None
+
+
+def _components(nodes: Pairs = (), jobs: Pairs = ()) -> list[Component]:
+    return [Component(cluster=where, node=node) for where, node in nodes] + [
+        Component(cluster=where, job=job) for where, job in jobs
+    ]
 
 
 class Access:
@@ -70,7 +109,8 @@ class Access:
         #: Look-ups on their way, and when each began; in the event loop alone.
         self._looks: dict[tuple[str, bytes], tuple[float, asyncio.Future[Caller | None]]] = {}
         self._lock = threading.Lock()
-        self._refused: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        #: What was recorded of whom within the last minute, and when.
+        self._refused: OrderedDict[tuple[tuple[str, str], str], float] = OrderedDict()
 
     def cached(self, kind: str, digest: bytes) -> tuple[bool, Caller | None]:
         """(known, caller) without asking the database."""
@@ -177,16 +217,30 @@ class Access:
             raise Problem(403, _NO_CLUSTER)
         return caller
 
-    def note_refusal(self, caller: Caller, what: str, why: str) -> None:
-        """Writes a refusal to the audit: the same one at most once a minute, and 100 a minute in all."""
-        now = time.monotonic()
-        key = (caller.id, what, why)
+    def notes(self, caller: Caller) -> bool:
+        """Whether one more refusal of this caller would be recorded now."""
         with self._lock:
-            while self._refused and next(iter(self._refused.values())) < now - 60:
-                self._refused.popitem(last=False)
-            if key in self._refused or len(self._refused) >= 100:
+            return self._room(caller)
+
+    def _room(self, caller: Caller) -> bool:
+        now = time.monotonic()
+        while self._refused and next(iter(self._refused.values())) < now - 60:
+            self._refused.popitem(last=False)
+        own = sum(who == (caller.id, caller.name) for who, _ in self._refused)
+        return len(self._refused) < _REFUSALS and own < _REFUSALS_OF_ONE
+
+    def note_refusal(self, caller: Caller, what: str, why: str, spoken: Collection[Component] = ()) -> None:
+        """Writes a refusal to the audit, and of what the caller `spoke`: the same at most once a minute."""
+        data: dict[str, Any] = {"what": _plain(what, _WHAT_MAX), "why": why, "role": caller.role.value}
+        if bound := {name: value for name in _BINDINGS if (value := getattr(caller, name))}:
+            data["bound_to"] = bound
+        if spoken:
+            data["spoken_of"], data["spoken_of_count"] = _named(spoken)
+        key = ((caller.id, caller.name), repr(data))
+        with self._lock:
+            if key in self._refused or not self._room(caller):
                 return
-            self._refused[key] = now
+            self._refused[key] = time.monotonic()
         self._services.commands.audit(
             AuditRecord(
                 cluster=caller.cluster or self._services.cluster,
@@ -194,7 +248,7 @@ class Access:
                 actor=caller.name,
                 verb="access.refused",
                 subject=f"token/{caller.id}",
-                data={"what": what, "why": why, "role": caller.role.value},
+                data=data,
             )
         )
 
@@ -267,12 +321,41 @@ def need(role: Role) -> Any:
     return Depends(Need(role))
 
 
-async def refuse(request: HTTPConnection, caller: Caller, why: str) -> NoReturn:
-    """403, and a record of it. Always raises."""
-    access: Access = request.app.state.access
-    what = f"{request.scope.get('method', 'GET')} {request.scope['path'][:200]}"
-    await access.reach.ask(access.note_refusal, caller, what, why)
+async def refuse(
+    request: HTTPConnection, caller: Caller, why: str, spoken: Collection[Component] = ()
+) -> NoReturn:
+    """403, and a record of it with what the request spoke of. Always raises."""
+    together: list[Foreign] | None = request.scope.get(TOGETHER)
+    if together is None:
+        await note(request, caller, Foreign(why, spoken))
+    else:
+        together.append(Foreign(why, spoken))
     raise Problem(403, why)
+
+
+async def note(request: HTTPConnection, caller: Caller, refused: Foreign) -> None:
+    access: Access = request.app.state.access
+    await access.reach.ask(access.note_refusal, caller, _asked(request), refused.why, refused.spoken)
+
+
+def _asked(request: HTTPConnection) -> str:
+    return f"{request.scope.get('method', 'GET')} {request.scope['path']}"
+
+
+def _named(spoken: Iterable[Component]) -> tuple[list[dict[str, str]], int]:
+    """The first of what was spoken of, and how many there are."""
+    named = sorted({tuple(getattr(one, name) or "" for name in _BINDINGS) for one in spoken})
+    first = [
+        {name: _plain(value, _NAME_MAX) for name, value in zip(_BINDINGS, one, strict=True) if value}
+        for one in named[:_SPOKEN_MAX]
+    ]
+    return first, len(named)
+
+
+def _plain(text: str, most: int) -> str:
+    """What a sender wrote, as it may stand in a record: one short line."""
+    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:most])
+    return f"{line}…" if len(text) > most else line
 
 
 def confine(
@@ -297,7 +380,8 @@ def confine(
     if why is None:
         return
     access: Access = request.app.state.access
-    access.note_refusal(caller, f"{request.scope.get('method', 'GET')} {request.scope['path'][:200]}", why)
+    spoken = [Component(cluster=cluster or "", node=node, job=job)] if cluster or node or job else []
+    access.note_refusal(caller, _asked(request), why, spoken)
     raise Problem(403, why)
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message
 
-from healer.api.access import refuse
+from healer.api.access import TOGETHER, Foreign, note, refuse
 from healer.api.entry import JSON, Entry, aside, confine, decoded, known_query, media_type, read_body, shed
 from healer.api.fleet import Fleet
 from healer.api.group_commit import Busy, GroupCommit
@@ -147,15 +147,23 @@ class CloudEventRoutes:
         events = await self._read(request, rejects)
         inner = [event for event in events if event.type in ROUTES]
         others = [event for event in events if event.type not in ROUTES]
-        if caller.job and (others or not inner):
-            await refuse(request, caller, f"this token is bound to the job {caller.job}")
         items, unrecognised = self._alerts_in(others, rejects)
         now = self._services.clock.now()
         told = enveloped_observations(items, await self._alerts.site(caller, known), now)
+        if caller.job and (others or not inner):
+            spoken = [one.component for one in told.observations]
+            await refuse(request, caller, f"this token is bound to the job {caller.job}", spoken)
         await confine(request, caller, told.nodes())
-        (answers, passed), alerts = await _all_told(
-            self._passed_on(request, inner, rejects), self._alerts_stored(request, caller, told)
-        )
+        refused: list[Foreign] = []
+        try:
+            (answers, passed), alerts = await _all_told(
+                self._passed_on(request, inner, rejects, refused), self._alerts_stored(request, caller, told)
+            )
+        except Exception:  # which may be that of another part
+            if refused:
+                spoken = [part for one in refused for part in one.spoken]
+                await note(request, caller, Foreign(refused[0].why, spoken))
+            raise
         answers += alerts
         for one in told.rejected:
             rejects.add(one.index, one.reason)
@@ -209,7 +217,7 @@ class CloudEventRoutes:
         return [await self._alerts.stored("cloudevents", request, caller, clean)]
 
     async def _passed_on(
-        self, request: Request, events: list[Event], rejects: Rejects
+        self, request: Request, events: list[Event], rejects: Rejects, refused: list[Foreign]
     ) -> tuple[list[Accepted], Rejects]:
         """Each body to its own route; the answers, and what of the bodies was rejected there. Too much and no
         leave are the whole request's; what a body alone has wrong is that event's."""
@@ -217,7 +225,7 @@ class CloudEventRoutes:
 
         async def one(event: Event) -> Accepted | str:
             async with room:
-                inner = _inner(request, ROUTES[event.type], msgspec.json.encode(event.data))
+                inner = _inner(request, ROUTES[event.type], msgspec.json.encode(event.data), refused)
                 try:
                     response = await self._endpoints[ROUTES[event.type]](inner)
                 except Exception as error:
@@ -249,8 +257,8 @@ async def _all_told(*parts: Awaitable[Any]) -> list[Any]:
     return told
 
 
-def _inner(request: Request, route: str, body: bytes) -> Request:
-    """A request to one of our own routes by the same sender."""
+def _inner(request: Request, route: str, body: bytes, refused: list[Foreign]) -> Request:
+    """A request to one of our own routes by the same sender. `refused` gets what it is refused."""
     headers = [one for one in request.scope["headers"] if one[0].lower() not in _OWN_HEADERS]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     path = f"{request.scope['path'].rpartition('/')[0]}/{route}"
@@ -261,6 +269,7 @@ def _inner(request: Request, route: str, body: bytes) -> Request:
         "headers": headers,
         "query_string": b"",
         "state": {},
+        TOGETHER: refused,
     }
 
     async def receive() -> Message:

@@ -78,7 +78,8 @@ class Application(FastAPI):
             return
         try:
             answer = await hot(Request(scope, receive))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as raised:
+            error = raised if isinstance(raised, Exception) else problems.ending()
             self._count(scope, error)
             answer = self._edge.failed(scope, error)
         await self._edge.tell(scope, answer, send)
@@ -207,7 +208,7 @@ def create_app(services: Services) -> FastAPI:
     ):
         app.include_router(part.router, prefix=PREFIX)
     app.include_router(system.router)
-    problems.install(app)
+    app.state.errors = problems.install(app, PREFIX)
     documents.install(app, PREFIX)
     return app
 

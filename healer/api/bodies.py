@@ -2,8 +2,7 @@
 
 from typing import Annotated, Literal
 
-from annotated_types import Len
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Strict, StringConstraints
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, Strict, StringConstraints
 
 #: Text of people: at least one visible character, no NUL.
 Text = Annotated[
@@ -16,7 +15,7 @@ Word = Annotated[
 
 
 #: Jobs on the node whose restart the person agrees to with the run; `JOB:RESTARTS` is this very life of one.
-Restart = Annotated[list[Word], Len(max_length=100)]
+Restart = Annotated[list[Word], Field(max_length=100)]
 
 
 class Body(BaseModel):
@@ -55,7 +54,7 @@ class MergeBody(Body):
 class SplitBody(Body):
     """`incidents` are those that were merged into it and become their own again; left out: all of them."""
 
-    incidents: Annotated[list[Word], Len(min_length=1, max_length=1000)] | None = None
+    incidents: Annotated[list[Word], Field(min_length=1, max_length=1000)] | None = None
     reason: Text
 
 
@@ -68,7 +67,7 @@ class RunBody(Body):
     incident: Word | None = None
     reason: Text | None = None
     dry_run: bool = False
-    inputs: Annotated[dict[Word, bool | int | Word], Len(max_length=50)] = {}
+    inputs: Annotated[dict[Word, bool | int | Word], Field(max_length=50)] = {}
     restart: Restart = []
 
 

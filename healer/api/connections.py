@@ -8,12 +8,14 @@ import asyncio
 import resource
 from collections import Counter
 from enum import Enum
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from prometheus_client import Counter as Figure
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from healer.api.metrics import REGISTRY
+from healer.api.problems import Problem
 from healer.api.receiving import WHOLE_S
 
 #: From the first byte, or from the connection's beginning, until all headers are here.
@@ -33,14 +35,10 @@ _ENDED = Figure(
     ("why",),
     registry=REGISTRY,
 )
-_LATE = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 28\r\n"
-    b"connection: close\r\n\r\nthe headers came too slowly\n"
-)
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: 21\r\n"
-    b"retry-after: 5\r\nconnection: close\r\n\r\ntoo many connections\n"
-)
+#: What is answered where no request comes to the application; the connection ends with it.
+_WRONG = Problem(400, "this is no request of HTTP/1.1, or a part of it is malformed or too long")
+_LATE = Problem(408, "the headers came too slowly")
+_FULL = Problem(503, "too many connections", headers={"Retry-After": "5"})
 
 
 class Bounds(NamedTuple):
@@ -110,8 +108,7 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
             peer = self.client[0] if self.client else ""
             if len(self.connections) > bounds.total or peers[peer] >= bounds.of_peer:
                 _ENDED.labels("too_many").inc()
-                transport.write(_FULL)
-                transport.close()
+                self._last(_FULL)
                 return
             self._peer = peer
             peers[peer] += 1
@@ -143,6 +140,12 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
                 self._within(bounds.request_s, head=False)
             elif self._answered():
                 self._within(bounds.head_s, head=True)
+
+        def send_400_response(self, msg: str) -> None:
+            if self.cycle is not None and self.cycle.response_started and not self._answered():
+                self.transport.close()  # within an answer another one would be a part of it
+            else:
+                self._last(_WRONG)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -178,6 +181,14 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
             else:
                 self.idle_since = self.loop.time()
 
+        def _last(self, problem: Problem) -> None:
+            answer = problem.response()
+            headers = [*self.server_state.default_headers, *answer.raw_headers, (b"connection", b"close")]
+            lines = [b"HTTP/1.1 %d %b" % (problem.status, HTTPStatus(problem.status).phrase.encode())]
+            lines += [b"%b: %b" % one for one in headers]
+            self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))
+            self.transport.close()
+
         def _answered(self) -> bool:
             return self.cycle is None or self.cycle.response_complete
 
@@ -196,8 +207,7 @@ def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
                 return
             _ENDED.labels("slow_head" if head else "slow_body").inc()
             if head:
-                self.transport.write(_LATE)
-                self.transport.close()
+                self._last(_LATE)
             else:
                 self.transport.abort()
 
@@ -208,6 +218,8 @@ def uvicorn_settings(bounds: Bounds | None = None) -> dict[str, Any]:
     """What uvicorn is told of all this. What proxies say is read by the application."""
     return {
         "http": bounded(bounds or bounds_here()),
+        # No route speaks it, and what a library for it answers by itself is no problem.
+        "ws": "none",
         "backlog": 2048,
         "proxy_headers": False,
     }

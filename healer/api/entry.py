@@ -6,7 +6,7 @@ They bypass FastAPI's dependencies for speed, and declare their role as an attri
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from healer.api import unpacking
-from healer.api.access import ALLOWED, Access, named_cluster, refuse
+from healer.api.access import ALLOWED, Access, Pairs, foreign, named_cluster, refuse
 from healer.api.at_once import arrived
 from healer.api.fleet import Fleet
 from healer.api.group_commit import WAIT_S, Busy
@@ -29,7 +29,7 @@ from healer.api.receiving import Receiver
 from healer.api.senders import Senders
 from healer.api.services import Caller, Services, Unavailable
 from healer.api.unpacking import check_encoding, too_large, unpacked
-from healer.model import LossReason, Role, SlurmSnapshot
+from healer.model import Component, LossReason, Role, SlurmSnapshot
 from healer.signals import wire
 from healer.signals.values import TOO_OLD
 
@@ -94,9 +94,10 @@ class Entry:
             await refuse(
                 request, caller, f"signals are written with the role signals, yours is {caller.role}"
             )
-        if caller.job and not of_jobs:
-            await refuse(request, caller, f"this token is bound to the job {caller.job}")
         scope[SENDER] = caller
+        if caller.job and not of_jobs:
+            why = f"this token is bound to the job {caller.job}"
+            await refuse(request, caller, why, await self.mentioned(request))
         self.quotas.check(caller, KINDS.get(route_of(scope["path"]), Kind.events), now)
         snapshots = self._fleet.fresh
         if snapshots is None:
@@ -112,6 +113,25 @@ class Entry:
             return snapshot is not None and node in snapshot.nodes
 
         return caller, known
+
+    def notes(self, caller: Caller) -> bool:
+        """Whether one more refusal of this caller would be recorded now."""
+        return self._access.notes(caller)
+
+    async def mentioned(self, request: Request) -> list[Component]:
+        """What a request that its route refuses unread speaks of, as far as its address and a short body of
+        JSON tell: for the record of the refusal alone."""
+        if not self.notes(request.scope[SENDER]):
+            return []
+        body: Any = None
+        try:
+            raw = await raw_body(request, _INLINE)
+            body = msgspec.json.decode(unpacked(raw, encoding_of(request), _INLINE))
+        except (Problem, ValueError, RecursionError):  # wrong in another way: it is refused all the same
+            pass
+        outer = [dict(query_of(request)), *(body if isinstance(body, list) else [body])]
+        found = [*_spoken_of(outer, self.default(request.scope[SENDER]))]
+        return [one for one in found if one.node or one.job] or found
 
     async def received(self, request: Request, limit: int) -> bytes:
         """The body as it was sent; its sender is heard, and charged for it."""
@@ -217,19 +237,22 @@ class Entry:
         return frozenset(await self._fleet.current())
 
 
-def foreign(caller: Caller, named: set[tuple[str, str]]) -> str | None:
-    """Why a bound token may not speak of these (cluster, node): one foreign word refuses the whole."""
-    if caller.cluster and any(cluster != caller.cluster for cluster, _ in named):
-        return f"this token is bound to the cluster {caller.cluster}"
-    if caller.node and any(node != caller.node for _, node in named):
-        return f"this token is bound to the node {caller.node}"
-    return None
+async def confine(request: Request, caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> None:
+    """403 where a bound token speaks of another node or job, (cluster, name) each."""
+    found = foreign(caller, nodes, jobs)
+    if found is not None:
+        await refuse(request, caller, found.why, found.spoken)
 
 
-async def confine(request: Request, caller: Caller, named: set[tuple[str, str]]) -> None:
-    why = foreign(caller, named)
-    if why is not None:
-        await refuse(request, caller, why)
+def _spoken_of(outer: Iterable[Any], cluster: str) -> Iterator[Component]:
+    """What objects, and the `entries` in them, name as `node` or `job`, or as `cluster` alone."""
+    for whole in outer:
+        entries = whole.get("entries") if isinstance(whole, dict) else None
+        for one in (whole, *(entries if isinstance(entries, list) else ())):
+            if isinstance(one, dict) and (one.get("cluster") or one.get("node") or one.get("job")):
+                where = str(one.get("cluster") or whole.get("cluster") or cluster)
+                node, job = (str(one[key]) if one.get(key) else None for key in ("node", "job"))
+                yield Component(cluster=where, node=node, job=job)
 
 
 def strange(named: Iterable[str], clusters: frozenset[str]) -> str | None:

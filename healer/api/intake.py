@@ -4,7 +4,7 @@ Bodies are read here and not in the event loop: a large one would hold up fault 
 asks the database.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ import msgspec
 
 from healer.api.services import UnknownBook
 from healer.api.summed import Summed
-from healer.model import Catalogue, Ruleset, UnknownSeries
+from healer.model import Catalogue, Component, Ruleset, UnknownSeries
 from healer.ports import ColumnBook
 from healer.signals.measured import Unknown
 from healer.signals.parts import Shown, unknown_shape
@@ -28,7 +28,11 @@ REST = "…"
 
 
 class Refused(Exception):
-    """The body speaks of what its token is not bound to. The text says why; nothing of it is stored."""
+    """The body speaks of what its token is not bound to; nothing of it is stored."""
+
+    def __init__(self, why: str, spoken: Collection[Component] = ()) -> None:
+        super().__init__(why)
+        self.spoken = spoken
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +75,10 @@ class Translators:
         self._rules, self._book, self._shown = rules, book, shown
         self._catalogue: Catalogue | None = None
         self._made: dict[str, Translator] = {}
+
+    def apart(self, cluster: str) -> Translator:
+        """One whose learning is of no use to any other request; for any thread."""
+        return Translator(self._rules().catalogue, self._book, cluster, self._shown)
 
     def current(self, cluster: str) -> Translator:
         catalogue = self._rules().catalogue

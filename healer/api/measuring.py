@@ -2,23 +2,25 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from healer.api.access import refuse
+from healer.api.access import foreign, refuse
 from healer.api.answers import Told
 from healer.api.entry import (
     JSON,
     UNPACKED_LIMIT,
     Entry,
+    aside,
+    confine,
     encoding_of,
-    foreign,
     known_query,
     media_type,
     query_of,
@@ -33,7 +35,7 @@ from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import Problem, field_error
 from healer.api.services import Arrival, Caller, DiskFull, NoRoom, Services, Unavailable
 from healer.api.views import Accepted, Rejected
-from healer.model import LossReason, Observation, Role
+from healer.model import Component, LossReason, Observation, Role
 from healer.model.samples import StepBatch
 from healer.signals import wire
 from healer.signals.devices import with_devices
@@ -112,18 +114,17 @@ class MeasuringRoutes:
         ]
 
     async def columnar(self, request: Request) -> Response:
-        caller, known = await self._enter(request)
+        caller, known = await self._entry.enter(request)
         media_type(request, JSON, "application/json")
         cluster = await self._cluster(request, caller, open_ok=True)  # each body may name its own
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
-        return await self._measured(
-            "metrics", request, caller, len(raw), lambda: self.translator(cluster).columnar(raw, known, now)
-        )
+        sent = Sent(request, caller, cluster, known, len(raw), lambda by, own: by.columnar(raw, own, now))
+        return await self._measured("metrics", sent)
 
     async def remote_write(self, request: Request) -> Response:
         """204. What is wrong with a body is 400: Prometheus would send it again and again after a 5xx."""
-        caller, known = await self._enter(request)
+        caller, known = await self._entry.enter(request)
         media_type(request, _PROTOBUF, "application/x-protobuf")
         if "io.prometheus.write.v2" in request.headers.get("content-type", ""):
             raise Problem(
@@ -136,47 +137,41 @@ class MeasuringRoutes:
         snappy = packing == "snappy"
         raw = await (raw_body(request) if snappy else read_body(request, unpacked_limit=UNPACKED_LIMIT))
         now = self._services.clock.now()
+
+        def read(by: Translator, own: Known) -> Measured:
+            return by.remote_write(raw, own, now, packed=snappy)
+
         try:
-            await self._measured(
-                "prometheus/write",
-                request,
-                caller,
-                len(raw),
-                lambda: self.translator(cluster).remote_write(raw, known, now, packed=snappy),
-            )
+            await self._measured("prometheus/write", Sent(request, caller, cluster, known, len(raw), read))
         except BadBody as error:
             raise Problem(400, str(error)) from None
         return Response(None, 204)
 
     async def openmetrics(self, request: Request) -> Response:
-        caller, known = await self._enter(request)
+        caller, known = await self._entry.enter(request)
         media_type(request, _TEXT, "text/plain")
         cluster, node = await self._query(request, caller)
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
-        return await self._measured(
-            "openmetrics",
-            request,
-            caller,
-            len(raw),
-            lambda: self.translator(cluster).exposition(raw, known, now, node=node),
-        )
+
+        def read(by: Translator, own: Known) -> Measured:
+            return by.exposition(raw, own, now, node=node)
+
+        return await self._measured("openmetrics", Sent(request, caller, cluster, known, len(raw), read))
 
     async def nvidia_smi(self, request: Request) -> Response:
-        caller, known = await self._enter(request)
+        caller, known = await self._entry.enter(request)
         media_type(request, _XML, "text/xml")
         cluster, node = await self._query(request, caller)
         if node is None:
             raise field_error("node", "the output of nvidia-smi needs ?node= in the address")
         raw = await read_body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
-        return await self._measured(
-            "nvidia-smi",
-            request,
-            caller,
-            len(raw),
-            lambda: self.translator(cluster).nvidia_smi(raw, known, now, node=node),
-        )
+
+        def read(by: Translator, own: Known) -> Measured:
+            return by.nvidia_smi(raw, own, now, node=node)
+
+        return await self._measured("nvidia-smi", Sent(request, caller, cluster, known, len(raw), read))
 
     async def step_times(self, request: Request) -> Response:
         caller, known = await self._entry.enter(request, of_jobs=True)
@@ -197,22 +192,20 @@ class MeasuringRoutes:
                 raise BadBody(why)
             return steps
 
-        steps = await self._stored(self.steps, "step-times", request, caller, Body(len(raw), read))
+        steps = await self._stored(self.steps, "step-times", Body(len(raw), read))
+        if isinstance(steps, Refused):
+            await refuse(request, caller, str(steps), steps.spoken)
         self._entry.taken(request, steps.accepted, steps.rejected, steps.rejected_more)
         return _answer("step-times", steps.accepted, 0, steps.rejected, steps.rejected_more)
 
     # --- before and after the queue ---
 
-    async def _enter(self, request: Request) -> tuple[Caller, Known]:
-        caller, known = await self._entry.enter(request)
-        return caller, with_devices(_confined(caller, known), bound=caller.node is not None)
-
     async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:
         """The cluster and the node that the address names."""
         cluster = await self._cluster(request, caller, "node")
         node = query_of(request).get("node") or None
-        if caller.node and node and caller.node != node:
-            await refuse(request, caller, f"this token is bound to the node {caller.node}")
+        if node:
+            await confine(request, caller, {(cluster, node)})
         return cluster, node
 
     async def _cluster(self, request: Request, caller: Caller, *also: str, open_ok: bool = False) -> str:
@@ -222,7 +215,8 @@ class MeasuringRoutes:
         known_query(request, {"cluster", *also})
         wanted, served = query_of(request).get("cluster") or None, self._entry.served
         if caller.cluster and (caller.cluster not in served or wanted not in (None, caller.cluster)):
-            await refuse(request, caller, f"this token is bound to the cluster {caller.cluster}")
+            why = f"this token is bound to the cluster {caller.cluster}"
+            await refuse(request, caller, why, await self._entry.mentioned(request))
         if open_ok and not (wanted or self._entry.default(caller)):
             return ""
         cluster = await self._entry.meant(caller, wanted)
@@ -247,31 +241,34 @@ class MeasuringRoutes:
 
     async def otlp(self, request: Request, *, json: bool) -> Measured:
         """Metrics of OTLP; `healer.api.otlp` makes the answer."""
-        caller, known = await self._enter(request)
+        caller, known = await self._entry.enter(request)
         cluster = await self._cluster(request, caller)
         raw = await read_body(request, unpacked_limit=OTLP_UNPACKED_LIMIT)
         now = self._services.clock.now()
 
-        def read() -> Measured:
-            return self.translator(cluster).otlp(raw, known, now, json=json)
+        def read(by: Translator, own: Known) -> Measured:
+            return by.otlp(raw, own, now, json=json)
 
-        measured = await self._taken("otlp/v1/metrics", request, caller, len(raw), read)
+        measured = await self._taken("otlp/v1/metrics", Sent(request, caller, cluster, known, len(raw), read))
         rejected = len(measured.rejected) + measured.rejected_more
         _count("otlp/v1/metrics", measured.samples, measured.unrecognised, rejected)
         return measured
 
-    async def _measured(
-        self, route: str, request: Request, caller: Caller, size: int, read: Callable[[], Measured]
-    ) -> Response:
-        measured = await self._taken(route, request, caller, size, read)
+    async def _measured(self, route: str, sent: "Sent") -> Response:
+        measured = await self._taken(route, sent)
         return _answer(
             route, measured.samples, measured.unrecognised, measured.rejected, measured.rejected_more
         )
 
-    async def _taken(
-        self, route: str, request: Request, caller: Caller, size: int, read: Callable[[], Measured]
-    ) -> Measured:
-        measured = await self._stored(self.metrics, route, request, caller, Body(size, read))
+    async def _taken(self, route: str, sent: "Sent") -> Measured:
+        request = sent.request
+
+        def read() -> Measured:
+            return sent.read(self.translator(sent.cluster), _own(sent))
+
+        measured = await self._stored(self.metrics, route, Body(sent.size, read))
+        if isinstance(measured, Refused):
+            await refuse(request, sent.caller, str(measured), await self._spoken(sent, measured))
         if measured.inventory:
             await self._remember(measured.inventory)
         entries = measured.samples + measured.unrecognised
@@ -285,10 +282,8 @@ class MeasuringRoutes:
         self,
         queue: "GroupCommit[Body[R], R | BadBody | Refused]",
         route: str,
-        request: Request,
-        caller: Caller,
         body: Body[R],
-    ) -> R:
+    ) -> R | Refused:
         started = time.perf_counter()
         if queue is self.metrics and self._entry.reach.away:
             # They come again, and windows tell that they are late: nobody waits, and no disk is filled.
@@ -299,11 +294,29 @@ class MeasuringRoutes:
             _COUNTERS[route]["shed"].inc()
             raise shed(busy) from None
         COMMIT_S.observe(time.perf_counter() - started)
-        if isinstance(outcome, Refused):
-            await refuse(request, caller, str(outcome))
         if isinstance(outcome, BadBody):
             raise outcome
         return outcome
+
+    async def _spoken(self, sent: "Sent", refused: Refused) -> Collection[Component]:
+        """Every foreign node of a body that was refused at the first one. A translator of its own looks for
+        them: ours would remember their series as strange, also for other senders."""
+        if not self._entry.notes(sent.caller):
+            return refused.spoken
+        found = dict.fromkeys(refused.spoken)
+
+        def strange(cluster: str, node: str) -> bool:
+            if _known_now(sent.known, cluster, node) and (one := foreign(sent.caller, {(cluster, node)})):
+                found.update(dict.fromkeys(one.spoken))
+            return False
+
+        def look() -> None:
+            with suppress(BadBody):
+                known = with_devices(strange, bound=sent.caller.node is not None)
+                sent.read(self._translators.apart(sent.cluster), known)
+
+        await aside(sent.size, look)
+        return found
 
     async def _remember(self, inventory: list[Observation]) -> None:
         """Which GPU has which address: told with the samples, stored with the events, missed for nothing."""
@@ -345,18 +358,29 @@ def _size(body: Body) -> int:
     return body.size
 
 
-def _confined(caller: Caller, known: Known) -> Known:
-    """Which nodes the cluster has, for a bound token: the first word of a foreign one refuses the whole,
-    before anything of that node is learned from it or numbered."""
+class Sent(NamedTuple):
+    """A body of metrics. `read` gives it to a translator, with the nodes that there are for it."""
+
+    request: Request
+    caller: Caller
+    cluster: str
+    known: Known
+    size: int
+    read: Callable[[Translator, Known], Measured]
+
+
+def _own(sent: Sent) -> Known:
+    """Which nodes and devices the cluster has, for a bound token: the first word of a foreign one refuses
+    the whole, before anything of that node is learned from it or numbered."""
 
     def own(cluster: str, node: str) -> bool:
-        if not _known_now(known, cluster, node):
+        if not _known_now(sent.known, cluster, node):
             return False
-        if why := foreign(caller, {(cluster, node)}):
-            raise Refused(why)
+        if found := foreign(sent.caller, {(cluster, node)}):
+            raise Refused(*found)
         return True
 
-    return own
+    return with_devices(own, bound=sent.caller.node is not None)
 
 
 def _known_now(known: Known, cluster: str, node: str) -> bool:
@@ -369,14 +393,14 @@ def _known_now(known: Known, cluster: str, node: str) -> bool:
 
 def _confine_steps(caller: Caller, steps: Steps) -> None:
     """A token bound to a node tells of ranks on that node alone; one bound to a job of that job alone."""
-    for batch in steps.batches:
-        if caller.job and batch.job != caller.job:
-            raise Refused(f"this token is bound to the job {caller.job}")
-        named = {
-            (batch.cluster, batch.nodes[index] if index >= 0 else "") for index in set(batch.node.tolist())
-        }
-        if why := foreign(caller, named):
-            raise Refused(why)
+    nodes = {
+        (batch.cluster, batch.nodes[index] if index >= 0 else "")
+        for batch in steps.batches
+        for index in set(batch.node.tolist())
+    }
+    jobs = {(batch.cluster, batch.job) for batch in steps.batches}
+    if found := foreign(caller, nodes, jobs):
+        raise Refused(*found)
 
 
 def _count(route: str, accepted: int, unrecognised: int, rejected: int) -> None:

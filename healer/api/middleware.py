@@ -1,15 +1,17 @@
 """The outermost layer: size and kind of bodies, headers on every answer, and nothing escapes as a trace."""
 
+import asyncio
 import logging
 
 from prometheus_client import Counter
 from starlette import datastructures
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from healer.api.at_once import Answers, Headers
 from healer.api.metrics import REQUESTS
-from healer.api.problems import Problem, problem_of
+from healer.api.problems import Errors, Problem, ending, problem_of
 from healer.api.receiving import whole
 from healer.api.unpacking import check_encoding, encoding_of, too_large, unpacked
 
@@ -72,14 +74,18 @@ class Edge:
             if not scope["path"].startswith(self.signals) and scope["method"] not in {"GET", "HEAD"}:
                 receive = await self._whole_body(scope, receive)
             await self.app(scope, receive, answer)
+        except asyncio.CancelledError:  # by uvicorn alone, which would answer 500 as text
+            if told["started"]:
+                raise
+            await ending().response()(scope, receive, answer)
         except Exception as error:
             if told["complete"]:
                 # The handler of last resort has answered and logged; Starlette raises it once more.
                 return
-            problem = self.failed(scope, error)
             if told["started"]:
                 raise
-            await problem(scope, receive, answer)
+            errors: Errors = scope["app"].state.errors
+            await (await errors.answer(Request(scope, receive), error))(scope, receive, answer)
 
     async def tell(self, scope: Scope, answer: Response, send: Send) -> None:
         """Sends a whole answer of the API to a POST, dressed as all others are."""
@@ -92,7 +98,7 @@ class Edge:
         await send({"type": "http.response.body", "body": answer.body})
 
     def failed(self, scope: Scope, error: Exception) -> Response:
-        """The answer that an error is."""
+        """The answer of the API that an error is."""
         problem = problem_of(error)
         if problem.status == 500:
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)

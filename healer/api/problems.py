@@ -1,4 +1,7 @@
-"""Every error as an RFC 9457 problem: `application/problem+json` with a `code` that programs may test."""
+"""Every error as an RFC 9457 problem: `application/problem+json` with a `code` that programs may test.
+
+To a person's browser, outside of the API, it is a page, where the application has one for it.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -8,6 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -49,7 +53,8 @@ _CODES = {
 
 
 class Problem(Exception):
-    """An answer that is an error. `detail` is a sentence for people; `lost` entries are not stored."""
+    """An answer that is an error. `detail` is a sentence for people; `lost` entries are not stored. `heading`
+    is that of its page, where a page of the console ends so."""
 
     lost = 1
 
@@ -62,11 +67,13 @@ class Problem(Exception):
         errors: list[dict[str, str]] | None = None,
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, Any] | None = None,
+        heading: str = "",
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.code = code or _CODES.get(status, "error")
+        self.heading = heading
         self.errors = errors or []
         self.headers = dict(headers or {})
         self.more = dict(more or {})
@@ -100,6 +107,11 @@ def unauthenticated() -> Problem:
         "this needs a token (Authorization: Bearer heal_…) or a console session",
         headers={"WWW-Authenticate": 'Bearer realm="healer"'},
     )
+
+
+def ending() -> Problem:
+    """To a request that the stop of this process cuts off."""
+    return Problem(503, "this process ends", headers={"Retry-After": "5"})
 
 
 def problem_of(error: Exception) -> Problem:
@@ -170,15 +182,33 @@ _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
 )
 
 
-def install(app: FastAPI) -> None:
-    """Makes every error of `app` a problem."""
+#: The answer to a person's browser; None: who asks is a program.
+Page = Callable[[Request, Problem], Response | None]
 
-    async def handle(request: Request, error: Exception) -> Response:
+
+class Errors:
+    """How an application tells its errors. What lies under `api` is asked for by programs alone."""
+
+    def __init__(self, api: str) -> None:
+        self._api = api
+        #: Runs in a thread: it may ask the database who looks.
+        self.page: Page | None = None
+
+    async def answer(self, request: Request, error: Exception) -> Response:
+        """The one place where an error of a route, or of none, becomes an answer."""
         problem = problem_of(error)
+        path: str = request.scope["path"]
         if problem.status == 500:
-            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return problem.response()
+            log.error("%s %s failed", request.method, path, exc_info=error)
+        if self.page is None or f"{path}/".startswith(f"{self._api}/"):
+            return problem.response()
+        return await run_in_threadpool(self.page, request, problem) or problem.response()
 
+
+def install(app: FastAPI, api: str) -> Errors:
+    """Makes every error of `app` a problem, and a page where one is set."""
+    errors = Errors(api)
     for kind, _ in _MAKERS:
-        app.add_exception_handler(kind, handle)
-    app.add_exception_handler(Exception, handle)
+        app.add_exception_handler(kind, errors.answer)
+    app.add_exception_handler(Exception, errors.answer)
+    return errors

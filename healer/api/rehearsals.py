@@ -3,7 +3,6 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from annotated_types import Len
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, StringConstraints
 from starlette.responses import Response
@@ -48,7 +47,7 @@ class RehearsalBody(Body):
 class ProofBody(Reason):
     """`rules`: those whose incidents in the replay become proof of them as edited."""
 
-    rules: Annotated[list[Word], Len(min_length=1, max_length=100)]
+    rules: Annotated[list[Word], Field(min_length=1, max_length=100)]
 
 
 @router.get("/recordings", responses=answers(Recordings, "the recordings, oldest first"))

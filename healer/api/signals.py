@@ -104,14 +104,13 @@ class SignalRoutes:
         media_type(request, JSON, "application/json")
         known_query(request, set())
         if caller.node:
-            await refuse(request, caller, f"this token is bound to the node {caller.node}, not to a job")
+            why = f"this token is bound to the node {caller.node}, not to a job"
+            await refuse(request, caller, why, await self._entry.mentioned(request))
         body = decoded(await read_body(request))
         now = self._services.clock.now()
         parsed = checkpoint_observations(body, now, cluster=self._entry.default(caller))
         told = [one.component for one in parsed.observations]
-        await confine(request, caller, {(one.cluster, "") for one in told})
-        if caller.job and any(one.job != caller.job for one in told):
-            await refuse(request, caller, f"this token is bound to the job {caller.job}")
+        await confine(request, caller, jobs={(one.cluster, one.job or "") for one in told})
         if why := strange((one.cluster for one in told), await self._entry.clusters()):
             raise wire.BadBody(why)
         return await self._store(request, "checkpoints", parsed)

@@ -1,6 +1,7 @@
 """The one place where adapters are chosen and wired. Every part of healer starts here."""
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -55,6 +56,7 @@ from healer.processes.scheduler import (
     woken_by,
 )
 from healer.recorder import Recorder
+from healer.ruleset import RulesInvalid
 from healer.ruleset import load as load_rules
 from healer.setting_values import CHECKED
 from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
@@ -76,8 +78,10 @@ def database_url(settings: Settings) -> str:
     """The database of this installation: as set, else the embedded one of a running `healer up`."""
     if settings.database_url is not None:
         return settings.database_url
+    from healer.embedded.postgres import forget_others
     from healer.embedded.running import find
 
+    forget_others(os.environ)
     return find(settings.data_dir).database_url
 
 
@@ -240,7 +244,8 @@ def told_cluster(slurm: Scheduler, cluster: str) -> bool:
 
 
 def rulebook(settings: Settings) -> Rulebook:
-    overrides = guard_overrides(settings)
+    """Raises SettingsError where there are no rules to begin with that can be used."""
+    overrides, where = guard_overrides(settings), rules_folder(settings)
 
     def load(folder: Path, prove: bool) -> Ruleset:
         return load_rules(
@@ -251,7 +256,17 @@ def rulebook(settings: Settings) -> Rulebook:
             prove=prove,
         )
 
-    return Rulebook(rules_folder(settings), load)
+    try:
+        return Rulebook(where, load)
+    except RulesInvalid as error:
+        first, *others = error.problems
+        more = f", and {len(others)} more" if others else ""
+        why = f"`healer rules check` lists what is wrong: {first}{more}"
+        if not where.is_dir():
+            why = "it is no folder"
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}"
+    raise SettingsError(f"the rules in {where} cannot be used (HEALER_RULES_DIR chooses others); {why}")
 
 
 def poke(settings: Settings, cluster: str) -> Poke:

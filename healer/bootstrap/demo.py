@@ -67,7 +67,7 @@ def _first_picture(scheduler: Scheduler) -> SlurmSnapshot:
 def _wait_ready(url: str) -> None:
     while True:
         try:
-            if httpx.get(f"{url}/readyz", timeout=2).status_code == 200:
+            if httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200:
                 return
         except (httpx.HTTPError, SchedulerError):
             pass

@@ -13,6 +13,7 @@ _MODULES = (
     "celery.apps.worker",
     "celery.concurrency.thread",
     "celery.worker.consumer",
+    "redis",  # kombu hides that it is missing
     "kombu.transport.redis",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",

@@ -13,11 +13,14 @@ from healer.sim.slurm import main as run_slurm
 __all__ = ["run_nodes", "with_slurm"]
 
 
-def with_slurm(parts: Sequence[Part], path: Path, nodes: int, cluster: str | None = None) -> list[Part]:
+def with_slurm(
+    parts: Sequence[Part], path: Path, nodes: int, cluster: str | None = None, *, several: bool = False
+) -> list[Part]:
     """These parts after a simulated Slurm of so many `nodes` that listens at `path`. They begin when it does:
-    where HEALER_CLUSTER is not set they ask it for its name, and one that hears nothing ends the start."""
-    called = ["--socket", str(path), "--nodes", str(nodes)] + (["--cluster", cluster] if cluster else [])
-    name = f"sim-slurm-{cluster}" if cluster else "sim-slurm"
+    where HEALER_CLUSTER is not set they ask it for its name, and one that hears nothing ends the start.
+    `cluster`: its ClusterName, its own (pod1) where nothing is set. `several`: the part is named after it."""
+    called = ["--socket", str(path), "--nodes", str(nodes)] + ([f"--cluster={cluster}"] if cluster else [])
+    name = f"sim-slurm-{cluster}" if several else "sim-slurm"
     return [Part(name, partial(run_slurm, called)), *(_after(part, path) for part in parts)]
 
 

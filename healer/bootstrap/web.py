@@ -200,11 +200,11 @@ def web_app(settings: Settings) -> FastAPI:
             return None
         return NewSession(cookie=signed[1], max_age_s=int(SESSION_LASTS.total_seconds()))
 
-    app.include_router(
-        console(
-            reads, session_of, clock=wired.clock.now, sign_in=sign_in, sign_out=access.sign_out,
-            secure_cookie=wired.secure_cookies, link_secret=settings.link_secret,
-            rehearsals=Tried(wired, PostgresRehearsals(db)), own=OwnHealth(settings, db, wired, app),
-        )
+    pages = console(
+        reads, session_of, clock=wired.clock.now, sign_in=sign_in, sign_out=access.sign_out,
+        secure_cookie=wired.secure_cookies, link_secret=settings.link_secret,
+        rehearsals=Tried(wired, PostgresRehearsals(db)), own=OwnHealth(settings, db, wired, app),
     )  # fmt: skip
+    app.include_router(pages)
+    app.state.errors.page = pages.error_page
     return app

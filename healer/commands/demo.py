@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed
-from healer.settings import Settings, load, own_sim_socket
+from healer.settings import Settings, load, own_sim_socket, shipped_rules
 
 if TYPE_CHECKING:
     from healer.embedded.running import Running
     from healer.embedded.slurm import RealSlurm
 
 
+_CONFIG = Path("demo/healer.toml")
 #: A line of the story begins with the time of day.
 _STORY = re.compile(r"\d\d:\d\d:\d\d ")
 
@@ -27,65 +28,104 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    listen: str = typer.Option("127.0.0.1:8080", "--listen", help="Address and port of the console."),
+    listen: str = typer.Option(None, "--listen", help="Address and port, like 127.0.0.1:8080."),
     nodes: int = typer.Option(32, "--nodes", min=4, max=500, help="Nodes of the cluster."),
-    slurm: str = typer.Option("auto", "--slurm", help="auto: real where it is installed; real; sim."),
+    slurm: str = typer.Option(
+        "auto",
+        "--slurm",
+        envvar="SLURM",
+        help="auto: real where it is installed; real; sim; install: Debian's first.",
+    ),
 ) -> None:
-    """Start everything and a faulty cluster to heal. SLURM=install installs Debian's Slurm first."""
-    config = Path("demo/healer.toml")
-    if not config.is_file():
+    """Start everything and a faulty cluster to heal."""
+    from healer.embedded.slurm import SlurmNotStarted
+    from healer.embedded.tree import check_port
+    from healer.embedded.user import FolderUnusable, usable
+
+    if not _CONFIG.is_file():
         raise Failed("run it in healer's own folder: it reads demo/healer.toml there.")
-    # Short, and where the servers' own user can enter: a checkout may lie in a private home.
-    folder = Path(tempfile.mkdtemp(prefix="healer-demo-"))
-    folder.chmod(0o711)
-    real = _slurm(slurm, folder, nodes)
+    _forget_settings()
+    os.environ["HEALER_CONFIG"] = str(_CONFIG.resolve())
+    wanted = load(listen=listen)
+    check_port(wanted.listen)
+    folder = _folder()
+    real = None
     try:
-        environ = _environ(folder, config, listen, real)
-        os.environ.update(environ)
-        settings = load()
-        if real is not None:
-            real.start()
-            os.environ.update(real.env)
-        _run(settings, nodes, real)
+        with usable(folder):
+            real = _slurm(slurm, folder, nodes, wanted)
+            os.environ.update(_environ(folder, wanted, real))
+            if real is not None:
+                real.start()
+                os.environ.update(real.env)
+        _run(load(), nodes, real)
+    except FolderUnusable as error:
+        raise _no_place(f"{folder} {error.why}") from None
+    except SlurmNotStarted as error:
+        raise Failed(str(error)) from None
     finally:
         if real is not None:
             real.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _slurm(wanted: str, folder: Path, nodes: int) -> "RealSlurm | None":
-    from healer.embedded.slurm import RealSlurm, SlurmNotStarted, available, install
+def _forget_settings() -> None:
+    """The site's database, its sinks and its Slurm are not the demo's: of what the caller's environment sets
+    only HEALER_LISTEN holds."""
+    names = [name for name in os.environ if name.startswith("HEALER_") and name != "HEALER_LISTEN"]
+    ignored = sorted(name for name in names if os.environ.pop(name))
+    if ignored:
+        _say(f"ignored here, as the demo has servers and settings of its own: {', '.join(ignored)}")
 
-    if wanted not in {"auto", "real", "sim"}:
-        raise typer.BadParameter(f"--slurm is auto, real or sim, not {wanted}")
-    if wanted != "sim" and os.environ.get("SLURM") == "install" and available() is not None:
+
+def _folder() -> Path:
+    """Short, and where the servers' own user can enter: a checkout may lie in a private home."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="healer-demo-"))
+    except OSError as error:
+        raise _no_place(f"cannot be made: {error.strerror}") from None
+    folder.chmod(0o711)
+    return folder
+
+
+def _no_place(why: str) -> Failed:
+    return Failed(f"the demo's folder {why}; TMPDIR=FOLDER chooses another place for it.")
+
+
+def _slurm(wanted: str, folder: Path, nodes: int, settings: Settings) -> "RealSlurm | None":
+    from healer.embedded.slurm import CLUSTER, RealSlurm, SlurmNotStarted, available, install
+
+    if wanted not in {"auto", "real", "sim", "install"}:
+        raise typer.BadParameter(f"--slurm and SLURM are auto, real, sim or install, not {wanted}")
+    if wanted == "install" and available() is not None:
         _say("installing Debian's Slurm")
         try:
             install()
         except SlurmNotStarted as error:
             _say(str(error))
     why = available()
-    if wanted == "sim" or (wanted == "auto" and why is not None):
+    if wanted == "sim" or (wanted != "real" and why is not None):
         _say(f"cluster: {nodes} nodes of the built-in SIMULATED Slurm ({why or 'as asked'})")
         return None
     if why is not None:
         raise Failed(why)
     _say(f"cluster: {nodes} nodes of a REAL Slurm on this machine, 8 pretended GPUs each")
-    return RealSlurm(folder / "slurm", nodes=nodes)
+    return RealSlurm(folder / "slurm", nodes=nodes, cluster=settings.cluster or CLUSTER)
 
 
-def _environ(folder: Path, config: Path, listen: str, real: "RealSlurm | None") -> dict[str, str]:
-    from healer.settings import rules_folder
+def _environ(folder: Path, settings: Settings, real: "RealSlurm | None") -> dict[str, str]:
+    from healer.embedded.user import FolderUnusable
 
     rules = folder / "rules"
-    shutil.copytree(rules_folder(load({})), rules)
-    shutil.copy(config.with_name("topology.yaml"), rules / "topology.yaml")
-    shutil.copy(config.with_name("gpus.sh"), rules / "validation" / "gpus.sh")
-    _say(f"modes and guards: {config}")
+    try:
+        shutil.copytree(shipped_rules(), rules)
+    except shutil.Error as error:  # it lists every file that could not be copied
+        raise FolderUnusable(folder, f"cannot be filled: {error.args[0][0][2]}") from None
+    shutil.copy(_CONFIG.with_name("topology.yaml"), rules / "topology.yaml")
+    shutil.copy(_CONFIG.with_name("gpus.sh"), rules / "validation" / "gpus.sh")
+    _say(f"modes and guards: {_CONFIG}")
     return {
-        "HEALER_CONFIG": str(config.resolve()),
         "HEALER_DATA_DIR": str(folder / "data"),
-        "HEALER_LISTEN": listen,
+        "HEALER_LISTEN": str(settings.listen),
         "HEALER_RULES_DIR": str(rules),
         "HEALER_SLURM_ADAPTERS": "cli" if real else "sim",
         "HEALER_SIM_NODES_SOCKET": str(folder / "nodes.sock"),
@@ -103,7 +143,8 @@ def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
 
     parts = healer_parts(settings, main)
     if real is None:
-        parts = simulated.with_slurm(parts, settings.sim_socket or own_sim_socket(settings.data_dir), nodes)
+        socket = settings.sim_socket or own_sim_socket(settings.data_dir)
+        parts = simulated.with_slurm(parts, socket, nodes, settings.cluster)
     parts.insert(
         0, Part("sim-nodes", partial(simulated.run_nodes, ["--socket", str(settings.sim_nodes_socket)]))
     )

@@ -4,11 +4,12 @@ import os
 
 import typer
 
-from healer.commands import Failed
 from healer.settings import Settings, load, own_sim_socket
 
 #: Size of the simulated cluster: one small pod.
 SIM_NODES = 32
+#: The longest path of a unix socket is 107 bytes; it is made as NAME.PID.
+SOCKET_MAX = 107 - len(".4194304")
 
 
 def register(app: typer.Typer) -> None:
@@ -31,25 +32,25 @@ def run_tree(settings: Settings) -> None:
     from healer.bootstrap.preload import preload
     from healer.cli import main
     from healer.embedded.tree import Tree, healer_parts
-    from healer.embedded.user import EmbeddedError
+    from healer.embedded.user import FolderUnusable
 
     setproctitle("healer up")
     parts, environ = healer_parts(settings, main), dict(os.environ)
+    several = bool(settings.clusters)
     for one in settings.each():
-        name = one.cluster if settings.clusters else None
-        socket = own_sim_socket(one.data_dir, name or "")
+        name = one.cluster or "" if several else ""
+        socket = own_sim_socket(one.data_dir, name)
         if one.slurm_adapters[0] != "sim" or str(one.sim_socket) != str(socket):
             continue
+        if len(os.fsencode(socket)) > SOCKET_MAX:
+            raise FolderUnusable(one.data_dir, "has too long a name to hold the simulated Slurm's socket")
         # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
-        parts = simulated.with_slurm(parts, socket, SIM_NODES, name)
+        parts = simulated.with_slurm(parts, socket, SIM_NODES, one.cluster, several=several)
         _say(
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
             f"a simulated cluster of {SIM_NODES} nodes stands in"
         )
-    try:
-        Tree(settings, environ, parts=parts, say=_say, load=preload).run()
-    except EmbeddedError as error:
-        raise Failed(str(error)) from None
+    Tree(settings, environ, parts=parts, say=_say, load=preload).run()
 
 
 def _say(text: str) -> None:

@@ -4,6 +4,8 @@ from urllib.parse import parse_qsl, quote
 
 from fastapi import Request
 
+from healer.api.problems import Problem
+
 _FORM_BYTES = 8192
 
 
@@ -19,6 +21,10 @@ async def fields(request: Request) -> dict[str, str]:
 
 def from_elsewhere(request: Request) -> bool:
     return request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+
+
+def foreign_form() -> Problem:
+    return Problem(403, "The form was sent from another site.", heading="Not from this site")
 
 
 def local(target: str) -> str:

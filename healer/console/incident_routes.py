@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from healer.console.pages import PAGE_ROWS, Pages, Stop, guarded, link
+from healer.console.pages import PAGE_ROWS, Pages, guarded, link, missing
 from healer.console.reads import BadCursor, IncidentDetail, IncidentQuery, Session
 from healer.console.render import PAGE_HEADERS, one_of
 from healer.console.views import charts, incident, timeline
@@ -87,10 +87,10 @@ def incident_routes(routes: APIRouter, pages: Pages) -> None:
 
 
 def _detail(pages: Pages, session: Session, name: str) -> IncidentDetail:
-    """The incident whose id begins so, of a cluster that the session sees. Raises Stop."""
+    """The incident whose id begins so, of a cluster that the session sees. Raises Problem."""
     detail = pages.reads.incident(name)
     if detail is None or detail.incident.cluster not in pages.clusters(session):
-        raise Stop(pages.problem(404, "No such incident", f"No incident begins with {name}."))
+        raise missing("No such incident", f"No incident begins with {name}.")
     return detail
 
 

@@ -5,8 +5,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
+from healer.api.problems import Problem
 from healer.console import language
-from healer.console.forms import fields, from_elsewhere, local
+from healer.console.forms import fields, foreign_form, from_elsewhere, local
 from healer.console.pages import Pages, guarded
 
 _YEAR_S = 365 * 86400
@@ -20,7 +21,7 @@ def language_routes(routes: APIRouter, pages: Pages, *, secure_cookie: bool) -> 
         """For guests too: the page on which one signs in has the switch."""
         form = await fields(request)
         if from_elsewhere(request):
-            return pages.problem(403, "Not from this site", "The form was sent from another site.")
+            raise foreign_form()
         response = RedirectResponse(local(form.get("next", "/")), 303, headers={"Cache-Control": "no-store"})
         if (to := form.get("to", "")) in language.LANGUAGES:
             response.set_cookie(
@@ -37,9 +38,9 @@ def language_routes(routes: APIRouter, pages: Pages, *, secure_cookie: bool) -> 
             try:
                 texts = msgspec.json.decode(body, type=list[str])
             except msgspec.DecodeError:
-                return Response("A list of texts is wanted.", 400, media_type="text/plain")
+                raise Problem(400, "a list of texts is wanted") from None
             if len(texts) > _TEXTS or any(len(one) > _CHARS for one in texts):
-                return Response("Too much at once.", 413, media_type="text/plain")
+                raise Problem(413, f"at most {_TEXTS} texts of {_CHARS} characters are taken at once")
             said = msgspec.json.encode([pages.render.said(one) for one in texts])
             return Response(said, media_type="application/json", headers={"Cache-Control": "no-store"})
 

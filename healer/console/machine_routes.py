@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from healer.console import words
-from healer.console.pages import PAGE_ROWS, Pages, Stop, asking_by_incident, guarded, link
+from healer.console.pages import PAGE_ROWS, Pages, asking_by_incident, guarded, link, missing
 from healer.console.reads import IncidentQuery, JobHistory, RunQuery, Standing
 from healer.console.views import heat, incident, node, rules, runs, signals, unusual
 from healer.console.views.buttons import node_buttons
@@ -58,7 +58,7 @@ def _node_routes(routes: APIRouter, pages: Pages) -> None:
             context = pages.context(request, "node", cluster)
             row = next((row for row in context["rows"] if row.name == name), None)
             if row is None:
-                raise Stop(pages.problem(404, "No such node", f"Slurm shows no node {name} in {cluster}."))
+                raise missing("No such node", f"Slurm shows no node {name} in {cluster}.")
             stands: Standing = context["standing"]
             now = context["now"]
             past = pages.reads.incidents(IncidentQuery(cluster=cluster, node=name), limit=PAGE_ROWS)
@@ -171,7 +171,7 @@ def _job_routes(routes: APIRouter, pages: Pages) -> None:
     def read(
         request: Request, cluster: str, job: str
     ) -> tuple[dict, SlurmJob | None, JobHistory, StepGrid | None]:
-        """The page's context, Slurm's word, what healer knows, and its steps. Raises Stop."""
+        """The page's context, Slurm's word, what healer knows, and its steps. Raises Stop and Problem."""
         context = pages.context(request, "job", cluster)
         snapshot = context["standing"].snapshot
         shown = snapshot.jobs.get(job) if snapshot else None
@@ -180,7 +180,7 @@ def _job_routes(routes: APIRouter, pages: Pages) -> None:
         made = grid(told, slurm_nodes=shown.nodes if shown else ())
         if shown is None and made is None and history.empty:
             text = f"Neither Slurm nor healer knows a job {job} in {cluster}."
-            raise Stop(pages.problem(404, "No such job", text))
+            raise missing("No such job", text)
         return context, shown, history, made
 
     @routes.get("/jobs/{cluster}/{job}")

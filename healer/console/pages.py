@@ -1,4 +1,4 @@
-"""What all pages share: who looks, at which cluster, how it stands, and how a page ends early."""
+"""What all pages share: who looks, at which cluster, and how it stands."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,8 +11,9 @@ from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
 from healer import links
+from healer.api.problems import Problem
 from healer.console.reads import SESSION_COOKIE, BadCursor, ConsoleReads, Session, SessionOf, Standing
-from healer.console.render import PAGE_HEADERS, Renderer
+from healer.console.render import Renderer
 from healer.console.runbooks import Runbooks, runbooks_dir
 from healer.console.views import fleet, standing
 from healer.console.views.buttons import may_act, may_respond
@@ -23,7 +24,8 @@ FLEET_ROWS = 50
 
 _NO_CLUSTER = "healer has not seen a cluster yet. `healer doctor` says what is missing."
 
-_MAY_LOOK = frozenset(Role) - {Role.signals}
+#: Who sees pages.
+MAY_LOOK = frozenset(Role) - {Role.signals}
 
 
 class Stop(Exception):
@@ -32,6 +34,11 @@ class Stop(Exception):
     def __init__(self, response: Response) -> None:
         super().__init__()
         self.response = response
+
+
+def missing(heading: str, text: str) -> Problem:
+    """There is no such thing, or this person sees none."""
+    return Problem(404, text, heading=heading)
 
 
 class FleetRows:
@@ -70,41 +77,44 @@ class Pages:
         self.tells_health = False
 
     def session(self, request: Request) -> Session:
-        cookie = request.cookies.get(SESSION_COOKIE)
-        session = self.session_of(cookie) if cookie else None
+        session = self.signed_in(request)
         if session is None:
-            target = _here(request)
-            where = f"/sign-in?{urlencode({'next': target})}" if target != "/" else "/sign-in"
-            raise Stop(RedirectResponse(where, 303, headers={"Cache-Control": "no-store"}))
-        if session.role not in _MAY_LOOK:
-            raise Stop(self.problem(403, "Not for this token", f"Role {session.role.value} sees no pages."))
+            raise Stop(to_sign_in(request))
+        if session.role not in MAY_LOOK:
+            raise Problem(403, f"Role {session.role.value} sees no pages.", heading="Not for this token")
         return session
+
+    def signed_in(self, request: Request) -> Session | None:
+        cookie = request.cookies.get(SESSION_COOKIE)
+        return self.session_of(cookie) if cookie else None
 
     def guest(self, request: Request, secret: str) -> bool:
         """Whether somebody who is not signed in came by a link of ours that shows this page."""
-        cookie = request.cookies.get(SESSION_COOKIE)
-        if cookie and self.session_of(cookie) is not None:
+        if self.signed_in(request) is not None:
             return False
         given = request.query_params.get(links.NAME, "")
         return links.opens(request.url.path, given, secret, self.clock())
-
-    def problem(self, status: int, title: str, text: str) -> Response:
-        return self.render.page("problem.html", status, title=title, text=text)
 
     def clusters(self, session: Session) -> list[str]:
         known = self.reads.clusters()
         return [name for name in known if name in session.clusters] if session.clusters else known
 
     def context(self, request: Request, page: str, cluster: str | None = None) -> dict[str, Any]:
-        """The names that every template knows. Raises `Stop`."""
+        """The names that every template knows. Raises `Stop` and Problem."""
         session = self.session(request)
         clusters = self.clusters(session)
         wanted = cluster or request.query_params.get("cluster") or (clusters[0] if clusters else None)
         stands = self.reads.standing(wanted) if wanted in clusters and wanted else None
         if stands is None:
             if wanted is None or wanted in clusters:
-                raise Stop(self.problem(503, "No cluster yet", _NO_CLUSTER))
-            raise Stop(self.problem(404, "No such cluster", f"healer knows no cluster {wanted}."))
+                raise Problem(503, _NO_CLUSTER, heading="No cluster yet")
+            raise missing("No such cluster", f"healer knows no cluster {wanted}.")
+        return self.around(request, page, session, clusters, stands)
+
+    def around(
+        self, request: Request, page: str, session: Session, clusters: list[str], stands: Standing
+    ) -> dict[str, Any]:
+        """What the layout shows."""
         now = self.clock()
         rows = self.fleet_rows.of(stands)
         return {
@@ -145,13 +155,20 @@ def _here(request: Request) -> str:
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
+def to_sign_in(request: Request) -> Response:
+    target = _here(request)
+    where = f"/sign-in?{urlencode({'next': target})}" if target != "/" else "/sign-in"
+    return RedirectResponse(where, 303, headers={"Cache-Control": "no-store"})
+
+
 def guarded(page: Callable[[], Response]) -> Response:
     try:
         return page()
     except Stop as stop:
         return stop.response
     except BadCursor:
-        return Response("The page number in the address is not one of ours.", 400, headers=PAGE_HEADERS)
+        text = "The page number in the address is not one of ours."
+        raise Problem(400, text, heading="No such page") from None
 
 
 def link(path: str, keep: dict[str, str], **query: str) -> str:

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from healer.console.pages import Pages, Stop, guarded, link
+from healer.console.pages import Pages, guarded, link, missing
 from healer.console.reads import RunQuery
 from healer.console.views import playbooks, rules, runs
 
@@ -42,7 +42,7 @@ def playbook_routes(routes: APIRouter, pages: Pages) -> None:
             book = pages.reads.rule_book(cluster)
             one = book.rules.playbooks.get(name)
             if one is None:
-                raise Stop(pages.problem(404, "No such playbook", f"There is no playbook {name}."))
+                raise missing("No such playbook", f"There is no playbook {name}.")
             known = rules.rule_rows(book)
             ran = pages.reads.runs(RunQuery(cluster=cluster, playbook=name), limit=RUNS_SHOWN).items
             context |= {
@@ -63,7 +63,7 @@ def playbook_routes(routes: APIRouter, pages: Pages) -> None:
         def show() -> Response:
             context = pages.context(request, "playbooks")
             if name not in pages.runbooks:
-                raise Stop(pages.problem(404, "No such runbook", f"There is no runbook {name}."))
+                raise missing("No such runbook", f"There is no runbook {name}.")
             context |= {
                 "title": pages.runbooks.title(name),
                 "text": pages.runbooks.html(name),

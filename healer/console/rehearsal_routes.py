@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from healer.console.pages import Pages, Stop, guarded, link
+from healer.console.pages import Pages, guarded, link, missing
 from healer.console.reads import RehearsalReads
 from healer.console.views import rehearsal
 from healer.model.rehearsal import UNDER_WAY
@@ -55,7 +55,7 @@ def rehearsal_routes(routes: APIRouter, pages: Pages, reads: RehearsalReads) -> 
             session = pages.session(request)
             tried = reads.one(name)
             if tried is None or tried.cluster not in pages.clusters(session):
-                raise Stop(pages.problem(404, "No such change", f"No change {name} was tried."))
+                raise missing("No such change", f"No change {name} was tried.")
             context: dict[str, Any] = pages.context(request, "rules", tried.cluster)
             outcomes = reads.outcomes(tried)
             result = tried.result or {}

@@ -181,6 +181,11 @@ def _english(one: str, many: str, count: int) -> str:
 
 async def speak(request: Request) -> None:
     """A dependency of every route of the console: its answer is in the language of who asks."""
+    speak_to(request)
+
+
+def speak_to(request: Request) -> None:
+    """From here on pages are in the language of who asks."""
     cookie, accepts = request.cookies.get(language.COOKIE), request.headers.get("accept-language", "")
     language.current.set(language.chosen(cookie, accepts))
 

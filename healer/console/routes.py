@@ -8,12 +8,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
 from healer.console.desk_routes import desk_routes
+from healer.console.errors import ErrorPages
 from healer.console.fleet_routes import fleet_routes
 from healer.console.incident_routes import incident_routes
 from healer.console.language_routes import language_routes
 from healer.console.machine_routes import machine_routes
 from healer.console.own import OwnReads
-from healer.console.pages import PAGE_ROWS, Pages, Stop, guarded, link
+from healer.console.pages import PAGE_ROWS, Pages, guarded, link, missing
 from healer.console.playbook_routes import playbook_routes
 from healer.console.reads import (
     AuditQuery,
@@ -33,6 +34,14 @@ from healer.console.views.buttons import from_here_buttons, run_buttons
 from healer.model import RunState
 
 
+class Console(APIRouter):
+    """The routes of the console, and `error_page`: an error as a page of it."""
+
+    def __init__(self, pages: Pages) -> None:
+        super().__init__(include_in_schema=False, dependencies=[Depends(speak)])
+        self.error_page = ErrorPages(pages)
+
+
 def router(
     reads: ConsoleReads,
     session_of: SessionOf,
@@ -44,7 +53,7 @@ def router(
     link_secret: str | None = None,
     rehearsals: RehearsalReads | None = None,
     own: OwnReads | None = None,
-) -> APIRouter:
+) -> Console:
     """All routes of the console. Without `sign_in` the host serves `/sign-in` itself.
 
     `secure_cookie`: the site is reached by https, so the cookie may be sent by https alone. `link_secret`:
@@ -54,7 +63,7 @@ def router(
     """
     pages = Pages(reads, session_of, clock)
     pages.tries, pages.tells_health = rehearsals is not None, own is not None
-    routes = APIRouter(include_in_schema=False, dependencies=[Depends(speak)])
+    routes = Console(pages)
     fleet_routes(routes, pages)
     incident_routes(routes, pages)
     machine_routes(routes, pages)
@@ -107,7 +116,7 @@ def _run_routes(routes: APIRouter, pages: Pages, link_secret: str | None) -> Non
             session = pages.session(request)
             detail = pages.reads.run(run_id)
             if detail is None or detail.run.cluster not in pages.clusters(session):
-                raise Stop(pages.problem(404, "No such run", f"There is no run {run_id}."))
+                raise missing("No such run", f"There is no run {run_id}.")
             context = pages.context(request, "run", detail.run.cluster)
             last = runs.last_decision(detail)
             context |= {
@@ -130,7 +139,7 @@ def _look(pages: Pages, run_id: str) -> Response:
     """The run for somebody who came by a link of a message."""
     detail = pages.reads.run(run_id)
     if detail is None:
-        raise Stop(pages.problem(404, "No such run", f"There is no run {run_id}."))
+        raise missing("No such run", f"There is no run {run_id}.")
     last = runs.last_decision(detail)
     return pages.show(
         "look.html",
@@ -174,7 +183,9 @@ def _static_routes(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/static/{name:path}")
     def static_file(name: str, v: str = "") -> Response:
         found = pages.render.assets.response(name, v)
-        return found if found is not None else Response("No such file.", 404, media_type="text/plain")
+        if found is None:
+            raise missing("No such file", "There is no file at this address.")
+        return found
 
     @routes.get("/favicon.ico")
     def favicon() -> Response:

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from healer.console.forms import fields, from_elsewhere, local
+from healer.console.forms import fields, foreign_form, from_elsewhere, local
 from healer.console.reads import SESSION_COOKIE, SessionOf, SignIn, SignOut
 from healer.console.render import Renderer
 
@@ -40,14 +40,14 @@ def session_routes(
     async def sign_in_form(request: Request) -> Response:
         form = await fields(request)
         if from_elsewhere(request):
-            return render.page("problem.html", 403, **_ELSEWHERE)
+            raise foreign_form()
         token, target = form.get("token", "").strip(), form.get("next", "/")
         return await run_in_threadpool(open_session, token, target)
 
     def end_session(cookie: str | None, csrf: str, *, elsewhere: bool) -> Response:
         session = session_of(cookie) if cookie else None
         if session is not None and (elsewhere or csrf != session.csrf):
-            return render.page("problem.html", 403, **_ELSEWHERE)
+            raise foreign_form()
         if cookie and sign_out is not None:
             sign_out(cookie)
         response = RedirectResponse("/sign-in", 303, headers={"Cache-Control": "no-store"})
@@ -62,6 +62,3 @@ def session_routes(
         return await run_in_threadpool(end_session, cookie, form.get("csrf", ""), elsewhere=elsewhere)
 
     return routes
-
-
-_ELSEWHERE = {"title": "Not from this site", "text": "The form was sent from another site."}

@@ -4,7 +4,7 @@ from datetime import datetime
 from hashlib import sha256
 
 from healer.detection.slurm_conditions import is_offline
-from healer.model import Component, Evidence, FaultClass, Finding, OwnerKind, SlurmNode, SlurmSnapshot
+from healer.model import Component, Evidence, FaultClass, Finding, OwnerKind, Sense, SlurmNode, SlurmSnapshot
 from healer.model.reasons import slurm_kind
 from healer.model.reserved import only_ours
 from healer.observations import Picture
@@ -63,6 +63,7 @@ def _finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> Findin
         at=at,
         component=where,
         text=f"{'+'.join(node.state)}: {node.reason}",
+        sense=Sense.slurm,
     )
     return Finding(
         rule="",

@@ -17,6 +17,7 @@ from healer.model import (
     ObservationKind,
     Remedy,
     Ruleset,
+    Sense,
     SlurmNode,
 )
 
@@ -91,6 +92,7 @@ def _finding(rule: str, reading: Reading, seen: Observation) -> Finding:
         at=seen.event_at,
         component=seen.component,
         text=reading.text,
+        sense=Sense.kernel,
         line=seen.line,
         arrived_at=seen.arrived_at,
         job=str(job) if job else None,

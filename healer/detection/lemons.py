@@ -177,7 +177,7 @@ def _finding(one: LemonScore, since: datetime, now: datetime) -> Finding:
         arrived_at=now,
         component=where,
         text=text,
-        sense=Sense.slurm,
+        sense=Sense.history,
     )
     return Finding(
         rule=LEMON_NODE,

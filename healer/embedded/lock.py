@@ -27,7 +27,7 @@ def lock(data_dir: Path) -> int:
                 os.close(descriptor)
                 raise EmbeddedError(
                     f"another healer (process {holder or 'unknown'}) runs on {data_dir}: stop it, or choose "
-                    "another --data-dir."
+                    "another with --data-dir or HEALER_DATA_DIR."
                 ) from None
             time.sleep(0.1)
             continue

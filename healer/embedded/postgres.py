@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from healer.embedded.user import (
     EmbeddedError,
     ServerUser,
     make_data_dir,
+    refused,
     server_home,
     server_user,
     socket_folder,
@@ -75,6 +76,7 @@ class Postgres:
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Starts the server and returns when it answers. Raises EmbeddedError with the log's last words."""
+        forget_others(os.environ)
         binaries = self._binaries()
         if not (self.pgdata / "PG_VERSION").exists():
             self._create(binaries)
@@ -182,7 +184,8 @@ class Postgres:
         )
         if done.returncode != 0:
             words = " ".join((done.stderr or done.stdout).split())[-400:]
-            raise EmbeddedError(f"the embedded PostgreSQL could not be created in {self.pgdata}: {words}")
+            said = f"the embedded PostgreSQL could not be created in {self.pgdata}: {words}"
+            raise refused(self.data_dir, said)
         fresh.rename(self.pgdata)
 
     def _write_access(self) -> None:
@@ -213,23 +216,30 @@ class Postgres:
         while True:
             if self.process.poll() is not None:
                 self.process = None
-                raise EmbeddedError(f"the embedded PostgreSQL does not start: {_last_words(self.log)}")
+                said = f"the embedded PostgreSQL does not start: {_last_words(self.log)}"
+                raise refused(self.data_dir, said)
             try:
                 psycopg.connect(self._conninfo("postgres"), connect_timeout=5).close()
                 return
             except psycopg.OperationalError as error:
                 if time.monotonic() > deadline:
                     self.stop()
-                    raise EmbeddedError(f"the embedded PostgreSQL does not answer: {error}") from None
+                    said = f"the embedded PostgreSQL does not answer: {' '.join(str(error).split())}"
+                    raise refused(self.data_dir, said) from None
             time.sleep(0.02)
 
     def _create_database(self) -> None:
         import psycopg
 
-        with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
-            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
-            if found is None:
-                connection.execute(f"CREATE DATABASE {DATABASE}")
+        wanted = "SELECT 1 FROM pg_database WHERE datname = %s"
+        try:
+            with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
+                if connection.execute(wanted, (DATABASE,)).fetchone() is None:
+                    connection.execute(f"CREATE DATABASE {DATABASE}")
+        except psycopg.Error as error:
+            self.stop()
+            said = f"the embedded PostgreSQL has no database {DATABASE}: {' '.join(str(error).split())}"
+            raise refused(self.data_dir, said) from None
 
     def _conninfo(self, database: str) -> str:
         return f"host='{self.sockets}' user={ROLE} dbname={database}"
@@ -313,6 +323,12 @@ def _copy_server(package: Path, target: Path) -> None:
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     fresh.rename(target)
+
+
+def forget_others(environ: MutableMapping[str, str]) -> None:
+    """libpq takes from PG* what a URL does not say: the port, address or service of another server."""
+    for name in [name for name in environ if name.startswith("PG")]:
+        del environ[name]
 
 
 def _environment() -> dict[str, str]:

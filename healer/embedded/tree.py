@@ -23,10 +23,10 @@ from healer.embedded import running
 from healer.embedded.child import Child, open_streams, rotate
 from healer.embedded.guardian import Guardian
 from healer.embedded.lock import lock
-from healer.embedded.postgres import Postgres, Say
+from healer.embedded.postgres import Postgres, Say, forget_others
 from healer.embedded.redis import Redis, find_binary
 from healer.embedded.running import Running
-from healer.embedded.user import EmbeddedError, make_data_dir
+from healer.embedded.user import EmbeddedError, make_data_dir, refused, usable
 from healer.scraperules import wants_scraper
 from healer.settings import Listen, Settings, SettingsError, rules_folder
 
@@ -37,6 +37,9 @@ PARTS_STOP_S = 5.0
 TICK_S = 0.2
 ROTATE_S = 60.0
 SLOW_START_S = 20.0
+
+#: Our own address is asked at once: a proxy that the environment names does not reach it.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _said(say: Say, text: str) -> None:
@@ -93,6 +96,20 @@ def _missing(answer: bytes) -> str:
     return "; ".join(told)
 
 
+def check_port(listen: Listen) -> None:
+    """Raises EmbeddedError where nothing can listen there."""
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    try:
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((listen.host, listen.port))
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a machine
+        why = error.strerror if isinstance(error, OSError) else "not an address"
+        raise EmbeddedError(
+            f"cannot listen on {listen}: {why}; choose another address with --listen or HEALER_LISTEN."
+        ) from None
+
+
 class Tree:
     """`run` blocks until SIGINT, SIGTERM or SIGHUP, and leaves nothing running."""
 
@@ -121,7 +138,8 @@ class Tree:
         self._wake, self._woken = os.pipe()
         self.data_dir: Path = make_data_dir(settings.data_dir)
         self._logs = self.data_dir / "log"
-        self._logs.mkdir(mode=0o700, exist_ok=True)
+        with usable(self.data_dir):
+            self._logs.mkdir(mode=0o700, exist_ok=True)
         self._children = [Child(part.name, part.run, self._logs) for part in parts]
         self._alone = {part.name for part in parts if part.alone}
         self._wanted = {part.name: part.wanted for part in parts}
@@ -138,17 +156,28 @@ class Tree:
     def run(self) -> None:
         """Raises EmbeddedError or SettingsError when it cannot start; what had started is stopped then."""
         self._listen_for_signals()
-        self._check_port()
-        self._held = lock(self.data_dir)
-        self._guardian = Guardian(self._logs / "guardian.log", hold=(self._held,))
+        # The lock first: a killed healer's API may hold the port until its guardian has ended it.
+        with usable(self.data_dir):
+            self._held = lock(self.data_dir)
         try:
-            self._start_servers()
+            check_port(self.settings.listen)
+            with usable(self.data_dir):
+                self._guardian = Guardian(self._logs / "guardian.log", hold=(self._held,))
+            self._run()
+        finally:
+            os.close(self._held)
+
+    def _run(self) -> None:
+        try:
+            with usable(self.data_dir):
+                self._start_servers()
             self._migrate()
             self._load()
             # What stands now is never garbage; a collection that looked at it would copy it into each child.
             gc.collect()
             gc.freeze()
-            self._note()
+            with usable(self.data_dir):
+                self._note()
             self._started = time.monotonic()
             self._told = ""
             self._rotated = time.monotonic()
@@ -158,7 +187,6 @@ class Tree:
             self._stop()
             self._guardian.release()
             running.forget(self.data_dir)
-            os.close(self._held)
 
     # --- starting ---------------------------------------------------------------------------------------
 
@@ -178,21 +206,10 @@ class Tree:
         for child in self._children:
             child.send(signal.SIGKILL)
 
-    def _check_port(self) -> None:
-        listen = self.settings.listen
-        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-        with socket.socket(family) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind((listen.host, listen.port))
-            except OSError as error:
-                raise EmbeddedError(
-                    f"cannot listen on {listen}: {error.strerror}; choose another address with --listen."
-                ) from None
-
     def _start_servers(self) -> None:
         popen = self._guardian.popen
         if self.settings.database_url is None:
+            forget_others(self._environ)
             self.postgres = Postgres(self.data_dir, say=self.say, popen=popen)
             self.postgres.start()
             self._register_servers()
@@ -237,7 +254,8 @@ class Tree:
         try:
             before, after = migrate.upgrade(engine)
         except OperationalError as error:
-            raise EmbeddedError(f"the database does not answer: {error.orig}") from None
+            said = f"the database does not answer: {' '.join(str(error.orig).split())}"
+            raise (refused(self.data_dir, said) if self.postgres else EmbeddedError(said)) from None
         except migrate.MigrationError as error:
             raise EmbeddedError(str(error)) from None
         finally:
@@ -325,7 +343,7 @@ class Tree:
 
     def _look_if_ready(self) -> None:
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2) as told:  # noqa: S310 - our own address
+            with _DIRECT.open(f"{self.url}/readyz", timeout=2) as told:
                 missing = _missing(told.read(65536))
         except urllib.error.HTTPError as error:
             self._tell_slow(f"{self.url} answers but is not ready: {_missing(error.read(65536))}")

@@ -5,10 +5,13 @@ the machine has one, else as `nobody`; started by anybody else, as that person. 
 permission of a directory that healer did not make is ever changed.
 """
 
+import errno
 import hashlib
 import os
 import pwd
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,39 @@ SOCKET_FOLDER_MAX = 90
 
 class EmbeddedError(Exception):
     """An embedded server could not be started. One sentence for people."""
+
+
+class FolderUnusable(EmbeddedError):
+    """The data directory cannot be used. `why` follows on its name: a program with another way to choose the
+    folder than `healer up` says its own."""
+
+    def __init__(self, data_dir: Path, why: str) -> None:
+        super().__init__(
+            f"the data directory {data_dir} {why}; choose another with --data-dir or HEALER_DATA_DIR."
+        )
+        self.why = why
+
+
+@contextmanager
+def usable(data_dir: Path) -> Iterator[None]:
+    """What cannot be read or written there at the start is a FolderUnusable."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise FolderUnusable(data_dir, f"cannot be used ({error.filename}: {error.strerror})") from None
+
+
+#: How PostgreSQL says that a disk is full: as the kernel does, or in a hint of its own.
+_FULL = (os.strerror(errno.ENOSPC), "Check free disk space")
+
+
+def refused(data_dir: Path, text: str) -> EmbeddedError:
+    """What an embedded server said when it did not do its work; a full disk is no fault of the server's."""
+    if any(words in text for words in _FULL):
+        return FolderUnusable(data_dir, "has no space left")
+    return EmbeddedError(text)
 
 
 @dataclass(frozen=True)
@@ -102,9 +138,9 @@ def make_data_dir(data_dir: Path) -> Path:
         data_dir.chmod(0o711)
     except FileExistsError:
         if not data_dir.is_dir():
-            raise EmbeddedError(f"the data directory {data_dir} is a file.") from None
+            raise FolderUnusable(data_dir, "is a file") from None
     except OSError as error:
-        raise EmbeddedError(f"the data directory {data_dir} cannot be made: {error.strerror}.") from None
+        raise FolderUnusable(data_dir, f"cannot be made: {error.strerror}") from None
     return data_dir.resolve()
 
 

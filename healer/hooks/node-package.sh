@@ -6,7 +6,7 @@
 #     sh healer-node.sh uninstall [--dry-run] [--root DIR] [--purge]
 #
 # Prints each file it changes; a second time changes nothing. --root prepares a node's image instead of this
-# machine. Settings that are there already stay, unless --replace-conf. --purge takes settings, token and spool
+# machine, and looks at nothing outside it. Settings that are there already stay, unless --replace-conf. --purge takes settings, token and spool
 # too. Slurm's own configuration is not touched: `healer hook install` does that, where slurm.conf lies, once all
 # nodes have this. What it names stays on the node for good: a Prolog that is missing drains it, and these do
 # nothing without healer-hook.
@@ -33,7 +33,16 @@ told() { # WHAT PATH: one line for each change
     echo "$1 $ROOT$2"
 }
 
+within() { # PATH: where a link in the image leads out of it, this machine would be changed instead
+    [ -n "$ROOT" ] || return 0
+    case $(readlink -m "$ROOT${1%/*}") in
+    "$(readlink -m "$ROOT")" | "$(readlink -m "$ROOT")"/*) ;;
+    *) fail "$ROOT${1%/*} leads out of $ROOT by a link: run this in the image, with chroot" ;;
+    esac
+}
+
 put() { # MODE PATH [keep]: the file that is read from standard input
+    within "$2"
     new=$WORK/new
     cat >"$new"
     chmod "$1" "$new"
@@ -57,6 +66,7 @@ put() { # MODE PATH [keep]: the file that is read from standard input
 
 gone() { # PATH…: files or folders to remove
     for path in "$@"; do
+        within "$path"
         if [ -e "$ROOT$path" ] || [ -L "$ROOT$path" ]; then
             told removed "$path"
             [ -n "$DRY" ] || rm -rf "$ROOT$path"
@@ -65,6 +75,7 @@ gone() { # PATH…: files or folders to remove
 }
 
 kept() { # PATH: what slurm.conf may still name
+    within "$1"
     [ ! -e "$ROOT$1" ] || echo "kept $ROOT$1: slurm.conf may name it, and without healer-hook it does nothing"
 }
 
@@ -79,6 +90,7 @@ install_all() {
     done
     [ -n "$python" ] || echo "note: no Python 3 is there; hook and follower do nothing without one"
     files
+    within "$LINK"
     if [ ! -L "$ROOT$LINK" ]; then
         told new "$LINK"
         if [ -z "$DRY" ]; then

@@ -16,6 +16,7 @@ from healer.model import (
     GateFacts,
     Incident,
     Run,
+    Sense,
     SlurmNode,
     SlurmSnapshot,
 )
@@ -79,5 +80,5 @@ def _finding(cluster: str, node: SlurmNode, text: str, at: datetime, now: dateti
         arrived_at=now,
         text=text,
         confidence=1.0,
-        evidence=(Evidence(digest=digest, at=at, component=where, text=text),),
+        evidence=(Evidence(digest=digest, at=at, component=where, text=text, sense=Sense.slurm),),
     )

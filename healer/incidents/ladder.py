@@ -22,6 +22,7 @@ from healer.model import (
     Remedy,
     Review,
     Ruleset,
+    Sense,
     Severity,
 )
 from healer.observations import Picture
@@ -200,7 +201,12 @@ def _evidence(incident: Incident, what: str, text: str) -> Evidence:
     first = incident.evidence[0]
     digest = sha256(f"{what}|{incident.id}".encode()).hexdigest()
     return Evidence(
-        digest=digest, at=first.at, component=incident.root, text=text, arrived_at=first.arrived_at
+        digest=digest,
+        at=first.at,
+        component=incident.root,
+        text=text,
+        sense=Sense.history,
+        arrived_at=first.arrived_at,
     )
 
 

@@ -20,6 +20,7 @@ from healer.model import (
     Repeat,
     Ruleset,
     Same,
+    Sense,
 )
 from healer.observations import Picture
 from healer.observations.history import Key
@@ -198,7 +199,9 @@ def _finding(
     """`text`: the figures; `name`: what makes it another event."""
     digest = sha256("|".join(("history", entry.name, *name)).encode()).hexdigest()
     whole = f"{text}: {entry.title}"
-    evidence = Evidence(digest=digest, at=at, component=where, text=whole, arrived_at=now)
+    evidence = Evidence(
+        digest=digest, at=at, component=where, text=whole, sense=Sense.history, arrived_at=now
+    )
     return Finding(
         rule=entry.name,
         fault=fault,

@@ -1,10 +1,12 @@
 """Which senses tell of an incident's node. Two that fail apart from each other are worth more than one."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from healer.model import Component, Finding, Heard, Incident, Sense
 
+#: They conclude from what the others told: the first of them counts, where nothing else speaks.
+CONCLUDED = (Sense.alert, Sense.history)
 #: They compare what was measured, or conclude from it; the others are told of what has happened.
 MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest, Sense.alert})
 #: What was told longer ago speaks of then and not of now. Whatever stands is told again every 5 min.
@@ -24,7 +26,14 @@ _WORDS = {
     Sense.slurm: "Slurm",
     Sense.hook: "the node's own checks",
     Sense.alert: "an alert",
+    Sense.history: "healer's own record",
 }
+
+
+def apart(told: Collection[Sense]) -> tuple[Sense, ...]:
+    """Of the senses that told, those that count: they fail apart from each other. In the order of `Sense`."""
+    own = tuple(one for one in Sense if one in told and one not in CONCLUDED)
+    return own or tuple(one for one in CONCLUDED if one in told)[:1]
 
 
 def heard_with(incident: Incident, finding: Finding) -> tuple[Heard, ...]:
@@ -58,9 +67,9 @@ def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
 
     Those that name a GPU have to name the same one; one that names none agrees with any. An alert counts only
     where nothing else speaks: what it was drawn from, a metric or a line, healer mostly hears itself, and the
-    same figure told twice is no second sense.
+    same figure told twice is no second sense. So does what healer remembers.
     """
-    fresh = _independent(_fresh(incident, now))
+    fresh = _counted(_fresh(incident, now))
     found: set[Sense] = set()
     for part in sorted({one.part for one in fresh}):
         agreed = {one.sense for one in fresh if one.part in ("", part)}
@@ -74,8 +83,9 @@ def _fresh(incident: Incident, now: datetime) -> list[Heard]:
     return [one for one in incident.heard if now - one.at <= AGREE_WITHIN]
 
 
-def _independent(heard: list[Heard]) -> list[Heard]:
-    return [one for one in heard if one.sense is not Sense.alert] or heard
+def _counted(heard: list[Heard]) -> list[Heard]:
+    counted = apart({one.sense for one in heard})
+    return [one for one in heard if one.sense in counted]
 
 
 def last_heard(incident: Incident) -> datetime:
@@ -90,7 +100,7 @@ def spoken(senses: tuple[Sense, ...]) -> str:
 
 def too_few(incident: Incident, needed: int, now: datetime) -> str:
     """Why nothing is done yet."""
-    fresh = {one.sense for one in _independent(_fresh(incident, now))}
+    fresh = {one.sense for one in _counted(_fresh(incident, now))}
     told = tuple(sense for sense in Sense if sense in fresh)
     node = incident.root.node
     agree = "a second sense" if needed == 2 else f"{needed} senses"

@@ -10,7 +10,7 @@ import msgspec
 
 from healer.incidents.entries import ladder_for
 from healer.incidents.repeats import REPEATS
-from healer.incidents.senses import spoken
+from healer.incidents.senses import apart, spoken
 from healer.incidents.sentence import begun, code_of, sentence_of
 from healer.model import (
     CatalogueEntry,
@@ -121,10 +121,8 @@ def certainty_of(incident: Incident) -> float:
 
 
 def _senses(incident: Incident) -> tuple[Sense, ...]:
-    """Those that ever told of it; an alert counts only where nothing else speaks."""
-    told = {one.sense for one in incident.heard} | {one.sense for one in incident.evidence}
-    found = tuple(sense for sense in Sense if sense in told and sense is not Sense.alert)
-    return found or tuple(told)
+    """Those that ever told of it."""
+    return apart({one.sense for one in (*incident.heard, *incident.evidence)})
 
 
 # --- why ---------------------------------------------------------------------------------------------------
@@ -158,9 +156,8 @@ def _speaking(incident: Incident) -> list[Evidence]:
 def _told(one: Evidence) -> str:
     text = one.line or one.text
     cut = text if len(text) <= _LINE_LENGTH else f"{text[: _LINE_LENGTH - 1]}…"
-    heard = "Reckoned from kernel lines" if one.sense is Sense.kernel and not one.line else _HEARD[one.sense]
     where = "" if one.component.node and one.component.node in text else f" of {one.component}"
-    return f"{heard}{where}, {one.at:%H:%M:%S} UTC: {' '.join(cut.split())}"
+    return f"{_HEARD[one.sense]}{where}, {one.at:%H:%M:%S} UTC: {' '.join(cut.split())}"
 
 
 _HEARD = {
@@ -169,9 +166,10 @@ _HEARD = {
     Sense.step_times: "Step times",
     Sense.forest: "Model of its class",
     Sense.silence: "Silence",
-    Sense.slurm: "Slurm",
+    Sense.slurm: "Slurm's view",
     Sense.hook: "The node's own check",
     Sense.alert: "Alert of another system",
+    Sense.history: "healer's own record",
 }
 
 

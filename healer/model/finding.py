@@ -17,11 +17,11 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     at: datetime
     component: Component
     text: str
+    #: Which sense told it: two that agree are worth more than one told twice. Each source names its own.
+    sense: Sense
     line: str = ""
     arrived_at: datetime | None = None
     job: str | None = None
-    #: Which sense told it: two that agree are worth more than one told twice.
-    sense: Sense = Sense.kernel
     #: A fatal fault that was told, not measured: it has ended the work on its GPU.
     fatal: bool = False
 

@@ -82,6 +82,7 @@ class Sense(StrEnum):
     slurm = "slurm"
     hook = "hook"
     alert = "alert"  # another system's conclusion: counted beside none of them (`healer.incidents.senses`)
+    history = "history"  # healer's own, from what it remembers of the part: so is this
 
 
 class Remedy(StrEnum):

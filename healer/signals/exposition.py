@@ -57,8 +57,8 @@ class Exposition:
         self._of_node, self._of_labels, self._of_device = (_Memory(placer) for _ in range(3))
 
     def take(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
-        """Raises BadBody when it is not text. An index is a line's number, from 0. `node`: or a device, with
-        its mark."""
+        """Raises BadBody when no line of it is text. An index is a line's number, from 0. `node`: or a
+        device, with its mark."""
         check_marks(raw, lines=(b"\n", LINES_MAX))
         where = (self._cluster, node) if node else None
         memory = self._of_labels if where is None else self._of_node
@@ -66,7 +66,7 @@ class Exposition:
         if where is not None and (device := device_named(where[1])) is not None:
             wrong, memory = wrong_device(device, self._cluster, known), self._of_device
         if wrong:
-            _text(raw)
+            _text(raw, Rejects())
             return Measured(rejected=(Rejected(0, wrong),))
         memory.slots.forget(now)
         return _Reading(memory, known, now, where).read(raw)
@@ -80,11 +80,23 @@ class _Memory:
         self.templates = Templates()
 
 
-def _text(raw: bytes) -> str:
+def _text(raw: bytes, rejects: Rejects) -> str:
+    """The body; a line that is not UTF-8 is rejected and left blank. Raises BadBody when no line is."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise BadBody(f"the body is not UTF-8: byte {error.start}") from None
+        first = error.start
+    lines: list[str] = []
+    for number, line in enumerate(raw.split(b"\n")):
+        try:
+            lines.append(line.decode())
+        except UnicodeDecodeError as error:
+            lines.append("")
+            if not line.startswith(b"#"):
+                rejects.add(number, f"not UTF-8: byte {error.start} of the line")
+    if not any(line.strip() for line in lines):
+        raise BadBody(f"the body is not UTF-8: byte {first}")
+    return "\n".join(lines)
 
 
 class _Careful(NamedTuple):
@@ -111,7 +123,7 @@ class _Reading:
         if known is not None:
             self._report_again(*known)
         else:
-            text = _text(raw)
+            text = _text(raw, self.rejects)
             plain = self._report_lines(text)
             if begin and plain and self.templates.worth_making(key := key_of(begin, raw)):
                 self._remember(key, text)

@@ -105,7 +105,7 @@ class Injector:
         self._cluster, self._site, self._chance, self._say = cluster, site, chance, say
         self._senders, self._nodes = senders, nodes
         headers = {"Authorization": f"Bearer {technician_token}"}
-        self._people = httpx.Client(base_url=url, headers=headers, timeout=10)
+        self._people = httpx.Client(base_url=url, headers=headers, timeout=10, trust_env=False)
         self._broken: set[str] = set()
 
     def run(self) -> None:

@@ -36,7 +36,8 @@ class Senders:
         chance: random.Random,
     ) -> None:
         self._cluster, self._snapshot, self._chance = cluster, snapshot, chance
-        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
+        headers = {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=10, trust_env=False)
         self._sensors = sensors
         self._lock = threading.Lock()
         self._boots: dict[str, str] = {}

@@ -27,6 +27,7 @@ from healer.model import (
     RequeueUse,
     Retest,
     RunState,
+    Sense,
     SetAside,
     Severity,
     SlurmNode,
@@ -69,7 +70,8 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 
 
 def everything(bench: Bench, *, fail: bool = False) -> None:
-    evidence = Evidence(digest="d", at=START, component=Component(cluster=CLUSTER, node=node()), text="x")
+    where = Component(cluster=CLUSTER, node=node())
+    evidence = Evidence(digest="d", at=START, component=where, text="x", sense=Sense.kernel)
     finding = Finding(
         rule="gpu-lost",
         fault="xid-79",

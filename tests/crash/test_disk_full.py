@@ -11,7 +11,6 @@ import pytest
 from tests.support.away import Fleet as Senders
 from tests.support.away import compare, connect, frozen, ready, spooled
 from tests.support.small_disk import MIB, filled, mounted
-from tests.support.stack import make_scratch
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
@@ -21,19 +20,14 @@ NODES = [f"gpu{number:04d}" for number in range(1, 33)]
 
 
 @pytest.fixture
-def folder() -> Path:
-    return make_scratch()
-
-
-@pytest.fixture
-def stack(folder: Path) -> Iterator[Stack]:
+def stack(scratch: Path) -> Iterator[Stack]:
     """PostgreSQL on 200 MiB, the spool on one."""
-    data = folder / "data"
+    data = scratch / "data"
     data.mkdir(mode=0o711)
     with (
         mounted(data / "postgres", 200),
         mounted(data / "spool", 1),
-        Stack(folder, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto") as one,
+        Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto") as one,
     ):
         wait_until(lambda: ready(one).get("ready"), 60, what="healer is ready")
         yield one
@@ -55,12 +49,12 @@ def well_again(stack: Stack) -> None:
         assert not database.execute(f"{twice} node IS NOT NULL GROUP BY node HAVING count(*) > 1").fetchall()
 
 
-def test_the_database_has_no_room(stack: Stack, folder: Path) -> None:
+def test_the_database_has_no_room(stack: Stack, scratch: Path) -> None:
     token, viewer = stack.token("signals"), stack.headers("viewer")
     senders = Senders(stack.url, token, NODES, every_s=0.005, lines=20)
     with senders.sending():
         wait_until(lambda: senders.count > 200, 30, what="events are accepted")
-        with filled(folder / "data" / "postgres", left_bytes=MIB // 4):
+        with filled(scratch / "data" / "postgres", left_bytes=MIB // 4):
             # First the spool takes what the database cannot, then it is full too.
             wait_until(lambda: senders.answers[503] > 5, 120, what="senders hear 503", every_s=0.2)
             told = ready(stack)
@@ -84,7 +78,7 @@ def test_the_database_has_no_room(stack: Stack, folder: Path) -> None:
     wait_until(lambda: lost() & {"disk_full", "spool_full"}, 30, what="it is counted what was refused")
 
 
-def test_the_spool_has_no_room(stack: Stack, folder: Path) -> None:
+def test_the_spool_has_no_room(stack: Stack, scratch: Path) -> None:
     token = stack.token("signals")
     senders = Senders(stack.url, token, NODES, every_s=0.005, lines=20)
     with senders.sending():
@@ -102,13 +96,13 @@ def test_the_spool_has_no_room(stack: Stack, folder: Path) -> None:
     assert (result.missing, result.twice, result.out_of_order) == (0, 0, 0), result
 
 
-def test_the_database_cannot_write_its_log_and_falls(stack: Stack, folder: Path) -> None:
+def test_the_database_cannot_write_its_log_and_falls(stack: Stack, scratch: Path) -> None:
     """PostgreSQL ends itself when it cannot write its log, and cannot start again before there is room."""
     token = stack.token("signals")
     senders = Senders(stack.url, token, NODES, every_s=0.02, lines=2)
     with senders.sending():
         wait_until(lambda: senders.count > 200, 30, what="events are accepted")
-        with filled(folder / "data" / "postgres"):
+        with filled(scratch / "data" / "postgres"):
             wait_until(lambda: _asked_for_a_new_log(stack), 60, what="PostgreSQL has ended", every_s=0.1)
             before = senders.count
             wait_until(lambda: senders.count > before + 200, 60, what="events are accepted meanwhile")

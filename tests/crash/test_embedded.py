@@ -154,10 +154,11 @@ def test_a_second_tree_on_one_data_directory_is_refused_by_name(scratch: Path, t
     assert answers(tree)
 
 
-def test_an_address_in_use_is_one_sentence(scratch: Path, tree: Stack) -> None:
+def test_the_same_command_twice_hears_of_the_folder_and_not_of_the_port(scratch: Path, tree: Stack) -> None:
+    """Another address alone would not help."""
     done = subprocess.run(
         [sys.executable, "-m", "healer", "up", "--listen", f"127.0.0.1:{tree.port}"],
-        env=clean_environ(HEALER_DATA_DIR=str(scratch / "b")),
+        env=clean_environ(HEALER_DATA_DIR=str(scratch / "data"), HEALER_SLURM_ADAPTERS="sim"),
         capture_output=True,
         text=True,
         timeout=30,
@@ -165,9 +166,15 @@ def test_an_address_in_use_is_one_sentence(scratch: Path, tree: Stack) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        f"healer: cannot listen on 127.0.0.1:{tree.port}: Address already in use; choose another address "
-        "with --listen.\n"
+        f"healer: another healer (process {tree.pids()['up']}) runs on {tree.data_dir}: stop it, or choose "
+        "another with --data-dir or HEALER_DATA_DIR.\n"
     )
+
+
+def test_a_proxy_of_the_environment_does_not_hide_our_own_address(scratch: Path) -> None:
+    closed = f"http://127.0.0.1:{free_port()}"
+    with Stack(scratch, command=PROGRAM, http_proxy=closed, https_proxy=closed, all_proxy=closed) as stack:
+        assert "healer is ready" in stack.said()
 
 
 def test_a_stale_lock_file_with_a_living_process_id_does_not_stop_the_start(scratch: Path) -> None:

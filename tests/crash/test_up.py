@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import name_of
+from tests.support.processes import free_port, name_of
 from tests.support.up import Stack, is_ready
 from tests.support.wait import wait_until
 
@@ -43,12 +43,31 @@ def test_nothing_of_the_product_is_left_10_s_after_kill_9_of_the_parent(stack: S
     wait_until(lambda: not stack.left(), 10, what="every process of the tree has ended")
 
 
+def test_what_the_caller_says_of_another_postgresql_does_not_lead_away_from_ours(scratch: Path) -> None:
+    other = {"PGPORT": "6543", "PGHOSTADDR": "192.0.2.1", "PGSERVICE": "other", "PGOPTIONS": "-c role=other"}
+    with Stack(scratch, HEALER_SLURM_ADAPTERS="sim", **other) as stack:
+        assert stack.http.get(f"{stack.url}/api/v1/nodes", headers=stack.headers("viewer")).status_code == 200
+
+
 def test_a_wrong_setting_ends_the_start_with_its_sentence(scratch: Path) -> None:
     stack = Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="automatic")
     stack.start(ready=False)
     assert stack.process is not None
     assert stack.process.wait(30) == 2
     assert stack.said().startswith("healer: HEALER_MODE must be one of")
+
+
+def test_the_simulated_slurm_is_the_cluster_that_was_named(scratch: Path) -> None:
+    with Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_CLUSTER="x") as stack:
+        headers = stack.headers("viewer")
+        wait_until(
+            lambda: stack.http.get(f"{stack.url}/api/v1/nodes", headers=headers).json()["items"],
+            20,
+            what="the nodes are shown",
+        )
+        shown = stack.http.get(f"{stack.url}/api/v1/nodes", headers=headers).json()["items"]
+        assert {one["cluster"] for one in shown} == {"x"}
+        assert len(shown) == 32
 
 
 def test_the_doctor_finds_nothing_wrong_with_a_running_installation(stack: Stack) -> None:
@@ -78,6 +97,7 @@ def test_the_doctor_says_how_to_repair_what_is_wrong(scratch: Path) -> None:
         HEALER_SIM_SOCKET=str(scratch / "no.sock"),
         HEALER_DATABASE_URL=f"postgresql:///healer?host={scratch}",
         HEALER_REDIS_URL=f"unix://{scratch}/no.sock",
+        HEALER_LISTEN=f"127.0.0.1:{free_port()}",
     )
     done = stack.run("doctor", "--json", check=False)
     assert done.returncode == 1, done.stderr

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.browser import open_page, rules_broken, served
-from tests.support.console_pages import pages, read_by_people
+from tests.support.console_pages import NO_PAGES, pages, read_by_people
 from tests.support.console_site import Site, make_sample, shipped
 
 pytestmark = pytest.mark.browser
@@ -54,7 +54,7 @@ def test_no_page_breaks_a_rule(
     browser: Browser, site: Site, url: str, width: int, scheme: str, rules: tuple[str, ...]
 ) -> None:
     page, found = open_page(browser, url, width=width, scheme=scheme), dict[str, list[str]]()
-    for path in (one for some in pages(site).values() for one in some):
+    for path in [*(one for some in pages(site).values() for one in some), *NO_PAGES]:
         page.goto(url + path)
         expect(page.locator("h1")).to_be_visible()
         if broken := rules_broken(page, *rules):

@@ -15,7 +15,7 @@ import yaml
 
 from tests.support.processes import clean_environ, free_port
 from tests.support.snippets import placed, snippet
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
@@ -80,19 +80,16 @@ class Alertmanager:
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    folder = make_scratch()
-    with Stack(folder, HEALER_SLURM_ADAPTERS="sim") as made:
+    with scratch_folder() as folder, Stack(folder, HEALER_SLURM_ADAPTERS="sim") as made:
         yield made
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def alertmanager(stack: Stack) -> Iterator[Alertmanager]:
-    folder = make_scratch()
-    made = Alertmanager(folder / "alertmanager", stack)
-    yield made
-    made.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+    with scratch_folder() as folder:
+        made = Alertmanager(folder / "alertmanager", stack)
+        yield made
+        made.stop()
 
 
 def asked(stack: Stack, path: str, viewer: dict[str, str]) -> Any:

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
 import cramjam
 import httpx
@@ -17,15 +18,15 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.api_process import MB, ApiProcess, api_process
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
 
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=python, GPU has fallen off the bus."
 
 
 @pytest.fixture
-def api(fresh_database: sa.Engine) -> Iterator[ApiProcess]:
-    with api_process(fresh_database, make_scratch()) as one:
+def api(fresh_database: sa.Engine, scratch: Path) -> Iterator[ApiProcess]:
+    with api_process(fresh_database, scratch) as one:
         with one.client() as client:  # everything is loaded before memory is looked at
             for number in range(20):
                 assert client.post("/signals/kernel-log", json=event(number)).status_code == 202
@@ -187,7 +188,7 @@ def test_a_head_that_never_ends_and_a_silent_connection_are_ended(api: ApiProces
 
 @contextmanager
 def few_files(database: sa.Engine) -> Iterator[ApiProcess]:
-    with api_process(database, make_scratch(), files=1024) as one:
+    with scratch_folder() as folder, api_process(database, folder, files=1024) as one:
         yield one
 
 

@@ -242,6 +242,27 @@ def test_an_event_changes_the_page_in_place_and_keeps_the_focus(
     assert page.evaluate("window.sameDocument") is True
 
 
+def test_a_page_of_an_address_that_does_not_exist_stays_live_and_leads_back(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url, width=400)
+    answer = page.goto(f"{url}/nodes/pod1/{'x' * 300}")
+    assert answer is not None and answer.status == 404
+    expect(page.locator("h1")).to_have_text("No such node")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    page.goto(f"{url}/no-such-page")
+    expect(page.locator("#live")).to_have_text("live")
+    open_before = page.locator("#nav .count").first.inner_text()
+    key = incident_of(site, "gpu-lost")
+    detail = site.sample.details[key]
+    solved = msgspec.structs.replace(detail.incident, state=IncidentState.resolved, closed=NOW)
+    site.sample.details[key] = msgspec.structs.replace(detail, incident=solved)
+    site.say("incident", {"cluster": "pod1", "id": key, "state": "resolved"})
+    expect(page.locator("#nav .count").first).not_to_have_text(open_before)
+    page.locator("main a", has_text="To the fleet").click()
+    expect(page.locator("h1")).to_have_text("Fleet")
+
+
 def test_the_page_says_when_it_is_not_live(browser: Browser, site: Site) -> None:
     with served(site.app) as address:
         page = open_page(browser, address)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.away import Fleet, compare, connect, frozen, ready, spool_files, spooled
 from tests.support.posting import EVENTS, METRICS, Poster, post, posting
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
@@ -22,7 +22,10 @@ AWAY_ENTRIES = 600
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with Stack(make_scratch(), HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="shadow") as one:
+    with (
+        scratch_folder() as folder,
+        Stack(folder, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="shadow") as one,
+    ):
         wait_until(lambda: ready(one).get("ready"), 60, what="healer is ready")
         yield one
 

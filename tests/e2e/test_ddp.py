@@ -5,7 +5,6 @@ Nobody gives the job a token: it gets its own by munge. The TaskProlog of the pa
 
 import hashlib
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.support import slurm as slurm_support
 from tests.support.processes import free_port
 from tests.support.site import CLUSTER, Site, site_on
 from tests.support.snippets import placed, snippet
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(420)]
@@ -38,9 +37,8 @@ def trained(real_slurm: RealSlurm) -> Iterator[Site]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = make_scratch()
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    with scratch_folder() as made:
+        yield made
 
 
 def submit(site: Site, folder: Path, *, slow_from: int = 20) -> str:

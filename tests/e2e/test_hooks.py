@@ -137,6 +137,7 @@ def hooked() -> Iterator[Hooked]:
     if why_not:
         pytest.fail(f"These tests need a real Slurm. {why_not}", pytrace=False)
     folder = Path(tempfile.mkdtemp(prefix="hh-"))
+    folder.chmod(0o711)
     settings = {"PrologEpilogTimeout": "20", "HealthCheckInterval": "3", "ReturnToService": "1"}
     cluster = RealSlurm(folder / "s", NODES, cred_expire_s=5, conf=settings)
     try:

@@ -12,7 +12,7 @@ import yaml
 from tests.support import chats as stand_in
 from tests.support.chats import Chats, serve_chats
 from tests.support.loop import SHIPPED
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.up import UP, Stack
 from tests.support.wait import wait_until
 
@@ -25,32 +25,31 @@ def chats() -> Iterator[Chats]:
 
 @pytest.fixture(scope="module")
 def stack(chats: Chats) -> Iterator[Stack]:
-    folder = make_scratch()
-    rules = shutil.copytree(SHIPPED, folder / "rules")
-    token = folder / "slack.token"
-    token.write_text(f"{stand_in.SLACK_TOKEN}\n")
-    slack = {"name": "ops", "kind": "slack", "channel": "C0HEALER", "url": f"{chats.url}/api"}
-    told = {
-        "channels": [
-            slack | {"secret": str(token)},
-            {"name": "feed", "kind": "alertmanager", "url": chats.url},
-        ],
-        "routes": [
-            {"to": ["ops", "feed"], "how": "channel", "severities": ["P0", "P1"]},
-            {"to": ["ops"], "how": "digest", "severities": ["P2", "P3"]},
-        ],
-        "alive": {"channel": "feed", "every_s": 15},
-    }
-    (rules / "notifications.yaml").write_text(yaml.safe_dump(told))
-    environ = {
-        "HEALER_SLURM_ADAPTERS": "sim",
-        "HEALER_MODE": "auto",
-        "HEALER_RULES_DIR": str(rules),
-        "HEALER_ALERTMANAGER_TOKEN": stand_in.AM_TOKEN,
-    }
-    with Stack(folder, command=UP, data_dir=None, **environ) as made:
-        yield made
-    shutil.rmtree(folder, ignore_errors=True)
+    with scratch_folder() as folder:
+        rules = shutil.copytree(SHIPPED, folder / "rules")
+        token = folder / "slack.token"
+        token.write_text(f"{stand_in.SLACK_TOKEN}\n")
+        slack = {"name": "ops", "kind": "slack", "channel": "C0HEALER", "url": f"{chats.url}/api"}
+        told = {
+            "channels": [
+                slack | {"secret": str(token)},
+                {"name": "feed", "kind": "alertmanager", "url": chats.url},
+            ],
+            "routes": [
+                {"to": ["ops", "feed"], "how": "channel", "severities": ["P0", "P1"]},
+                {"to": ["ops"], "how": "digest", "severities": ["P2", "P3"]},
+            ],
+            "alive": {"channel": "feed", "every_s": 15},
+        }
+        (rules / "notifications.yaml").write_text(yaml.safe_dump(told))
+        environ = {
+            "HEALER_SLURM_ADAPTERS": "sim",
+            "HEALER_MODE": "auto",
+            "HEALER_RULES_DIR": str(rules),
+            "HEALER_ALERTMANAGER_TOKEN": stand_in.AM_TOKEN,
+        }
+        with Stack(folder, command=UP, data_dir=None, **environ) as made:
+            yield made
 
 
 def get(stack: Stack, path: str, **query: str) -> dict:

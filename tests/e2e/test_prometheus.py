@@ -31,7 +31,7 @@ from tests.support.loop import SHIPPED, shipped
 from tests.support.processes import clean_environ, free_port, name_of
 from tests.support.pulling import Server, closed_port, exporter
 from tests.support.snippets import placed, snippet
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
@@ -79,8 +79,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
-    folder = make_scratch()
-    with exporter() as dcgm:
+    with scratch_folder() as folder, exporter() as dcgm:
         dcgm.page = DCGM_OLD.format(node="a-name-of-the-exporters-own")
         made = Place(folder, dcgm)
         shutil.copytree(SHIPPED, made.rules)
@@ -92,7 +91,6 @@ def place() -> Iterator[Place]:
             one.terminate()
         for one in made.running:
             one.wait(30)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +100,8 @@ def stack(place: Place) -> Iterator[Stack]:
         "HEALER_RULES_DIR": str(place.rules),
         "HEALER_PROMETHEUS_URL": place.prometheus,
     }
-    folder = make_scratch()
-    with Stack(folder, **settings) as made:
+    with scratch_folder() as folder, Stack(folder, **settings) as made:
         yield made
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

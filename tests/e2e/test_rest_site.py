@@ -17,7 +17,7 @@ import pytest
 from tests.support import trixie
 from tests.support.site import CLUSTER, XID_79, Site, keep_logs
 from tests.support.slurm import sbatch
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.trixie import PLAIN_USER, TrixieSlurm
 from tests.support.wait import wait_until
 
@@ -133,13 +133,14 @@ class RestSite(Site):
 
 @contextmanager
 def opened(**about: Any) -> Iterator[RestSite]:
-    site = RestSite(trixie.started(), make_scratch(), **about)
-    try:
-        with site:
-            yield site
-    except BaseException:
-        keep_logs(site)
-        raise
+    with scratch_folder() as folder:
+        site = RestSite(trixie.started(), folder, **about)
+        try:
+            with site:
+                yield site
+        except BaseException:
+            keep_logs(site)
+            raise
 
 
 def test_slurmrestd_first_and_the_commands_for_what_it_cannot_do() -> None:

@@ -29,7 +29,7 @@ from tests.support import exporters
 from tests.support.processes import clean_environ
 from tests.support.sensors import Sensors, healthy_history
 from tests.support.site import CLUSTER, Site, site_on
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.up import ROOT
 from tests.support.wait import wait_until
 
@@ -131,8 +131,7 @@ def odd(body: dict[str, Any]) -> None:
 def unmeasured(real_slurm: RealSlurm) -> Iterator[House]:
     """The site with two jobs at work; nobody measures yet."""
     with ExitStack() as stack:
-        scratch = make_scratch()
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        scratch = stack.enter_context(scratch_folder())
         rules, socket = scratch / "rules", scratch / "nodes.sock"
         shutil.copytree(ROOT / "rules", rules)
         (rules / "detection" / "site.yaml").write_text(CROWDED_RULE.format(limit=5000))

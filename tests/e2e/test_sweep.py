@@ -16,7 +16,7 @@ from healer.embedded.slurm import RealSlurm
 from healer.model import SlurmJob
 from tests.support.site import XID_79, Site, site_on
 from tests.support.slurm import sbatch
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -73,18 +73,19 @@ class Sweeps:
 
 @pytest.fixture(scope="module")
 def sweeps(real_slurm: RealSlurm) -> Iterator[Sweeps]:
-    folder = make_scratch()
-    rules = folder / "rules"
-    shutil.copytree(RULES, rules)
-    plays = rules / "validation" / "plays.sh"
-    plays.write_text(PLAYS.format(folder=folder))
-    depths = rules / "validation" / "depths.yaml"
-    text, count = re.subn(r"(?m)^  sweep: .*$", "  sweep: {tests: [plays], limit_s: 120}", depths.read_text())
-    assert count == 1
-    depths.write_text(text)
-    with site_on(real_slurm, HEALER_RULES_DIR=str(rules)) as site:
-        yield Sweeps(site, folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    with scratch_folder() as folder:
+        rules = folder / "rules"
+        shutil.copytree(RULES, rules)
+        plays = rules / "validation" / "plays.sh"
+        plays.write_text(PLAYS.format(folder=folder))
+        depths = rules / "validation" / "depths.yaml"
+        text, count = re.subn(
+            r"(?m)^  sweep: .*$", "  sweep: {tests: [plays], limit_s: 120}", depths.read_text()
+        )
+        assert count == 1
+        depths.write_text(text)
+        with site_on(real_slurm, HEALER_RULES_DIR=str(rules)) as site:
+            yield Sweeps(site, folder)
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +156,12 @@ def test_a_fatal_fault_is_drained_at_once_and_ends_it(sweeps: Sweeps) -> None:
     wait_until(lambda: site.drained_by_us(node), 10, what="the drain", every_s=0.1)
     sweeps.ended(run)
     assert [job.state for job in sweeps.jobs(node)] == ["CANCELLED"]
-    answer = site.resume(node)
+    # Its drain is in Slurm before the run that made it has read it back and ended.
+    answer = wait_until(
+        lambda: found if (found := site.resume(node)).status_code != 409 else None,
+        20,
+        what="no run works on it",
+    )
     assert answer.status_code == 202, answer.text
     try:
         wait_until(lambda: site.node(node).in_service, 30, what=f"{node} is back", every_s=0.1)

@@ -1,6 +1,5 @@
 """One healer for two real Slurms with nodes of the same names: what is away or stormy disturbs no other."""
 
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from healer.adapters.slurm.cli import CliScheduler
 from healer.embedded import slurm
 from healer.embedded.slurm import RealSlurm
 from tests.support.site import PCI, XID_79, boot_of
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
@@ -105,22 +104,21 @@ def two() -> Iterator[Two]:
     why_not = slurm.available()
     if why_not:
         pytest.fail(f"These tests need a real Slurm. {why_not}", pytrace=False)
-    folder = make_scratch()
-    one = Two(folder)
-    try:
-        for cluster in one.slurms.values():
-            cluster.start()
-        # pod2 is away from the very start: the others must not wait for it.
-        one.slurms["pod2"].kill_controller()
-        with one.stack:
-            one.start()
-            yield one
-            one.api.close()
-    finally:
-        print(one.stack.said() if one.stack.output.exists() else "")
-        for cluster in one.slurms.values():
-            cluster.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch_folder() as folder:
+        one = Two(folder)
+        try:
+            for cluster in one.slurms.values():
+                cluster.start()
+            # pod2 is away from the very start: the others must not wait for it.
+            one.slurms["pod2"].kill_controller()
+            with one.stack:
+                one.start()
+                yield one
+                one.api.close()
+        finally:
+            print(one.stack.said() if one.stack.output.exists() else "")
+            for cluster in one.slurms.values():
+                cluster.stop()
 
 
 def test_two_clusters_of_one_healer(two: Two) -> None:

@@ -26,7 +26,7 @@ from tests.support.pulling import Server, exporter
 from tests.support.rsyslog import Rsyslog
 from tests.support.site import CLUSTER, PCI, XID_79, Site, site_on
 from tests.support.snippets import placed, snippet
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
 from tests.unit.topology.samples import IB
 
@@ -52,15 +52,14 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(real_slurm: RealSlurm) -> Iterator[Place]:
-    folder = make_scratch()
-    shutil.copytree(SHIPPED, folder / "rules")
-    with exporter() as fabric:
-        fabric.page = LINKS.format(count=0)
-        job = {"name": "fabric", "targets": [fabric.at], "node": "series", "interval_s": 1}
-        (folder / "rules" / "scrape.yaml").write_text(yaml.safe_dump({"jobs": [job | {"timeout_s": 1}]}))
-        with site_on(real_slurm, HEALER_RULES_DIR=str(folder / "rules")) as site:
-            yield Place(site, folder / "rules", fabric, folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    with scratch_folder() as folder:
+        shutil.copytree(SHIPPED, folder / "rules")
+        with exporter() as fabric:
+            fabric.page = LINKS.format(count=0)
+            job = {"name": "fabric", "targets": [fabric.at], "node": "series", "interval_s": 1}
+            (folder / "rules" / "scrape.yaml").write_text(yaml.safe_dump({"jobs": [job | {"timeout_s": 1}]}))
+            with site_on(real_slurm, HEALER_RULES_DIR=str(folder / "rules")) as site:
+                yield Place(site, folder / "rules", fabric, folder)
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ from healer.sim.recording import read
 from healer.sim.replay import replay
 from tests.support.loop import CLUSTER, DEGRADED, LOST, SHIPPED, Site, later, name, rules_in
 
+pytestmark = pytest.mark.heavy
+
 
 def group(
     *names: str,

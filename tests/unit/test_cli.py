@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.heavy
+
 HEAVY = (
     *("sqlalchemy", "sklearn", "fastapi", "celery", "numpy", "alembic", "psycopg", "httpx", "pydantic"),
     "structlog",

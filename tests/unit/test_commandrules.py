@@ -12,6 +12,8 @@ from healer.ruleset import RulesInvalid, load
 from healer.settings import load as load_settings
 from tests.support.loop import SHIPPED
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

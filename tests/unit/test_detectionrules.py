@@ -9,6 +9,8 @@ from healer.model import Mode, Remedy, Scope, Severity
 from healer.rulecases import run_cases
 from healer.ruleset import RulesInvalid, load
 
+pytestmark = pytest.mark.heavy
+
 SHIPPED = Path(__file__).parents[2] / "rules"
 
 RULE = """\

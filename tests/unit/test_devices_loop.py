@@ -17,6 +17,8 @@ from healer.signals.devices import with_devices
 from tests.support.fleet import Fleet
 from tests.support.loop import CLUSTER, rules_in
 
+pytestmark = pytest.mark.heavy
+
 PLACES = Topology(
     places={f"gpu{number:04d}": Place(switch="leaf1") for number in range(1, 5)},
     switches={"leaf1": Switch()},

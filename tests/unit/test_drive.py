@@ -462,6 +462,7 @@ def test_after_a_crash_at_any_line_each_effect_happens_once(where: str) -> None:
     ended_well(site, job)
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives=st.lists(st.integers(1, 12), max_size=6), lost=st.sets(st.sampled_from(["drain", "requeue"])))
 def test_after_any_number_of_crashes_each_effect_happens_once(lives: list[int], lost: set[str]) -> None:
@@ -498,6 +499,7 @@ def test_after_any_number_of_crashes_each_effect_happens_once(lives: list[int], 
     assert done == ["drain", "jobs", f"requeue:{job}", "ticket", "notify", f"owner:{job}", "leave"]
 
 
+@pytest.mark.heavy
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cut=st.integers(0, 1000))
 def test_a_log_cut_anywhere_ends_the_same(cut: int) -> None:

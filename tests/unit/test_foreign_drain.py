@@ -8,6 +8,8 @@ from tests.support.asked import over, state_of
 from tests.support.loop import Site, name, rules_in, shipped
 from tests.support.under_test import TestSite
 
+pytestmark = pytest.mark.heavy
+
 DAY_S = 86400
 
 

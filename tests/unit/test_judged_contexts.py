@@ -11,6 +11,8 @@ import pytest
 from tests.support.loop import CLUSTER, later, name
 from tests.unit.test_replay import clock, job, jobs, kernel, nodes, played, row
 
+pytestmark = pytest.mark.heavy
+
 Row = dict[str, Any]
 PCI = "0000:9b:00"
 FLEET = range(1, 21)

@@ -340,6 +340,7 @@ def held_behind_its_drain(site: SlowSite, job: str) -> None:
     assert site.node(1).drain
 
 
+@pytest.mark.heavy
 def test_hours_after_its_checkpoint_a_job_is_not_requeued_before_the_next() -> None:
     site = SlowSite()
     job = site.agreed(required=[NODE])

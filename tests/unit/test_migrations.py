@@ -1,9 +1,12 @@
 """The migrations and `tables.py` say the same; a database is upgraded by one at a time, never backwards."""
 
+import json
 import threading
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
 
 from healer import migrate
 from healer.adapters.postgres.tables import metadata
@@ -61,3 +64,42 @@ def test_a_database_of_a_newer_healer_is_refused_and_left_alone(fresh_database: 
         migrate.upgrade(fresh_database)
     with fresh_database.connect() as connection:
         assert migrate.current(connection) == "9999"
+
+
+def test_evidence_of_earlier_versions_gets_its_source(empty_database: sa.Engine) -> None:
+    """They wrote no source for the kernel, and none for what Slurm shows and what healer remembers either."""
+    before = {
+        "xid-79": [
+            {"text": "x", "line": "NVRM: Xid 79"},
+            {"text": "again"},
+            {"text": "y", "sense": "metrics"},
+        ],
+        "slurm-drain:kill-task-failed": [{"text": "IDLE+DRAIN: Kill task failed"}],
+        "person-drain": [{"text": "IDLE+DRAIN: PSU", "line": ""}],
+        "gpu-hot": [{"text": "z", "sense": "metrics"}],
+    }
+    row = "INSERT INTO incidents (id, cluster, rule, state, severity, opened, updated, doc) VALUES "
+    config = Config()
+    config.set_main_option("script_location", str(migrate.migrations_folder()))
+    with empty_database.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0024")
+        for fault, told in before.items():
+            doc = json.dumps({"fault": fault, "evidence": told})
+            values = "(:fault, 'pod1', 'r', 'open', 'P3', now(), now(), cast(:doc AS jsonb))"
+            connection.execute(sa.text(row + values), {"fault": fault, "doc": doc})
+            of = "INSERT INTO findings (incident, at, doc) VALUES (:fault, now(), cast(:doc AS jsonb))"
+            connection.execute(sa.text(of), {"fault": fault, "doc": doc})
+    assert migrate.upgrade(empty_database) == ("0024", migrate.head())
+    for table, name in (("incidents", "id"), ("findings", "incident")):
+        with empty_database.connect() as connection:
+            rows = connection.execute(sa.text(f"SELECT {name}, doc -> 'evidence' FROM {table}")).all()
+        assert {fault: [one["sense"] for one in told] for fault, told in rows} == {
+            "xid-79": ["kernel", "history", "metrics"],
+            "slurm-drain:kill-task-failed": ["slurm"],
+            "person-drain": ["slurm"],
+            "gpu-hot": ["metrics"],
+        }
+        assert {fault: [one["text"] for one in told] for fault, told in rows} == {
+            fault: [one["text"] for one in told] for fault, told in before.items()
+        }

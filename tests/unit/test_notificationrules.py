@@ -13,6 +13,8 @@ from healer.settings import SettingsError
 from healer.settings import load as load_settings
 from tests.support.loop import SHIPPED, shipped
 
+pytestmark = pytest.mark.heavy
+
 PEOPLE = "people: [{slack: ann, name: ann, role: operator}, {slack: U0A1, name: bob, role: admin}]"
 WHOLE = """\
 channels:

@@ -8,6 +8,8 @@ import pytest
 from healer.ruleset import RulesInvalid, load
 from tests.support.up import ROOT
 
+pytestmark = pytest.mark.heavy
+
 GOOD = """\
 name: burn-in
 title: Let a node burn in

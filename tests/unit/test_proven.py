@@ -16,6 +16,8 @@ from healer import detectioncases, proven, rulefiles, ruleset
 from healer.proven import note_proven, one_at_a_time, proven_of
 from healer.ruleset import RulesInvalid, load
 
+pytestmark = pytest.mark.heavy
+
 SHIPPED = Path(__file__).parents[2] / "rules"
 RULE = """\
 - name: site-crowded

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import msgspec
+import pytest
 
 from healer.detection.shifts import DRIFTED
 from healer.model import Mode
@@ -15,6 +16,8 @@ from healer.sim.sample_routes import COLUMNAR
 from healer.sim.slurm_core import SimScheduler
 from healer.sim.telemetry import SimTelemetry
 from tests.support.loop import CLUSTER, START, name, rules_in
+
+pytestmark = pytest.mark.heavy
 
 NODES = 8
 #: Six hours are learnt, then the clock of one GPU falls. Looks as rare as a point of 15 minutes lets them be.

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from healer.sim.recording import read
 from healer.sim.replay import replay
 from tests.support.loop import rules_in
@@ -44,6 +46,7 @@ def trained(result: Callable[[int, int], dict[str, Any]], steps: int = 60) -> li
     return replay(rules_in(), read(rows))["incidents"]
 
 
+@pytest.mark.heavy
 def test_the_gpu_of_a_rank_with_another_result_is_suspect() -> None:
     def result(step: int, rank: int) -> dict[str, Any]:
         return {"loss": 3 - step / 100, "grad_norm": 1.25 if step < 30 or rank != 19 else 1.2500000000000002}
@@ -74,6 +77,7 @@ def checked(answers: list[int]) -> dict[str, Any]:
     return replay(rules_in(), read(rows))
 
 
+@pytest.mark.heavy
 def test_two_wrong_answers_of_two_take_the_node_out_and_one_does_not() -> None:
     once = checked([1, 0, 1])
     assert [one["rule"] for one in once["incidents"]] == ["gpu-answer-doubtful"]

@@ -17,6 +17,8 @@ from healer.sim.telemetry import Sent, SimTelemetry
 from healer.sim.wires import exposition, remote_write
 from tests.support.loop import CLUSTER, START, name, rules_in
 
+pytestmark = pytest.mark.heavy
+
 Row = dict[str, Any]
 NODES = 8
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.unit.test_replay import APPLICATION, FATAL, TEARDOWN, clock, job, jobs, kernel, nodes, played, row
 
 START = "2026-11-20T02:00:00Z"
@@ -44,6 +46,7 @@ def test_a_crash_over_eight_nodes_is_said_of_its_root() -> None:
     )
 
 
+@pytest.mark.heavy
 def test_it_is_the_same_bytes_twice() -> None:
     assert json.dumps(played(*CRASH)) == json.dumps(played(*CRASH))
 

@@ -12,6 +12,8 @@ from healer.model import Cause, FaultClass, Mode, Remedy, Severity, WatchSetting
 from healer.rulecases import run_cases
 from healer.ruleset import RulesInvalid, load
 
+pytestmark = pytest.mark.heavy
+
 SHIPPED = Path(__file__).parents[2] / "rules"
 
 

@@ -11,6 +11,8 @@ from tests.support import snmp
 from tests.support.processes import living, running
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.heavy
+
 
 def test_a_program_ends_with_a_killed_test(tmp_path: Path) -> None:
     program = (

@@ -10,6 +10,8 @@ from healer.ruleset import RulesInvalid, load
 from healer.scraperules import TARGETS_MAX, address, wants_scraper
 from tests.support.loop import SHIPPED
 
+pytestmark = pytest.mark.heavy
+
 GOOD = """\
 jobs:
   - name: dcgm

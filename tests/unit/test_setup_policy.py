@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.heavy
+
 SETUP = Path(__file__).parents[2] / "tools" / "setup"
 
 

@@ -9,6 +9,8 @@ from healer.model import PlaceKind, Remedy, Severity
 from healer.ruleset import RulesInvalid, load
 from tests.support.loop import SHIPPED, shipped
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

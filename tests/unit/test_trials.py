@@ -136,6 +136,7 @@ def test_with_no_first_runs_a_change_acts_at_once(site: NotingSite) -> None:
 # --- what is a change -------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_comments_and_the_mode_are_no_change(tmp_path: Path) -> None:
     folder = tmp_path / "rules"
     folder.mkdir()

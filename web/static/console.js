@@ -5,7 +5,7 @@ const csrf = document.querySelector('meta[name="healer-csrf"]').content;
 const say = (text) => { $("say").textContent = text; };
 const el = (tag, text, name) => { const e = document.createElement(tag); if (text) e.textContent = text; if (name) e.className = name; return e; };
 
-// --- times: the same steps as healer/console/words.py -------------------------------------------------
+// --- times: the same steps as healer/console/words.py -----------------------------------------
 const SPANS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 let skew = 0; // our clock against the server's, so that "ago" is right on a machine whose clock is not
 function span(seconds) {
@@ -30,7 +30,7 @@ function freshen() {
 }
 setInterval(freshen, 5000);
 
-// --- live: an event makes the page fetch itself anew and swap the regions that are about it -----------
+// --- live: an event makes the page fetch itself and swap the regions that are about it ---
 const wanted = new Set();
 let timer = null, busy = false, looked = 0;
 function about(region, name) {
@@ -52,10 +52,10 @@ async function swap() {
   busy = true;
   looked = Date.now();
   try {
-    const answer = await fetch(location.href, { headers: { "X-Partial": "1" } });
+    const answer = await fetch(location.href, { headers: { "X-Partial": "1", Accept: "text/html" } });
     if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
-    if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (!page.getElementById("say")) return; // it is no page of ours
     for (const region of regions) exchange(region, page.getElementById(region.id));
     freshen();
   } catch { names.forEach((name) => wanted.add(name)); } finally { busy = false; }
@@ -120,7 +120,7 @@ function listen() {
 }
 document.addEventListener("visibilitychange", () => { if (!document.hidden && wanted.size) swap(); });
 
-// --- the dialog -----------------------------------------------------------------------------------------
+// --- the dialog ---------------------------------------------------------------------------------
 const newKey = () => crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now();
 let press = null; // the button's data while its dialog is open
 const LABELS = { reason: w("Reason"), note: w("Note"), cause: w("Cause (optional)") };
@@ -237,7 +237,7 @@ document.addEventListener("click", async (event) => {
 });
 for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.submit());
 
-// --- keys -----------------------------------------------------------------------------------------------
+// --- keys ---------------------------------------------------------------------------------------
 let pending = "";
 const PAGES = { f: "/", i: "/incidents", r: "/runs", u: "/rules", a: "/audit", p: "/pauses", s: "/signals", h: "/health", o: "/reports", b: "/playbooks", w: "/approvals" };
 function move(step) {

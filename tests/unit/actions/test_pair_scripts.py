@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.node_tests import Bench
 
+pytestmark = pytest.mark.heavy
+
 PAIR = {
     "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "gpu[0001-0002]", "SLURMD_NODENAME": "gpu0001",
 }  # fmt: skip

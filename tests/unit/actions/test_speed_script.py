@@ -7,6 +7,8 @@ import pytest
 from tests.support.node_tests import Bench
 from tests.unit.actions.test_pair_scripts import PAIR, SRUN
 
+pytestmark = pytest.mark.heavy
+
 #: As much of PyTorch as the script asks for; nothing is computed.
 TORCH = """\
 import os

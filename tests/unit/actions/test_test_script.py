@@ -1,5 +1,8 @@
 """The job that healer submits: its tests in their order, and what comes back of them. Real processes."""
 
+import os
+import signal
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +12,9 @@ from healer.actions.test_results import Ended, Told, compared, sentence, told_in
 from healer.actions.test_script import ROOM, batch
 from healer.model import Reference, figures_in
 from tests.support.node_tests import SMI, VALIDATION, Bench, shipped
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.heavy
 
 PASSES = "#!/bin/sh\necho healer-result driver 580.65.06\necho noise\necho healer-says all well\n"
 
@@ -59,6 +65,21 @@ def test_results_that_nobody_can_read_prove_nothing(bench: Bench) -> None:
 def test_a_test_that_is_killed_has_failed_and_one_that_reads_does_not_eat_the_others(bench: Bench) -> None:
     assert bench.job({"a": "#!/bin/sh\nkill -9 $$\n"})[0] == 137
     assert bench.job({"a": "#!/bin/sh\ncat\n", "b": ending(4)})[0] == 4
+
+
+def test_a_job_that_slurm_ends_leaves_no_file_on_the_node(bench: Bench) -> None:
+    temporary, begun = bench.folder / "tmp", bench.folder / "begun"
+    temporary.mkdir()
+    test = f"#!/bin/sh\nmktemp && : >{begun}\nexec sleep 600\n"
+    job = subprocess.Popen(
+        ["/bin/sh", "-c", batch({"a": test, "b": ending(0)})],
+        env=bench.env | {"TMPDIR": str(temporary)}, start_new_session=True,
+    )  # fmt: skip
+    wait_until(begun.exists, what="the test runs")
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(30) == 143
+    assert list(temporary.iterdir()) == []
+    assert not (bench.folder / "comment").exists(), "a test that was ended has no result"
 
 
 def test_whatever_a_test_prints_stays_within_the_form(bench: Bench) -> None:

@@ -13,6 +13,8 @@ from healer.ruleset import load
 from tests.support import torch_stand_in
 from tests.support.node_tests import SMI, VALIDATION, Bench, Said
 
+pytestmark = pytest.mark.heavy
+
 TORCH = Path(torch_stand_in.__file__)
 #: The node's python3 has to be one for which NumPy was built.
 PYTHON = Path(sys.executable).parent

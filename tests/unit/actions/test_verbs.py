@@ -17,6 +17,7 @@ from healer.model import (
     Message,
     Run,
     RunState,
+    Sense,
     Severity,
     Step,
     Ticket,
@@ -297,7 +298,8 @@ def test_without_an_incident_nobody_is_told_whose_jobs_they_are() -> None:
 def test_two_gpus_of_a_shared_node_hit_two_jobs() -> None:
     first, second = (Component(cluster=CLUSTER, node=NODE, gpu=gpu) for gpu in (0, 6))
     evidence = tuple(
-        Evidence(digest=str(one.gpu), at=START, component=one, text="x") for one in (first, second)
+        Evidence(digest=str(one.gpu), at=START, component=one, text="x", sense=Sense.kernel)
+        for one in (first, second)
     )
     known = msgspec.structs.replace(INCIDENT, root=first, affected=(second,), evidence=evidence)
     desk = Desk(incident=known)
@@ -314,7 +316,11 @@ def test_an_answering_node_without_new_faults_is_fit() -> None:
 def test_evidence_of_before_the_run_is_no_new_fault() -> None:
     def told(seconds: float) -> Result:
         one = Evidence(
-            digest="d", at=START + timedelta(seconds=seconds), component=INCIDENT.root, text="Xid 79"
+            digest="d",
+            at=START + timedelta(seconds=seconds),
+            component=INCIDENT.root,
+            text="Xid 79",
+            sense=Sense.kernel,
         )
         desk = Desk(incident=msgspec.structs.replace(INCIDENT, evidence=(one,)))
         return desk.act(CHECKS["node_answers"])

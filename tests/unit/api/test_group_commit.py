@@ -146,6 +146,7 @@ def test_a_store_that_stays_away_is_told_not_swallowed() -> None:
     asyncio.run(go())
 
 
+@pytest.mark.heavy
 def test_each_sender_waits_its_own_time_and_an_answer_ends_it() -> None:
     """One timer serves all who wait: none is told too early, none is forgotten, none is told twice."""
 

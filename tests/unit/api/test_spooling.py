@@ -23,6 +23,8 @@ from healer.signals.step_times import step_batches
 from tests.support.api import CLUSTER, Api
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.heavy
+
 
 class Store:
     """Keeps what it is given; `error` is raised instead, and it hangs while `hold` is set."""

@@ -18,6 +18,8 @@ RANK = {
     "SLURM_STEP_NUM_TASKS": "16",
     "SLURM_STEP_GPUS": "4,6",
     "HEALER_TOKEN": "heal_0_secret",
+    # There is none, unless a test starts one: this machine's own is not asked.
+    "HEALER_MUNGE_SOCKET": "/nonexistent/munge.socket",
 }
 
 

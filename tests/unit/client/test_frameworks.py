@@ -9,6 +9,8 @@ from healer_steps._checkpoints import checksum_of
 from tests.support import frameworks
 from tests.unit.client.conftest import Told
 
+pytestmark = pytest.mark.heavy
+
 SUPPORT = Path(frameworks.__file__).parent
 
 

@@ -30,6 +30,8 @@ from tests.support.processes import free_port
 from tests.support.wait import wait_until
 from tests.unit.client.conftest import RANK, Told
 
+pytestmark = pytest.mark.heavy
+
 
 class Tensor:
     """Of one number, on this device. Reading one that lies on a GPU would wait for it."""

@@ -29,6 +29,8 @@ from tests.support.processes import free_port
 from tests.support.wait import wait_until
 from tests.unit.client.conftest import RANK, Told
 
+pytestmark = pytest.mark.heavy
+
 SOURCES = sorted(Path(healer_steps.__file__).parent.glob("*.py"))
 READ = ("step", "loss", "grad_norm", "work", "stage", "rank", "node", "gpu")
 

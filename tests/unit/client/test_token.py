@@ -21,6 +21,8 @@ from tests.support.munge import realm
 from tests.support.wait import wait_until
 from tests.unit.client.conftest import Told
 
+pytestmark = pytest.mark.heavy
+
 ENROLL = "/api/v1/enroll"
 
 

@@ -3,8 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from healer.audit import Head, Header, checkpoint_line, export_lines, sign_checkpoint
 from tests.support.audit import START, chain_of, healer, signer
+
+pytestmark = pytest.mark.heavy
 
 
 def test_an_export_is_verified_without_a_database(tmp_path: Path):

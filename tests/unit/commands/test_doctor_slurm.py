@@ -11,6 +11,8 @@ import pytest
 from healer.bootstrap.slurm_check import Look, look
 from healer.settings import load
 
+pytestmark = pytest.mark.heavy
+
 
 def looks(folder: Path, token: str, **settings: str) -> dict[str, Look]:
     (folder / "token").write_text(token)

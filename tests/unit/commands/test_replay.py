@@ -13,6 +13,8 @@ from healer.adapters.recording_folder import RecordingFolder
 from healer.sim.clock import SimClock
 from tests.support.processes import clean_environ
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[3]
 
 LINES = [

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from healer.cli import build
 
+pytestmark = pytest.mark.heavy
+
 SHIPPED = Path(__file__).parents[3] / "rules"
 
 

@@ -49,6 +49,7 @@ def test_it_shows_then_writes_then_changes_nothing(rules: Path, tmp_path: Path) 
     assert (rules / "topology.yaml").read_text() == HAND
 
 
+@pytest.mark.heavy
 def test_one_fabric_after_the_other(rules: Path) -> None:
     run(rules, "--ibnetdiscover", "-", "--yes", text=IB)
     merged = run(rules, "--lldp", "-", "--merge", "--yes", text=LLDP_LINES)

@@ -14,6 +14,8 @@ from healer.model import About, Message, Role, RunState, Severity
 from tests.support.console_sample import NOW
 from tests.support.console_site import LINK_SECRET, Site, make_sample
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def site() -> Site:

@@ -16,6 +16,8 @@ from tests.support import console_desk, console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import SampleReads, Site, make_sample
 
+pytestmark = pytest.mark.heavy
+
 COOKIE = {"Cookie": "healer_session=cookie-good"}
 HOSTILE = "<script>alert(1)</script> [x](javascript:y)"
 

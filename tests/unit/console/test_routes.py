@@ -14,6 +14,8 @@ from healer.console.views.signals import LOSS_WORDS
 from healer.model import Bundle, EvidenceFile, IncidentState, LossReason, Retest, Role, SetAside, Severity
 from tests.support.console_site import CSRF, Site, make_sample
 
+pytestmark = pytest.mark.heavy
+
 COOKIE = {"Cookie": "healer_session=cookie-good"}
 
 

@@ -98,6 +98,7 @@ def related(n: int) -> np.ndarray:
     return causes @ random.normal(size=(5, 30)) + 0.3 * random.normal(size=(n, 30))
 
 
+@pytest.mark.heavy
 def test_a_broken_relation_is_found_though_each_value_is_usual() -> None:
     x = related(6000)
     assert not (score(x[:3000], x[3000:]) >= THRESHOLD).any()

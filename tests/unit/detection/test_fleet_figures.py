@@ -167,6 +167,7 @@ def test_a_database_that_is_away_says_nothing_and_is_asked_again() -> None:
     assert len(site.tick(timedelta(minutes=1)).findings) == 1
 
 
+@pytest.mark.heavy
 def test_it_is_the_first_suspect_of_a_slow_job_of_whole_steps() -> None:
     book = FleetFigures(CLUSTER, lambda _: fleet({3: 610.0}), lambda *_: None)
     senses = Senses(CLUSTER, shipped(), MemoryColumns(), fleet_figures=book)

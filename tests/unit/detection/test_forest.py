@@ -15,6 +15,8 @@ from healer.model import Component, FaultClass, Sense
 from tests.support.measured import CLUSTER, START
 from tests.support.unusual import Fleet
 
+pytestmark = pytest.mark.heavy
+
 HOT = {"gpu_temp_c": 12.0, "sm_clock_mhz": -250.0, "power_w": -120.0}
 
 

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import msgspec
 import numpy as np
+import pytest
 
 from healer.detection.language.compile import Program
 from healer.detection.language.kept import NOTHING_KEPT, is_same
@@ -16,6 +17,8 @@ from healer.sim.columns import MemoryColumns
 from healer.sim.slurm_core import SimScheduler
 from healer.sim.telemetry import SimTelemetry
 from tests.support.loop import CLUSTER, START, name, rules_in
+
+pytestmark = pytest.mark.heavy
 
 NODES, TICK_S, SAMPLE_S = 5, 10, 30
 #: By seconds since the start: what is planted or mended, a job that starts, a node that is repaired.

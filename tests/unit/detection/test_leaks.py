@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import numpy as np
+import pytest
 
 from healer.detection.leaks import GPU, HOST, JOB_LEAK, Leaks
 from healer.model import (
@@ -111,6 +112,7 @@ def test_what_an_allocator_takes_at_the_start_ends_by_itself() -> None:
     assert site.run(6) == []
 
 
+@pytest.mark.heavy
 def test_a_jump_a_saw_and_slow_growth_are_no_leak() -> None:
     jump = Site()
     jump.host = lambda hour, node: 1500.0 if hour < 2 else 300.0

@@ -3,10 +3,13 @@
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from healer.detection.ragged import alike, medians, medians_of, side_by_side
 from healer.detection.streams import Streams, Told, step_all
+
+pytestmark = pytest.mark.heavy
 
 VALUES = st.one_of(st.just(float("nan")), st.floats(-1e6, 1e6, width=32))
 ARRAYS = st.lists(hnp.arrays(np.float64, st.integers(0, 70), elements=VALUES), min_size=0, max_size=12)

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import numpy as np
+import pytest
 
 from healer.detection.suspects import Outcome, Suspects, first_half, posterior, suspects
 from healer.detection.tick import Senses
@@ -76,6 +77,7 @@ def test_the_first_half_to_test_is_as_likely_as_the_rest() -> None:
     assert first_half(one)[0] == node_name(9) and len(first_half(one)) < 8
 
 
+@pytest.mark.heavy
 def test_a_slow_job_of_whole_steps_is_told_with_its_suspects() -> None:
     """Job 1 was slow on nodes 0 to 3; job 2 is slow on 3 to 6, and a fault is open on node 5."""
     senses = Senses(CLUSTER, shipped(), MemoryColumns())

@@ -15,6 +15,8 @@ from healer.embedded.tree import Tree
 from healer.settings import load
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.heavy
+
 
 def no_process(*_: object, **__: object) -> NoReturn:
     raise BlockingIOError(11, "Resource temporarily unavailable")

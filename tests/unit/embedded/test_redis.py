@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from healer.embedded.redis import OLDEST, find_binary, version_of
+
+pytestmark = pytest.mark.heavy
 
 
 def program(folder: Path, prints: str) -> str:

@@ -10,6 +10,8 @@ import pytest
 from healer.embedded.running import Running, find, forget, note
 from healer.embedded.user import EmbeddedError
 
+pytestmark = pytest.mark.heavy
+
 NOTE = Running(
     pid=os.getpid(), url="http://127.0.0.1:1", database_url="postgresql+psycopg:///x", broker_url=""
 )

@@ -1,13 +1,42 @@
 """The simulated Slurm beside the parts: they ask it for its name, so they begin after it."""
 
 import socket
+from multiprocessing import get_context
 from pathlib import Path
+
+import pytest
 
 from healer.bootstrap.simulated import with_slurm
 from healer.embedded.tree import Part
+from healer.sim.slurm import SimClient
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.heavy
 
 
 def nothing() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("cluster", "several", "part", "named"),
+    [(None, False, "sim-slurm", "pod1"), ("x", False, "sim-slurm", "x"), ("-x", True, "sim-slurm--x", "-x")],
+)
+def test_it_has_the_name_of_the_cluster(
+    cluster: str | None, several: bool, part: str, named: str, scratch: Path
+) -> None:
+    path = scratch / "slurm.sock"
+    slurm, _ = with_slurm([Part("api", nothing)], path, 4, cluster, several=several)
+    assert slurm.name == part
+    process = get_context("fork").Process(target=slurm.run)
+    process.start()
+    try:
+        wait_until(path.exists, what="it listens")
+        client = SimClient(path)
+        assert (client.cluster_name(), client.snapshot().cluster) == (named, named)
+        client.close()
+    finally:
+        process.terminate()
+        process.join()
 
 
 def test_a_part_begins_when_the_simulated_slurm_listens(scratch: Path) -> None:

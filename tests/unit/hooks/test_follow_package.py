@@ -14,6 +14,8 @@ from healer.commands.node_package import HOOKS, package
 from healer.hook_install import installation
 from healer.slurm_conf import find
 
+pytestmark = pytest.mark.heavy
+
 URL = "https://healer.example:8443"
 LIB = "usr/local/lib/healer"
 WANTS = "etc/systemd/system/multi-user.target.wants/healer-follow.service"
@@ -129,17 +131,48 @@ def test_a_node_has_each_program_that_slurm_conf_names_with_the_sites_own_in_it(
     conf = tmp_path / "slurm.conf"
     conf.write_text(f"ClusterName=a\nProlog=/site/prolog\nEpilog={tmp_path}/epilog.d/*\n")
     script = package(URL, slurm_conf=conf)
-    hook_conf = Path("/etc/healer/hook.conf")
-    plan = installation(conf, Path("/", LIB), hook_conf, url=URL, token_file="/t")  # shows, changes nothing
+    # Where nothing lies yet: this machine may have hooks of its own, or what is left of them.
+    lib, hook_conf = tmp_path / "lib", tmp_path / "hook.conf"
+    plan = installation(conf, lib, hook_conf, url=URL, token_file="/t")  # shows, changes nothing
+
+    def on_a_node(text: str) -> str:
+        return text.replace(str(lib), f"/{LIB}").replace(str(hook_conf), "/etc/healer/hook.conf")
+
     (tmp_path / "root").mkdir()
     install(script, tmp_path / "root")
-    changed = {one.path: one.after for one in plan.changes}
-    for row in find((changed[conf] or b"").decode(), "Prolog", "Epilog", "HealthCheckProgram"):
-        named = Path(row.value.replace("*", "healer-hook"))
-        assert (tmp_path / f"root{named}").read_bytes() == changed[named]
+    changed = {on_a_node(str(one.path)): on_a_node((one.after or b"").decode()) for one in plan.changes}
+    for row in find(changed[str(conf)], "Prolog", "Epilog", "HealthCheckProgram"):
+        named = row.value.replace("*", "healer-hook")
+        assert (tmp_path / f"root{named}").read_text() == changed[named]
     assert "/site/prolog || exit $?" in (tmp_path / f"root/{LIB}/prolog").read_text()
-    conf.write_bytes(changed[conf] or b"")
+    conf.write_text(changed[str(conf)])
     assert package(URL, slurm_conf=conf) == script, "also from a slurm.conf that names ours already"
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+def test_an_image_whose_link_leads_onto_this_machine_is_refused(
+    root: Path, tmp_path: Path, verb: str
+) -> None:
+    machine = tmp_path / "machine"
+    (machine / "healer").mkdir(parents=True)
+    (machine / "healer/healer-hook").write_text("this machine's own\n")
+    (root / "usr/local").mkdir()
+    (root / "usr/local/lib").symlink_to(machine)
+    *_, last = run(package(URL), verb, "--root", str(root), status=1)
+    assert (
+        last == f"healer-node: {root}/{LIB} leads out of {root} by a link: run this in the image, with chroot"
+    )
+    assert {path: path.read_text() for path in machine.rglob("*") if path.is_file()} == {
+        machine / "healer/healer-hook": "this machine's own\n"
+    }
+
+
+def test_a_link_that_stays_in_the_image_is_followed(root: Path) -> None:
+    (root / "opt/lib").mkdir(parents=True)
+    (root / "usr/local").mkdir()
+    (root / "usr/local/lib").symlink_to("../../opt/lib")
+    install(package(URL), root)
+    assert (root / "opt/lib/healer/healer-hook").is_file()
 
 
 def test_a_slurm_conf_that_cannot_be_read_makes_no_package(tmp_path: Path) -> None:

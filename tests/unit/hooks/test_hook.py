@@ -26,6 +26,8 @@ from tests.support.hooks import (
 )
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.heavy
+
 PERMIT = {"verdict": "isolate", "may_refuse": True, "reason": "Xid 79: GPU fell off the bus"}
 
 

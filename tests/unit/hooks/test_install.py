@@ -12,6 +12,8 @@ from healer import slurm_conf
 from healer.hook_install import HOOK
 from healer.slurm_conf import ConfProblem, changed, find, restored
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[3]
 PLAIN = b"ClusterName=pod1\nNodeName=gpu[1-8] State=UNKNOWN\nPrologEpilogTimeout=60\n"
 

@@ -23,6 +23,8 @@ from tests.support.processes import living
 from tests.support.stand_ins import HEALER_NODE, StandIns
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.heavy
+
 FM = "nvidia-fabricmanager"
 
 
@@ -479,7 +481,7 @@ def test_secrets_are_taken_out(node: StandIns, line: str, secret: str) -> None:
 def test_calls_at_once_are_bounded(node: StandIns) -> None:
     node.mode("systemctl", "hang")
     node.configure(SYSTEMCTL_S="30")
-    command = [str(HEALER_NODE), "--conf", str(node.conf), "service-status", FM]
+    command = [str(node.program), "--conf", str(node.conf), "service-status", FM]
     many = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(8)]
     try:
         wait_until(lambda: len(node.asked("systemctl")) == 8, 20, what="eight calls hang")

@@ -15,6 +15,8 @@ from tests.support.rsyslog import SHIP
 from tests.support.tls import certificates, serve_tls
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.heavy
+
 
 class Shipping:
     """`say` is a record of rsyslog; its answer is what rsyslog would get."""

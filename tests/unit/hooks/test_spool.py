@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.hooks import FATAL, LOST, Healer, HookNode, life, nobody_listens
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def healer() -> Iterator[Healer]:

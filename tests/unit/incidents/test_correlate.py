@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from healer.incidents import Correlator
 from healer.incidents.identity import incident_id
 from healer.model import (
@@ -16,6 +18,7 @@ from healer.model import (
     IncidentState,
     Mode,
     Remedy,
+    Sense,
     Verdict,
 )
 from healer.observations import Picture
@@ -35,6 +38,8 @@ from tests.support.loop import (
     name,
     rules_in,
 )
+
+pytestmark = pytest.mark.heavy
 
 
 def watching(nodes: int = 32) -> Site:
@@ -462,7 +467,13 @@ def test_a_finding_that_no_rule_takes_is_an_error_that_names_it() -> None:
         text="something new",
         confidence=1.0,
         evidence=(
-            Evidence(digest="d", at=START, component=Component(cluster=CLUSTER, node=name(1)), text="x"),
+            Evidence(
+                digest="d",
+                at=START,
+                component=Component(cluster=CLUSTER, node=name(1)),
+                text="x",
+                sense=Sense.kernel,
+            ),
         ),
     )
     known: list[Incident] = []

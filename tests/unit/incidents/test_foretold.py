@@ -15,6 +15,7 @@ from healer.model import (
     ForecastOutcome,
     ForecastScore,
     Foreseen,
+    Sense,
     Sensed,
     SlurmNode,
     SlurmSnapshot,
@@ -22,6 +23,8 @@ from healer.model import (
 from healer.observations import Picture
 from tests.support.ledgers import CLUSTER, START, Bench, bench_of
 from tests.support.loop import rules_in
+
+pytestmark = pytest.mark.heavy
 
 GPU = Component(cluster=CLUSTER, node="gpu0001", gpu=3)
 SEEN = Foreseen(level=3, per_day=1, days=5, low=4, high=6)
@@ -38,7 +41,7 @@ def finding(fault: str, where: Component, at: datetime, **fields: Any) -> Findin
         "arrived_at": at,
         "text": fault,
         "confidence": 1.0,
-        "evidence": (Evidence(digest=fault, at=at, component=where, text=fault),),
+        "evidence": (Evidence(digest=fault, at=at, component=where, text=fault, sense=Sense.metrics),),
     }
     return Finding(**(given | fields))
 

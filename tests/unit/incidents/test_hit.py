@@ -14,6 +14,7 @@ from healer.model import (
     Incident,
     JobCheckpoint,
     JobHit,
+    Sense,
     SlurmJob,
     SlurmNode,
     SlurmSnapshot,
@@ -25,7 +26,7 @@ HERE = Component(cluster=CLUSTER, node="gpu0001", gpu=3)
 
 
 def incident(*, fatal: bool = True, **fields: Any) -> Incident:
-    told = Evidence(digest="d", at=START, component=HERE, text="x", fatal=fatal)
+    told = Evidence(digest="d", at=START, component=HERE, text="x", sense=Sense.kernel, fatal=fatal)
     given: dict[str, Any] = {
         "id": "a" * 32,
         "cluster": CLUSTER,

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from healer.incidents.remedies import rung_of
-from healer.model import REMEDY_LADDER, Cause, CommandKind, Incident, Mode, Remedy, RunState
+from healer.model import REMEDY_LADDER, Cause, CommandKind, Incident, Mode, Remedy, RunState, Sense
 from tests.support.loop import Site, beat, name, rules_in
 
 PCI = "NVRM: Xid (PCI:0000:9b:00): "
@@ -35,6 +35,8 @@ FAULTS = {
 #: What all four ask for at first.
 OWN = Remedy.drain_then_reset
 REPEAT = timedelta(hours=6)
+#: What is told of a node that Slurm reaches, and whose sender kept a cadence before.
+SILENT = "sender-silent"
 
 #: How an incident may end without an attempt, as Slurm and people do it.
 UNTRIED = ("resolved", "vetoed", "cancelled", "rejected", "returned untouched")
@@ -67,13 +69,19 @@ class Gpu:
         self.ended: list[Ended] = []
 
     def fails(self, line: str, hours: float) -> Incident:
-        """The incident that it opens, in shadow: it leaves no run open while the clock leaps."""
+        """The incident that it opens, in shadow: it leaves no run open while the clock leaps.
+
+        The node's sender speaks at its boots alone. Three of them are a cadence, and when it misses three
+        more its silence is an incident of its own, which asks for nothing.
+        """
         site = self.site
         site.rules = rules_in(Mode.shadow)
         site.clock.advance(hours * 3600)
         known = {one.id for one in site.incidents}
         site.walk(*site.say(1, line, boot_id=f"b{self.boot}"))
-        (found,) = (one for one in site.incidents if one.id not in known)
+        new = [one for one in site.incidents if one.id not in known]
+        (found,) = (one for one in new if one.fault != SILENT)
+        assert all(rung_of(one.remedy) is Remedy.none for one in new if one is not found)
         return found
 
     def ends(self, line: str, one: Incident, how: str) -> None:
@@ -135,6 +143,14 @@ class Drained:
         return found
 
 
+def test_what_healer_remembers_is_no_line_of_the_kernel() -> None:
+    gpu = Gpu()
+    gpu.ends(HUNG, gpu.fails(HUNG, 0.2), "booted")
+    told = [(one.sense, one.text.partition(",")[0]) for one in gpu.fails(HUNG, 0.2).evidence]
+    assert [sense for sense, text in told if text.endswith(" again")] == [Sense.history]
+    assert {sense for sense, text in told if not text.endswith(" again")} == {Sense.kernel}
+
+
 _steps = st.lists(
     st.tuples(st.sampled_from(list(FAULTS)), st.sampled_from([0.2, 3.2, 5, 7]), st.sampled_from(ENDS)),
     min_size=2,
@@ -142,6 +158,28 @@ _steps = st.lists(
 )
 
 
+@pytest.mark.heavy
+# Draws in which the sender's silence came with the fault: the least one, and longer ones.
+@example(steps=[(HUNG, 0.2, "booted")] * 3 + [(HUNG, 3.2, "resolved")])
+@example(
+    steps=[
+        (UNCONTAINED, 3.2, "booted"),
+        (UNCONTAINED, 3.2, "taken back"),
+        (DOUBLE_BIT, 0.2, "booted"),
+        (HUNG, 0.2, "booted"),
+        (DOUBLE_BIT, 7, "let go"),
+    ]
+)
+@example(
+    steps=[
+        (DOUBLE_BIT, 7, "booted"),
+        (HUNG, 0.2, "booted"),
+        (HUNG, 0.2, "returned untouched"),
+        (UNCONTAINED, 0.2, "booted"),
+        (HUNG, 3.2, "resolved"),
+        (ASKED, 5, "returned untouched"),
+    ]
+)
 @settings(max_examples=100, deadline=None)
 @given(steps=_steps)
 def test_a_remedy_climbs_one_rung_for_each_that_was_tried_and_for_none_that_was_not(

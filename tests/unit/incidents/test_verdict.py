@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from healer.console.language import load
+from healer.console.render import web_dir
 from healer.incidents.aside import with_aside
 from healer.incidents.sentence import LONGEST, code_of, sure_words
 from healer.incidents.verdict import certainty_of, news, set_aside_of, verdict_of
@@ -26,8 +28,10 @@ from healer.model import (
     Verdict,
 )
 from tests.support.loop import CLUSTER, DEGRADED, FATAL, LOST, START, TEARDOWN, Site, later, name, rules_in
+from tests.support.sentences import english_in
 
 RULES = rules_in()
+CHINESE = load(web_dir() / "words" / "zh")
 GPU = Component(cluster=CLUSTER, node="gpu0017", gpu=3, pci="0000:9b:00")
 
 
@@ -301,3 +305,63 @@ def test_what_was_merged_stands_set_aside_on_what_explains_it() -> None:
     assert kept.set_aside == one.set_aside
     last = site.ledger.tables.verdicts[milder.id][-1].verdict
     assert f"explained by incident {one.short_id}." in last.sentence
+
+
+# --- where evidence comes from ------------------------------------------------------------------------------
+
+INTRODUCED = {
+    Sense.kernel: "Kernel line of ",
+    Sense.metrics: "Metrics of ",
+    Sense.step_times: "Step times of ",
+    Sense.forest: "Model of its class of ",
+    Sense.silence: "Silence of ",
+    Sense.slurm: "Slurm's view of ",
+    Sense.hook: "The node's own check of ",
+    Sense.alert: "Alert of another system of ",
+    Sense.history: "healer's own record of ",
+}
+
+
+@pytest.mark.parametrize("sense", Sense)
+def test_evidence_is_introduced_by_its_source(sense: Sense) -> None:
+    why = verdict_of(incident(evidence=(evidence(sense, text="IDLE+DRAIN"),)), RULES).why
+    assert why[0] == f"{INTRODUCED[sense]}{GPU}, 03:00:00 UTC: IDLE+DRAIN"
+    named = verdict_of(incident(evidence=(evidence(sense, text="gpu0017: IDLE+DRAIN"),)), RULES).why
+    assert named[0] == f"{INTRODUCED[sense].removesuffix(' of ')}, 03:00:00 UTC: gpu0017: IDLE+DRAIN"
+    for english in (why[0], named[0]):
+        chinese = CHINESE.translate(english)
+        assert chinese.endswith("IDLE+DRAIN") and "，03:00:00 UTC：" in chinese
+        assert english_in(chinese) == []
+
+
+def test_evidence_that_names_no_source_cannot_be_made_or_read() -> None:
+    with pytest.raises(TypeError, match="sense"):
+        Evidence(digest="d", at=START, component=GPU, text="x")  # pyright: ignore[reportCallIssue]
+    told = msgspec.to_builtins(evidence())
+    assert msgspec.convert(told, Evidence) == evidence()
+    del told["sense"]
+    with pytest.raises(msgspec.ValidationError, match="sense"):
+        msgspec.convert(told, Evidence)
+
+
+@pytest.mark.parametrize("by", ["ann", "root"])
+def test_a_drain_is_told_as_slurm_shows_it(by: str) -> None:
+    site = Site(2)
+    site.run_for(2)
+    site.slurm.person_drain(name(1), "Kill task failed" if by == "root" else "replacing PSU", by)
+    site.run_for(5)
+    (found,) = site.open_incidents
+    assert {one.sense for one in found.evidence} == {one.sense for one in found.heard} == {Sense.slurm}
+    why = verdict_of(found, site.rules).why
+    assert why[0].startswith(f"Slurm's view of {name(1)}, ")
+    assert "ernel" not in " ".join(why)
+
+
+@pytest.mark.parametrize("derived", [Sense.alert, Sense.history])
+def test_what_is_concluded_from_the_others_agrees_with_none_of_them(derived: Sense) -> None:
+    measured = incident(confidence=0.7, evidence=(evidence(Sense.metrics),))
+    both = incident(confidence=0.7, evidence=(evidence(Sense.metrics), evidence(derived)))
+    assert certainty_of(both) == certainty_of(measured)
+    assert not [one for one in verdict_of(both, RULES).why if one.endswith(" agree")]
+    only = incident(confidence=0.9, evidence=(evidence(Sense.history), evidence(Sense.alert)))
+    assert certainty_of(only) == 0.6, "an alert that came again is still an alert"

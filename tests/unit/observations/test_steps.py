@@ -216,6 +216,7 @@ def test_of_a_job_only_three_lives_are_kept_and_an_older_one_pushes_none_out() -
     assert job.restart == 6
 
 
+@pytest.mark.heavy
 def test_invented_jobs_share_a_small_room_and_push_no_real_one_out() -> None:
     times, job = fed(batch(1, np.ones(32)))
     for number in range(600):

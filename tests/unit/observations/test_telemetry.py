@@ -28,6 +28,8 @@ from healer.observations.telemetry import Telemetry
 from healer.sim.columns import MemoryColumns
 from tests.support.measured import CLUSTER, Sender, after, catalogue, job, node, shown, signal
 
+pytestmark = pytest.mark.heavy
+
 GPU0, GPU1 = Part(gpu=0), Part(gpu=1)
 HEAT, REPLAY = ("heat_c", GPU0), ("replay_total", GPU1)
 PORT, NVLINK = ("crc_total", Part(port="eth0")), ("speed", Part(gpu=0, link=2))

@@ -21,6 +21,8 @@ from healer.sim.columns import MemoryColumns
 from tests.support.loop import shipped
 from tests.support.steps import CLUSTER, START, batch, node_name, slurm
 
+pytestmark = pytest.mark.heavy
+
 NODES, PER, SENDS_S = 4, 4, 5.0
 RANKS = NODES * PER
 

@@ -13,6 +13,8 @@ from healer.ruleset import load as load_rules
 from tests.support.loop import SHIPPED
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

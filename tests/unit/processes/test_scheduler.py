@@ -203,6 +203,7 @@ def run(number: int) -> Run:
     )
 
 
+@pytest.mark.heavy
 def test_the_sweep_pokes_what_is_due_but_not_every_time() -> None:
     clock = SimClock(START)
     ledger = MemoryLedger(CLUSTER, clock)

@@ -19,6 +19,8 @@ from healer.sim.columns import MemoryColumns
 from tests.support.loop import shipped
 from tests.support.measured import CLUSTER, START, Sender, node, shown
 
+pytestmark = pytest.mark.heavy
+
 NODE = "gpu0001"
 
 

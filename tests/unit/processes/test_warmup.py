@@ -23,6 +23,8 @@ from healer.signals.promql import arriving
 from healer.sim.columns import MemoryColumns
 from tests.support.loop import shipped
 
+pytestmark = pytest.mark.heavy
+
 CLUSTER, NOW = "pod1", datetime.fromisoformat("2026-11-20T03:00:00+00:00")
 ASKED, HEAT = Column("gpu_recovery_action", Part(gpu=0)), Column("gpu_temp_c", Part(gpu=0))
 NODES = ("gpu0", "gpu1")

@@ -20,6 +20,8 @@ from healer.sim.faults import no_effects
 from healer.sim.fleet_metrics import FleetMetrics
 from healer.sim.fleet_steps import rfc3339
 
+pytestmark = pytest.mark.heavy
+
 SEED, SAMPLES = 5, 14
 NEVER = (10**9, 0)
 

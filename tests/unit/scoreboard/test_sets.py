@@ -13,6 +13,8 @@ from benchmarks._scoreboard import fleet, repeats, smap, step_times
 from benchmarks._scoreboard.baselines import ALL, ecod
 from benchmarks._scoreboard.table import Board, Row
 
+pytestmark = pytest.mark.heavy
+
 
 def smap_folder(folder: Path) -> Path:
     random = np.random.default_rng(2)

@@ -427,6 +427,7 @@ def _whole(count: int, found: Alerts) -> None:
     assert len(found.observations) + found.unrecognised + len(found.rejected) + found.rejected_more == count
 
 
+@pytest.mark.heavy
 @given(st.lists(_ALERTS | _JSON, max_size=5), _JSON)
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_any_alerts_fall_into_one_heap_each(alerts: list[Any], lost: Any) -> None:
@@ -461,6 +462,7 @@ _EVENTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.heavy
 @given(st.lists(_EVENTS | _JSON, max_size=5))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_any_events_fall_into_one_heap_each(events: list[Any]) -> None:

@@ -342,9 +342,24 @@ def test_without_addresses_there_is_no_inventory_of_gpus(bench: Bench) -> None:
     assert [one.data for one in told] == [{"facts": {"driver": "550.127.08"}}]
 
 
-def test_a_body_that_is_no_text(bench: Bench) -> None:
-    with pytest.raises(BadBody, match="UTF-8"):
-        bench.translator.exposition(b"node_load1 \xff\n", known, NOW, node=None)
+def test_a_label_that_is_not_utf_8_loses_its_own_line_alone(bench: Bench) -> None:
+    good = OLD.splitlines()[2].encode()
+    bad = good.replace(b'gpu="0"', b'gpu="1"').replace(b"NVIDIA A100-SXM4-80GB", b"NVIDIA \xffA100")
+    comment = b"# HELP node_load1 \xe9"
+    for _ in range(3):  # first seen, then known, then as a template
+        taken = bench.translator.exposition(b"\n".join([bad, good, comment, b""]), known, NOW, node="gpu0001")
+        assert [(one.index, one.reason) for one in taken.rejected] == [
+            (0, f"not UTF-8: byte {bad.index(0xFF)} of the line")
+        ]
+        assert taken.samples == 1
+        ((reported,),) = [bench.values(one).values() for one in taken.reports]
+        assert reported == 61
+
+
+@pytest.mark.parametrize("node", [None, "gpu0001", "nobody"])
+def test_a_body_that_is_no_text(bench: Bench, node: str | None) -> None:
+    with pytest.raises(BadBody, match="the body is not UTF-8: byte 11"):
+        bench.translator.exposition(b"node_load1 \xff\n", known, NOW, node=node)
 
 
 _PIECES = 'node_load1|DCGM_FI_DEV_GPU_TEMP|{|}|"|\\|,|=| |\n|#|gpu|gpu="1"|node="gpu0001"|3|1e3|NaN|1795143590000|_|é|\t|\r'

@@ -20,6 +20,8 @@ from healer.signals.ports import (
 from healer.signals.series import LIMITS
 from tests.unit.signals.measuring import NOW, Bench, known, shipped
 
+pytestmark = pytest.mark.heavy
+
 LINK = "nvlink_link_replay_total"
 
 

@@ -453,6 +453,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.heavy
 @given(JSON)
 def test_no_json_breaks_the_readers(told: Any) -> None:
     raw = json.dumps(told).encode()

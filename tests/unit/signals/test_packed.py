@@ -19,6 +19,8 @@ from healer.signals.packed import (
 )
 from tests.unit.signals.measuring import NOW
 
+pytestmark = pytest.mark.heavy
+
 AT = NOW - timedelta(seconds=3)
 _int32 = np.dtype(np.int32)
 _int64 = np.dtype(np.int64)

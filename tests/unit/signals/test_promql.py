@@ -121,6 +121,7 @@ LABELS = st.dictionaries(st.sampled_from([*GPU, "instance", "x"]), st.text(max_s
 VALUES = st.one_of(st.floats(), st.text(max_size=4), st.sampled_from(["NaN", "+Inf", "-Inf", "1e999"]))
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(LABELS, VALUES, st.floats() | st.integers()), max_size=5))
 def test_nothing_escapes_but_bad_body(series: list[tuple[dict[str, str], Any, Any]]) -> None:
     told = [{"metric": metric, "value": [at, str(value)]} for metric, value, at in series]

@@ -75,6 +75,7 @@ def written(lines: list[tuple[str, str]]) -> str:
 _lines = st.lists(st.tuples(st.sampled_from(TEXTS), st.sampled_from(VALUES)), min_size=1, max_size=12)
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=50)
 @example([(TEXTS[1], "0")] * 3, ["0", "7 ", *["0"] * 10], None)
 @given(

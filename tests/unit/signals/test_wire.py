@@ -364,6 +364,7 @@ _bodies = st.one_of(
 )
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=300)
 @given(body=_bodies)
 def test_a_body_read_at_once_says_what_its_json_says(body: Any) -> None:

@@ -13,6 +13,8 @@ from healer.sim.fleet_steps import Pace
 from healer.sim.slurm_core import SimScheduler
 from healer.sim.telemetry import Sent, SimTelemetry
 
+pytestmark = pytest.mark.heavy
+
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 TEMP, CLOCK = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_SM_CLOCK"
 

@@ -20,6 +20,8 @@ from healer.sim.clock import WallClock
 from healer.sim.slurm import SimScheduler
 from tests.support.rest_server import TOKEN, RestServer, serve_rest
 
+pytestmark = pytest.mark.heavy
+
 REASON = "healer:gpu-lost inc:1a2b3c4d"
 
 

@@ -11,6 +11,8 @@ from healer.adapters.slurm.rest import RestScheduler
 from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from tests.support.rest_server import TOKEN, RestServer, Told, serve_rest
 
+pytestmark = pytest.mark.heavy
+
 OTHER = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvdGhlciJ9.c2lnbmVk"
 REASON = "healer:gpu-lost inc:1a2b3c4d"
 

@@ -14,6 +14,8 @@ from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable, U
 from tests.support.rest_server import TOKEN, RestServer, serve_rest
 from tests.support.slurm_shapes import RELEASES
 
+pytestmark = pytest.mark.heavy
+
 AT = 1795165655
 REASON = "healer:gpu-lost inc:1a2b3c4d GPU 3 fell off the bus (Xid 79)"
 

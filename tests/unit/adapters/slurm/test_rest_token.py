@@ -13,6 +13,8 @@ import pytest
 from healer.adapters.slurm.token import CommandToken, FileToken
 from healer.ports import SchedulerUnavailable
 
+pytestmark = pytest.mark.heavy
+
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 

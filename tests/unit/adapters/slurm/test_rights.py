@@ -8,6 +8,8 @@ from healer.adapters.slurm import rights
 from healer.adapters.slurm.cli import CliScheduler
 from healer.ports import SchedulerRefused
 
+pytestmark = pytest.mark.heavy
+
 CONFIG = "SlurmUser               = slurm(64030)\nSlurmdUser              = root(0)\n"
 
 

@@ -12,6 +12,8 @@ from healer.adapters.slurm.cli import CliScheduler
 from healer.adapters.slurm.parse_json import NotUnderstood
 from healer.ports import SchedulerUnavailable
 
+pytestmark = pytest.mark.heavy
+
 CAPTURED = Path(__file__).parent / "captured"
 TWO_NODES = (CAPTURED / "job_two_nodes_22.05.txt").read_text()
 #: `sbatch --begin=now+99999999weeks`, the largest of 64 bits, and one that no machine's calendar takes.

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from healer.adapters.slurm import hostlist, process, words
 from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.parametrize(
     ("text", "state"),

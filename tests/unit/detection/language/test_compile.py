@@ -5,6 +5,7 @@ from unittest import mock
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from healer.detection.language import parse
@@ -14,6 +15,8 @@ from healer.detection.language.scalar import Memory, Scalar
 from healer.detection.language.truth import FALSE, TRUE, UNKNOWN
 from healer.model import OF_DEVICES, Part, Scope
 from tests.unit.detection.language.fleet import SIGNALS, Fleet
+
+pytestmark = pytest.mark.heavy
 
 WINDOWS = st.sampled_from(["10s", "30s", "1m", "90s"])
 #: Gauges, counters and odd ones that live on a scope or above it.

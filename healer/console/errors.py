@@ -1,0 +1,129 @@
+"""An error as a page: what a person's browser gets where a program gets a problem."""
+
+import logging
+import re
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request, Response
+
+from healer.api.problems import Problem
+from healer.console import words
+from healer.console.pages import MAY_LOOK, Pages, link, to_sign_in
+from healer.console.render import speak_to
+
+log = logging.getLogger("healer.api")
+
+#: Errors of an address, before any page looked at who asks: those come first, as to every page.
+_SIGN_IN_FIRST = frozenset({401, 404, 405})
+#: Status -> heading and text, where no page said its own; the text else is that of the problem.
+_WORDS = {
+    400: ("Not understood", ""),
+    403: ("Not allowed", ""),
+    404: ("No such page", "There is no page at this address."),
+    405: ("Not in this way", "Something is at this address, but it is not asked for in this way."),
+    422: ("Not understood", ""),
+    500: ("Something went wrong", ""),
+}
+#: First part of an address -> the page above it.
+_ABOVE_WORDS = {
+    "incidents": "To the incidents",
+    "runs": "To the runs",
+    "rules": "To the rules",
+    "approvals": "To the approvals",
+    "reports": "To the reports",
+    "playbooks": "To the playbooks",
+    "pauses": "To the pauses",
+    "signals": "To the signals",
+    "audit": "To the audit",
+}
+_ABOVE = {"runbooks": "playbooks", "rehearsals": "rules"}
+#: What scripts and programs read, among the pages.
+_FILES = re.compile(r"\.(json|md)$|^/static/")
+_ACCEPT_MAX = 1000
+
+
+class ErrorPages:
+    """For `healer.api.problems.Errors.page`."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+
+    def __call__(self, request: Request, problem: Problem) -> Response | None:
+        """None: who asks takes a problem rather than a page. From a thread."""
+        # What has a heading comes from a page: a client that takes both alike gets a page.
+        usual = bool(problem.heading) and not _FILES.search(request.url.path)
+        if not prefers_page(request.headers.get("accept", ""), usual=usual):
+            return None
+        speak_to(request)
+        try:
+            layout = self._layout(request, problem)
+        except Exception:
+            log.exception("the page of an error goes without what every page shows")
+            layout = {}
+        if layout is None:
+            return to_sign_in(request)
+        title, text = _words(problem)
+        response = self._pages.render.page(
+            "problem.html",
+            problem.status,
+            title=title,
+            text=text,
+            ways=_ways(request.url.path, layout.get("keep", {})),
+            **layout,
+        )
+        response.headers.update(problem.headers)
+        return response
+
+    def _layout(self, request: Request, problem: Problem) -> dict[str, Any] | None:
+        """What every page shows to who is signed in; nothing to others, and where this itself may fail.
+        None: who asks has to sign in first."""
+        if problem.status >= 500:
+            return {}
+        session = self._pages.signed_in(request)
+        if session is None:
+            return None if problem.status in _SIGN_IN_FIRST and not problem.heading else {}
+        if session.role not in MAY_LOOK:
+            return {}
+        clusters = self._pages.clusters(session)
+        asked = (request.path_params.get("cluster"), request.query_params.get("cluster"))
+        cluster = next((one for one in (*asked, *clusters) if one in clusters), None)
+        stands = self._pages.reads.standing(cluster) if cluster else None
+        return self._pages.around(request, "problem", session, clusters, stands) if stands else {}
+
+
+def _words(problem: Problem) -> tuple[str, str]:
+    if problem.heading:
+        return problem.heading, problem.detail
+    title, text = _WORDS.get(problem.status, (HTTPStatus(problem.status).phrase, ""))
+    return title, text or words.sentence(problem.detail)
+
+
+def _ways(path: str, keep: dict[str, str]) -> list[tuple[str, str]]:
+    """(address, words) of the pages that are surely there: the one above this address, and the first one."""
+    first = path.split("/")[1]
+    above = _ABOVE.get(first, first)
+    ways = [(link(f"/{above}", keep), _ABOVE_WORDS[above])] if above in _ABOVE_WORDS else []
+    return [*ways, (link("/", keep), "To the fleet")]
+
+
+def prefers_page(accept: str, *, usual: bool) -> bool:
+    """Whether the Accept of a request takes HTML rather than a problem; `usual` where both are the same."""
+    html = _quality(accept, "text/html")
+    problem = max(_quality(accept, kind) for kind in ("application/problem+json", "application/json"))
+    return usual if html == problem else html > problem
+
+
+def _quality(accept: str, kind: str) -> tuple[float, int]:
+    """How much it is wanted, and how plainly it was named: 2 itself, 1 by `text/*`, 0 by `*/*`, -1 not."""
+    plainly = {kind: 2, f"{kind.partition('/')[0]}/*": 1, "*/*": 0}
+    found = (0.0, -1)
+    for part in accept[:_ACCEPT_MAX].lower().split(","):
+        name, *more = (word.strip() for word in part.split(";"))
+        if plainly.get(name, -1) > found[1]:
+            found = (next((_number(one[2:]) for one in more if one.startswith("q=")), 1.0), plainly[name])
+    return found if found[0] else (0.0, -1)
+
+
+def _number(text: str) -> float:
+    return float(text) if re.fullmatch(r"[01](\.\d{0,3})?", text) else 0.0

@@ -28,7 +28,7 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.observations import Picture
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 
 NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 NODES, OPEN, STORM = 1250, 5000, 10_000

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from healer.detection.forecasts import likely
 from healer.model import ForecastRule
 from healer.observations.trends import POINT_S, POINTS, Series
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from healer.settings import load as load_settings
 from healer.settings import rules_folder
 

@@ -25,7 +25,7 @@ from benchmarks.tick import GPUS, RULES, Fleet, measured
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.embedded import running as embedded
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from tests.support.stack import make_scratch
 from tests.support.wait import wait_until
 

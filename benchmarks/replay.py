@@ -18,12 +18,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from healer import ruleset
-from healer.adapters.recording_folder import RecordingFolder
-from healer.adapters.recording_read import recordings
 from healer.bootstrap.replay import quiet, replayed_files, span_of
 from healer.model import Mode, Ruleset
-from healer.progress import share_of
+from healer.processes.progress import share_of
+from healer.recordings.recording_folder import RecordingFolder
+from healer.recordings.recording_read import recordings
+from healer.rulebook import ruleset
 from healer.settings import shipped_rules
 from healer.sim.clock import SimClock
 

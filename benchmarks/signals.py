@@ -31,7 +31,7 @@ import sqlalchemy as sa
 import uvicorn
 import uvloop
 
-from healer import migrate
+from healer.adapters.postgres import migrate
 from healer.adapters.spool import FileSpool
 from healer.api.app import create_app
 from healer.api.connections import uvicorn_settings

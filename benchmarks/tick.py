@@ -46,7 +46,7 @@ from healer.observations.groups import peer_median, peer_spread
 from healer.observations.job_marks import JobMarks
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry import Telemetry
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from healer.sim.columns import MemoryColumns
 
 CLUSTER, START, GPUS, JOB_NODES = "bench", datetime(2026, 11, 20, 3, 0, tzinfo=UTC), 8, 16

@@ -23,7 +23,7 @@ from healer.detection.tick import Senses
 from healer.model import Column, Part, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations.job_marks import JobMarks
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from healer.sim.columns import MemoryColumns
 
 CLUSTER, START, GPUS, JOB_NODES = "bench", datetime(2026, 11, 1, tzinfo=UTC), 8, 8

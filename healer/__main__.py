@@ -1,5 +1,5 @@
 """`python -m healer` is the command `healer`."""
 
-from healer.cli import main
+from healer.commands.cli import main
 
 main()

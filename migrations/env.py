@@ -1,4 +1,4 @@
-"""Alembic's environment. `healer.migrate` gives it an open connection; there is no ini file."""
+"""Alembic's environment. `healer.adapters.postgres.migrate` opens the connection; there is no ini file."""
 
 from alembic import context
 

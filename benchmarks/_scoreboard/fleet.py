@@ -25,7 +25,7 @@ from healer.detection.training import FeatureRow, Fitted, Params, train
 from healer.detection.ways import FOREST
 from healer.model import Scope, SlurmJob, SlurmNode, SlurmSnapshot, Topology
 from healer.observations.telemetry import Telemetry
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from healer.signals.translate import Translator
 from healer.sim.columns import MemoryColumns
 from healer.sim.faults import Effects, no_effects

@@ -4,9 +4,9 @@ from datetime import datetime, timedelta
 
 from healer.actions import owners
 from healer.actions.base import Action, Context, Done, Result
-from healer.incidents.news import about
 from healer.incidents.verdict import said
 from healer.model import About, Incident, Message, Severity, StepEvent, Ticket, TicketStage
+from healer.telling.news import about
 
 
 def _found(ctx: Context) -> list[str]:

@@ -19,7 +19,7 @@ from healer.api.views import Page
 from healer.model import Role
 from healer.model.recordings import Recordings
 from healer.model.rehearsal import Outcomes, Rehearsal
-from healer.rulediff import unified
+from healer.rulebook.rule_diff import unified
 
 router = APIRouter(tags=["rules"])
 

@@ -35,7 +35,7 @@ from healer.adapters.postgres.wake import Waker
 from healer.adapters.slurm.cli import CliScheduler
 from healer.adapters.slurm.preferred import OtherCluster, PreferredScheduler
 from healer.adapters.slurm.token import CommandToken, FileToken
-from healer.drive import Driver
+from healer.engine.drive import Driver
 from healer.model import Role, Ruleset
 from healer.observations.controller import POLL_S
 from healer.ports import Bmc, NodeExec, Poke, Scheduler, SchedulerError
@@ -55,11 +55,11 @@ from healer.processes.scheduler import (
     sweep,
     woken_by,
 )
-from healer.recorder import Recorder
-from healer.ruleset import RulesInvalid
-from healer.ruleset import load as load_rules
-from healer.setting_values import CHECKED
+from healer.recordings.recorder import Recorder
+from healer.rulebook.ruleset import RulesInvalid
+from healer.rulebook.ruleset import load as load_rules
 from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
+from healer.settings.values import CHECKED
 
 log = structlog.get_logger()
 
@@ -409,7 +409,7 @@ def _recording(settings: Settings, db: sa.Engine, cluster: str) -> Recording | N
     if settings.recording is None:
         return None
     from healer.adapters.postgres.losses import PostgresLosses
-    from healer.adapters.recording_folder import RecordingFolder
+    from healer.recordings.recording_folder import RecordingFolder
 
     try:
         folder = RecordingFolder(

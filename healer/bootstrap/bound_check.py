@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer import bootstrap, ruleset
+from healer import bootstrap
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.gate import read_facts
 from healer.adapters.postgres.rows import cluster_names
@@ -11,6 +11,7 @@ from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.bootstrap.slurm_check import Look
 from healer.decisions.bounds import Bound, odd_bounds
 from healer.embedded.user import EmbeddedError
+from healer.rulebook import ruleset
 from healer.settings import Settings, guard_overrides, rules_folder
 
 

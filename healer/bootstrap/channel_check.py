@@ -5,13 +5,14 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer import bootstrap, ruleset
+from healer import bootstrap
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres.tables import deliveries
 from healer.bootstrap.channels import known_of
 from healer.bootstrap.slurm_check import Look
 from healer.embedded.user import EmbeddedError
 from healer.model import Channel
+from healer.rulebook import ruleset
 from healer.settings import Settings, SettingsError, rules_folder
 
 #: Dead letters of this time are told of.

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from healer import ruleset
 from healer.bootstrap.slurm_check import Look
+from healer.rulebook import ruleset
 from healer.settings import Settings, rules_folder
 
 NAME = "site commands"

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from healer.proven import code_digest
+from healer.rulebook.proven import code_digest
 
 #: Each brings many others. What only some sites use is left out: the part that needs it imports it.
 _MODULES = (

@@ -3,8 +3,8 @@
 import os
 from datetime import UTC, datetime, timedelta
 
-from healer.adapters.recording_read import recordings
 from healer.model.recordings import Recordings
+from healer.recordings.recording_read import recordings
 from healer.settings import Settings
 
 #: The detector ends a frame every ten seconds where anything is told at all; heartbeats are.

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from healer import ruleset
 from healer.adapters.clock import SystemClock
-from healer.adapters.recording_read import recordings
 from healer.bootstrap.replay import Span, compare, quiet, replayed_files
 from healer.model import Ruleset
 from healer.model.rehearsal import Opened, Rehearsal
-from healer.progress import share_of
+from healer.processes.progress import share_of
+from healer.recordings.recording_read import recordings
+from healer.rulebook import ruleset
 from healer.settings import Settings, guard_overrides, load, rules_folder
 
 #: A replay of 1,250 nodes takes about a tenth of it.

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from healer.adapters.recording_read import chosen, ends_of, kind_of, lines_of
 from healer.model import Ruleset
+from healer.recordings.recording import Entry, Source, merged, read
+from healer.recordings.recording_read import chosen, ends_of, kind_of, lines_of
 from healer.sim.compare import compare, differs
-from healer.sim.recording import Entry, Source, merged, read
 from healer.sim.replay import cluster_of, replay
 from healer.sim.report import since as report_since
 from healer.sim.sample_routes import SAMPLES

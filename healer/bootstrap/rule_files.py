@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from healer.bootstrap.rehearse import overlaid, ruled
-from healer.ruleset import RulesInvalid
+from healer.rulebook.ruleset import RulesInvalid
 from healer.settings import Settings, rules_folder
 
 #: A file of rules, or one of its folders'; scripts are the site's programs and are not tried.

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import structlog
 
-from healer import ruleset
 from healer.model import Mode
+from healer.rulebook import ruleset
 from healer.sim.fleet.scenario import BadScenario, Scenario, load, shipped
 from healer.sim.fleet.score import Card
 from healer.sim.fleet.simulate import MENDERS, simulate

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from healer import ticket_settings
 from healer.adapters.postgres.tickets import NamedTickets
 from healer.adapters.tickets.desk import Desk, DeskTickets
 from healer.adapters.tickets.github import URL, GitHubDesk
@@ -15,6 +14,7 @@ from healer.adapters.tickets.webhook import WebhookTickets
 from healer.adapters.webhook import SignedWebhook
 from healer.ports import DeliveryFailed, Tickets
 from healer.settings import Settings, SettingsError
+from healer.settings import tickets as ticket_settings
 
 
 class Look(NamedTuple):
@@ -56,7 +56,7 @@ def _system(settings: Settings) -> Tickets | None:
 
 
 def _desk(settings: Settings) -> Desk:
-    """`healer.ticket_settings` has seen that what each needs is set."""
+    """`healer.settings.tickets` has seen that what each needs is set."""
     url, project, token = (
         settings.tickets_url or "",
         settings.tickets_project or "",

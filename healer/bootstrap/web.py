@@ -47,12 +47,12 @@ from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.bootstrap.recordings import recordings_of
 from healer.bootstrap.rule_files import RuleFiles
 from healer.bootstrap.tried import Tried
-from healer.casebook import CaseBook
 from healer.console.reads import Arriving, NewSession, Session
 from healer.console.routes import router as console
 from healer.model import Role
 from healer.model.recordings import Recordings
 from healer.processes.rulebook import Rulebook
+from healer.rulebook.cases.casebook import CaseBook
 from healer.settings import Settings, SettingsError
 
 log = structlog.get_logger()

@@ -17,12 +17,13 @@ def upgrade() -> None:
     import sqlalchemy as sa
     from sqlalchemy.exc import OperationalError
 
-    from healer import bootstrap, migrate
+    from healer import bootstrap
+    from healer.bootstrap import migrations
 
     engine = sa.create_engine(bootstrap.database_url(load()))
     try:
-        before, after = migrate.upgrade(engine)
-    except migrate.MigrationError as error:
+        before, after = migrations.upgrade(engine)
+    except migrations.MigrationError as error:
         raise Failed(str(error)) from None
     except OperationalError as error:
         raise Failed(f"the database does not answer: {error.orig}".strip()) from None

@@ -138,7 +138,7 @@ def _run(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
 
     from healer.bootstrap import simulated
     from healer.bootstrap.preload import preload
-    from healer.cli import main
+    from healer.commands.cli import main
     from healer.embedded.tree import Part, Tree, healer_parts
 
     parts = healer_parts(settings, main)

@@ -60,7 +60,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document
 
 
 def _rules(settings: Settings) -> list[Check]:
-    from healer import ruleset
+    from healer.rulebook import ruleset
 
     folder = rules_folder(settings)
     try:
@@ -75,7 +75,8 @@ def _rules(settings: Settings) -> list[Check]:
 def _database(settings: Settings) -> list[Check]:
     from sqlalchemy.exc import OperationalError
 
-    from healer import bootstrap, migrate
+    from healer import bootstrap
+    from healer.bootstrap import migrations
     from healer.embedded.user import EmbeddedError
 
     try:
@@ -85,7 +86,7 @@ def _database(settings: Settings) -> list[Check]:
                 "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8"
             ).one()
             ahead_s -= time.time()
-            revision = migrate.current(connection)
+            revision = migrations.current(connection)
         engine.dispose()
     except EmbeddedError as error:
         return [Check("database", False, str(error))]
@@ -98,7 +99,7 @@ def _database(settings: Settings) -> list[Check]:
                 "Start PostgreSQL, or correct HEALER_DATABASE_URL.",
             )
         ]
-    head = migrate.head()
+    head = migrations.head()
     return [
         Check(
             "database",

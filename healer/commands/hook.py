@@ -12,7 +12,7 @@ from healer.commands import Failed
 from healer.commands.remote import AS_JSON, print_json
 
 if TYPE_CHECKING:
-    from healer.hook_install import Change, Plan
+    from healer.commands.hook_install import Change, Plan
 
 _SLURM_CONF = typer.Option(
     os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"), "--slurm-conf", help="Slurm's configuration file."
@@ -39,7 +39,7 @@ def install(
     json: bool = AS_JSON,
 ) -> None:
     """Put prolog, epilog and health check in place; shows what changes first. The site's own go on."""
-    from healer.hook_install import installation
+    from healer.commands.hook_install import installation
 
     make = lambda: installation(slurm_conf, to, conf, url=url, token_file=token_file)  # noqa: E731
     _go(slurm_conf, to, make, yes=yes, json=json)
@@ -47,14 +47,14 @@ def install(
 
 def uninstall(slurm_conf: Path = _SLURM_CONF, to: Path = _TO, yes: bool = _YES, json: bool = AS_JSON) -> None:
     """Take them away again; slurm.conf is given back byte for byte, the hook's settings stay."""
-    from healer.hook_install import removal
+    from healer.commands.hook_install import removal
 
     _go(slurm_conf, to, lambda: removal(slurm_conf, to), yes=yes, json=json)
 
 
 def _go(slurm_conf: Path, to: Path, make: Callable[[], "Plan"], *, yes: bool, json: bool) -> None:
-    from healer.hook_install import carry_out, named
-    from healer.slurm_conf import ConfProblem
+    from healer.commands.hook_install import carry_out, named
+    from healer.commands.slurm_conf import ConfProblem
 
     try:
         plan = make()

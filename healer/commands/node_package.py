@@ -9,8 +9,8 @@ from pathlib import Path
 import typer
 
 from healer.commands import Failed
-from healer.hook_install import programs
-from healer.slurm_conf import ConfProblem
+from healer.commands.hook_install import programs
+from healer.commands.slurm_conf import ConfProblem
 
 HOOKS = Path(__file__).parents[1] / "hooks"
 LIB = "/usr/local/lib/healer"

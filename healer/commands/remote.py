@@ -10,7 +10,7 @@ import typer
 from healer.commands import Failed
 
 if TYPE_CHECKING:
-    from healer.client import Client
+    from healer.commands.client import Client
 
 #: Declared once, so that it reads the same everywhere.
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
@@ -21,7 +21,7 @@ CLUSTER = typer.Option(None, "--cluster", help="The cluster, where there is more
 @contextmanager
 def client() -> Iterator["Client"]:
     """A client; what it cannot do ends the command with one sentence."""
-    from healer.client import Client, ClientError
+    from healer.commands.client import Client, ClientError
 
     try:
         with Client() as made:

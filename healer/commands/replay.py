@@ -72,7 +72,7 @@ def replay(  # noqa: PLR0917 - options of a command
 
 
 def _ruled(folder: Path, settings: Settings) -> "Ruleset":
-    from healer import ruleset
+    from healer.rulebook import ruleset
 
     try:
         return ruleset.load(
@@ -146,7 +146,7 @@ def _played(
 def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], None]:
     """Told every few seconds, to people who watch: never on standard output."""
     from healer.console.words import span as words
-    from healer.progress import Pace, share_of
+    from healer.processes.progress import Pace, share_of
 
     pace, told_s = Pace(), time.monotonic()
     every_s = TOLD_S if sys.stderr.isatty() else TOLD_TO_A_LOG_S

@@ -27,8 +27,8 @@ def check(rules: _Folder = None, json: _Json = False) -> None:
     """Check every file and print what is wrong where; ends with 1 if anything is."""
     import msgspec
 
-    from healer.ruleset import RulesInvalid
-    from healer.ruleset import load as load_rules
+    from healer.rulebook.ruleset import RulesInvalid
+    from healer.rulebook.ruleset import load as load_rules
 
     folder = rules or rules_folder(load())
     try:
@@ -59,7 +59,7 @@ def schema() -> None:
     """Print the JSON schema of a playbook's file, for editors."""
     import json
 
-    from healer.playbookschema import playbook_schema
+    from healer.rulebook.playbook_schema import playbook_schema
 
     typer.echo(json.dumps(playbook_schema(), indent=2))
 
@@ -107,8 +107,8 @@ def test(rules: _Folder = None, json: _Json = False) -> None:
     """Run the cases beside the rules; ends with 1 if one does not hold."""
     import msgspec
 
-    from healer.rulecases import run_cases
-    from healer.ruleset import RulesInvalid
+    from healer.rulebook.cases.rule_cases import run_cases
+    from healer.rulebook.ruleset import RulesInvalid
 
     folder = rules or rules_folder(load())
     try:

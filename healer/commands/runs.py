@@ -10,10 +10,10 @@ import typer
 from healer.commands import Failed
 from healer.commands.remote import AS_JSON, CLUSTER, REASON, client, print_json, print_table, with_cluster
 from healer.commands.token import parse_lasts
-from healer.hostlist import expand
+from healer.model.hostlist import expand
 
 if TYPE_CHECKING:
-    from healer.client import Client
+    from healer.commands.client import Client
 
 RESTART: Any = typer.Option(
     [],
@@ -128,7 +128,7 @@ def _run_on_each(
     api: "Client", playbook: str, nodes: Sequence[str], body: dict[str, Any], json: bool
 ) -> None:
     """One that is refused loses nothing of the others. Ends with 1 where one was."""
-    from healer.client import ClientError
+    from healer.commands.client import ClientError
 
     told: list[dict[str, Any]] = []
     for name in nodes:

@@ -68,7 +68,7 @@ def _plural(noun: str) -> str:
 
 def patiently(send: Callable[[], Any]) -> Any:
     """A repeat is harmless: what was stored is a duplicate, or the same sample again."""
-    from healer.client import ClientError
+    from healer.commands.client import ClientError
 
     deadline = time.monotonic() + PATIENCE_S
     while True:

@@ -34,7 +34,7 @@ def simulate(
     import msgspec
 
     from healer.bootstrap import simulate as wired
-    from healer.ruleset import RulesInvalid
+    from healer.rulebook.ruleset import RulesInvalid
 
     if names:
         for name, title in wired.listed():

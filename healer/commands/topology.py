@@ -11,7 +11,7 @@ from healer.settings import load, rules_folder
 
 if TYPE_CHECKING:
     from healer.model import Topology
-    from healer.topology_found import Found
+    from healer.topology.found import Found
 
 _File = Path | None
 
@@ -45,9 +45,9 @@ def import_(
     ] = None,
 ) -> None:
     """Show what the cables say and what changes by it; with --yes write topology-found.yaml."""
-    from healer.topology_found import FOUND, Unreadable, as_yaml, by_hand_first, changes, merged, topology_of
-    from healer.topology_ib import read_ibnetdiscover
-    from healer.topology_lldp import read_lldp
+    from healer.topology.found import FOUND, Unreadable, as_yaml, by_hand_first, changes, merged, topology_of
+    from healer.topology.infiniband import read_ibnetdiscover
+    from healer.topology.lldp import read_lldp
 
     given = [one for one in (ibnetdiscover, lldp) if one is not None]
     if len(given) != 1:
@@ -91,9 +91,9 @@ def _read(path: Path) -> str:
 
 def _known(folder: Path) -> "tuple[Topology, Topology]":
     """By hand, and found before. Raises Failed where one of the files is wrong."""
-    from healer.rulechecks import read_topology
-    from healer.rulefiles import Problem, Source
-    from healer.topology_found import FOUND
+    from healer.rulebook.rule_checks import read_topology
+    from healer.rulebook.source import Problem, Source
+    from healer.topology.found import FOUND
 
     if not folder.is_dir():
         raise Failed(f"there is no folder {folder}")
@@ -121,7 +121,7 @@ def _tell(found: "Found", topology: "Topology") -> None:
 
 def _compare(text: str, topology: "Topology") -> None:
     from healer.bootstrap.topology import slurm_tree
-    from healer.topology_found import beside_slurm
+    from healer.topology.found import beside_slurm
 
     try:
         tree = slurm_tree(text)

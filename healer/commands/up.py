@@ -30,7 +30,7 @@ def run_tree(settings: Settings) -> None:
 
     from healer.bootstrap import simulated
     from healer.bootstrap.preload import preload
-    from healer.cli import main
+    from healer.commands.cli import main
     from healer.embedded.tree import Tree, healer_parts
     from healer.embedded.user import FolderUnusable
 

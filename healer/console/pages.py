@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
-from healer import links
 from healer.api.problems import Problem
 from healer.console.reads import SESSION_COOKIE, BadCursor, ConsoleReads, Session, SessionOf, Standing
 from healer.console.render import Renderer
@@ -18,6 +17,7 @@ from healer.console.runbooks import Runbooks, runbooks_dir
 from healer.console.views import fleet, standing
 from healer.console.views.buttons import may_act, may_respond
 from healer.model import Role
+from healer.telling import links
 
 PAGE_ROWS = 50
 FLEET_ROWS = 50

@@ -9,7 +9,7 @@ from healer.console.pages import Pages, guarded, link, missing
 from healer.console.reads import RehearsalReads
 from healer.console.views import rehearsal
 from healer.model.rehearsal import UNDER_WAY
-from healer.rulediff import unified
+from healer.rulebook.rule_diff import unified
 
 #: Changes that the list shows.
 SHOWN = 20

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-import healer
+from healer import data_folder
 from healer.console import language, words
 from healer.console.language import Catalogue
 
@@ -45,10 +45,8 @@ def one_of(kind: type[T], word: str) -> T | None:
 
 
 def web_dir() -> Path:
-    """`web/` in an installed package, else in the checkout."""
-    package = Path(healer.__file__).parent
-    packed = package / "_data" / "web"
-    return packed if packed.is_dir() else package.parent / "web"
+    """Templates, styles, scripts and words."""
+    return data_folder("web")
 
 
 class Assets:

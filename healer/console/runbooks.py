@@ -6,17 +6,15 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-import healer
+from healer import data_folder
 from healer.console import language
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def runbooks_dir() -> Path:
-    """`docs/runbooks` in an installed package, else in the checkout."""
-    package = Path(healer.__file__).parent
-    packed = package / "_data" / "runbooks"
-    return packed if packed.is_dir() else package.parent / "docs" / "runbooks"
+    """The Markdown pages that playbooks and rules link to."""
+    return data_folder("docs/runbooks")
 
 
 class Runbooks:

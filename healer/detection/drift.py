@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from healer.detection.slurm_conditions import Condition
-from healer.hostlist import compact
 from healer.model import FACTS, Component, Reference, Sense, SlurmSnapshot, differences, kind_of
+from healer.model.hostlist import compact
 from healer.observations import Picture
 
 #: Goes on with the fact and its value: all nodes with one old driver are one incident.

@@ -27,7 +27,7 @@ from healer.embedded.postgres import Postgres, Say, forget_others
 from healer.embedded.redis import Redis, find_binary
 from healer.embedded.running import Running
 from healer.embedded.user import EmbeddedError, make_data_dir, refused, usable
-from healer.scraperules import wants_scraper
+from healer.rulebook.scrape_rules import wants_scraper
 from healer.settings import Listen, Settings, SettingsError, rules_folder
 
 #: Beside the one API each cluster has these.
@@ -248,7 +248,7 @@ class Tree:
         import sqlalchemy as sa
         from sqlalchemy.exc import OperationalError
 
-        from healer import migrate
+        from healer.adapters.postgres import migrate
 
         engine = sa.create_engine(self.database_url)
         try:

@@ -18,7 +18,7 @@ ALERT_STAYS_MAX_H = 72.0
 
 
 class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `rules/detection/*.yaml`. It is a policy too: `healer.ruleset` makes a `Rule` of it.
+    """One entry of `rules/detection/*.yaml`. It is a policy too: the rulebook makes a `Rule` of it.
 
     `when` is the expression; `for_s` how long it has to hold (`for` in the file, a duration such as 2m).
     `signal` is what the chart shows, `threshold` an expression of the same unit drawn in it (empty: none).

@@ -1,4 +1,4 @@
-"""What `rules/` says, as values. `healer.ruleset` loads and cross-checks them."""
+"""What `rules/` says, as values. `healer.rulebook.ruleset` loads and cross-checks them."""
 
 import re
 from collections.abc import Iterator

@@ -5,14 +5,14 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from healer.incidents.messages import blind_page
+from healer.engine.walk import walk
 from healer.model import AuditRecord, Observation, Ruleset, Sensed, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
 from healer.observations.history import KEPT
 from healer.ports import Clock, Inbox, Ledger, LedgerAway, Poke, Snapshots
 from healer.processes.recording import Recording
-from healer.walk import walk
+from healer.telling.messages import blind_page
 
 log = structlog.get_logger()
 

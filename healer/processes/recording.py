@@ -11,7 +11,7 @@ import structlog
 from healer.model import Loss, LossReason, Observation, Reference, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.ports import Clock, LossBook
-from healer.recorder import Recorder
+from healer.recordings.recorder import Recorder
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ import structlog
 
 from healer.model.rehearsal import Rehearsal
 from healer.ports import Clock
-from healer.progress import Pace
+from healer.processes.progress import Pace
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from healer.model import Ruleset
-from healer.ruleset import RulesInvalid
+from healer.rulebook.ruleset import RulesInvalid
 
 log = structlog.get_logger()
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
-from healer.lease import SENT
 from healer.model import Controller, Ruleset
 from healer.observations.controller import POLL_S, noted, rest_s
 from healer.observations.places import Placing
 from healer.ports import Clock, Ledger, NotAvailable, Poke, Scheduler, SchedulerError, Snapshots
+from healer.ports.lease import SENT
 
 log = structlog.get_logger()
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from healer.model import Observation, Ruleset
+from healer.recordings.recording import Entry
 from healer.signals import otlp_logs, wire
 from healer.signals.alerts import (
     Alerts,
@@ -23,7 +24,6 @@ from healer.signals.hooks import arrivals, hook_reports
 from healer.signals.journal import export_records
 from healer.signals.logs import Record, json_records, kernel_records, record_of
 from healer.signals.rejects import BadEntry, Rejects
-from healer.sim.recording import Entry
 from healer.sim.sample_routes import COLUMNAR, MEASURED, NVIDIA_SMI
 
 HOOKS_ROUTE = "signals/hooks/"

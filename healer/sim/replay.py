@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from healer.drive import Driver
+from healer.engine.drive import Driver
+from healer.engine.walk import walk
 from healer.model import Observation, ObservationKind, Reference, Ruleset, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
-from healer.recorder import LOST
+from healer.recordings.recorder import LOST
+from healer.recordings.recording import BadRecording, Entry
 from healer.signals.alerts import Site
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
 from healer.sim.event_routes import EventRoutes
 from healer.sim.ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
-from healer.sim.recording import BadRecording, Entry
 from healer.sim.replay_beats import HEARTBEAT, Beats
 from healer.sim.replay_slurm import ReplaySlurm
 from healer.sim.report import report
 from healer.sim.sample_routes import MEASURED, SAMPLES
 from healer.sim.told_rows import shown
-from healer.walk import walk
 
 if TYPE_CHECKING:
     from healer.sim.replay_samples import RecordedSamples

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.model import Component, Observation, ObservationKind
+from healer.recordings.recording import Entry
 from healer.signals import wire
-from healer.sim.recording import Entry
 
 HEARTBEAT = "signals/heartbeat"
 #: So long, and up to twice as long, the names of beats that told their time are remembered, as in production.

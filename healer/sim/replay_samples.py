@@ -8,13 +8,13 @@ from healer.detection.tick import TICK_S, Senses
 from healer.model import Observation, Ruleset, Sensed
 from healer.model.samples import Report, StepBatch
 from healer.observations import Picture
+from healer.recordings.recording import Entry
 from healer.signals.checkpoints import checkpoint_observations
 from healer.signals.measured import Measured
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
 from healer.sim.columns import MemoryColumns
 from healer.sim.event_routes import unpacked
-from healer.sim.recording import Entry
 from healer.sim.sample_routes import (
     CHECKPOINTS,
     COLUMNAR,

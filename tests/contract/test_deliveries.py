@@ -27,7 +27,6 @@ from healer.adapters.postgres.tables import (
 from healer.bootstrap import channel_check
 from healer.bootstrap.channels import ChannelBook
 from healer.bootstrap.telling import Telling
-from healer.incidents.messages import p0_page
 from healer.model import (
     Channel,
     ChannelKind,
@@ -46,6 +45,7 @@ from healer.model import (
 from healer.ports import DeliveryFailed
 from healer.settings import Settings
 from healer.settings import load as load_settings
+from healer.telling.messages import p0_page
 from tests.support import api
 from tests.support import chats as stand_in
 from tests.support.chats import Chats, serve_chats

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from tests.support.ibsim import fabric
 from tests.support.loop import SHIPPED
 from tests.support.snippets import placed, snippet

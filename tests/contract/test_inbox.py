@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer import migrate
+from healer.adapters.postgres import migrate
 from healer.adapters.postgres.inbox import (
     PostgresInbox,
     PostgresSignals,

@@ -17,7 +17,7 @@ from healer.adapters.postgres.features import PostgresFeatures
 from healer.adapters.postgres.models import PostgresModels
 from healer.adapters.postgres.tables import audit_records, forest_models, incidents
 from healer.bootstrap.models import ModelKeeper, usable
-from healer.cli import build
+from healer.commands.cli import build
 from healer.detection.features import ALL_NAMES
 from healer.detection.refits import Judged
 from healer.detection.training import FeatureRow, Fitted, Params, train

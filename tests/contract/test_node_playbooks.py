@@ -9,12 +9,12 @@ import pytest
 
 from healer.adapters.bmc.redfish import Redfish
 from healer.adapters.clock import SystemClock
-from healer.drive import Driver
+from healer.engine.drive import Driver
+from healer.engine.walk import walk
 from healer.model import Depth, Mode, Remedy, Ruleset, Run, RunState, StepEvent, Validation
 from healer.observations import Picture
 from healer.sim.bmc import CYCLE_S
 from healer.sim.ledger import MemoryLedger
-from healer.walk import walk
 from tests.contract.benches import RealBench, job_of, running, wait_for
 from tests.support.loop import CLUSTER, rules_in
 from tests.support.redfish import redfish

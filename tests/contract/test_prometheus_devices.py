@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import yaml
 
 from healer.model import OF_DEVICES, Part
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from healer.signals.devices import with_devices
 from tests.support.loop import SHIPPED
 from tests.support.prometheus import running_prometheus

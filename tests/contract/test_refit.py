@@ -14,7 +14,7 @@ from healer.adapters.postgres.models import HEALER, PostgresModels
 from healer.adapters.postgres.tables import audit_records
 from healer.bootstrap.models import ModelKeeper
 from healer.bootstrap.refit import Process, Refits
-from healer.cli import build
+from healer.commands.cli import build
 from healer.detection.refits import EVERY
 from healer.detection.training import FeatureRow, train
 from tests.support.feature_history import history

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.api.services import Conflict, GuardRefused, Invalid, NotFound, RunRequest
-from healer.drive import Driver
+from healer.engine.drive import Driver
 from healer.model import Guard, LogEntry, Outcome, RunState, StepEvent
 from healer.sim.slurm_core import SimScheduler
 from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, entry, facts, run

@@ -5,7 +5,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.api.services import Conflict, Invalid, RunRequest
-from healer.drive import Driver
+from healer.engine.drive import Driver
 from healer.model import Input, InputType, Playbook, Ruleset, RunState, Step, Verb
 from tests.contract.test_run_commands import Desk
 from tests.support.ledgers import CLUSTER, facts

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from healer import migrate
+from healer.adapters.postgres import migrate
 from healer.adapters.postgres import samples as postgres_samples
 from healer.adapters.postgres.checkpoints import PostgresCheckpoints
 from healer.adapters.postgres.columns import PostgresColumns

@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from healer.model import ScrapeRules
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from tests.support.ipmi import ipmi_exporter
 from tests.support.loop import SHIPPED
 from tests.support.pulling import Pulled

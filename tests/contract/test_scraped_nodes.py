@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from healer.adapters.pull.targets import FileTargets
 from healer.model import ScrapeRules
 from healer.processes.targets import node_of
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from tests.support.loop import SHIPPED
 from tests.support.processes import free_port, running
 from tests.support.pulling import Pulled

@@ -12,8 +12,8 @@ from healer.adapters.postgres.routing import plan
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import runs
 from healer.adapters.postgres.waiting import Waiting
-from healer.lease import SENT
 from healer.model import AuditRecord, Message, Notifications, Run, RunState, Severity
+from healer.ports.lease import SENT
 from healer.sim.clock import SimClock
 from tests.support.api import save_run
 

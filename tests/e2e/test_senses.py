@@ -20,10 +20,10 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from healer import ruleset
 from healer.adapters.postgres.features import PostgresFeatures
 from healer.embedded import running
 from healer.embedded.slurm import RealSlurm
+from healer.rulebook import ruleset
 from healer.sim.nodes import NodesClient
 from tests.support import exporters
 from tests.support.processes import clean_environ

@@ -18,9 +18,9 @@ from healer.api.problems import Problem
 from healer.api.services import CredentialRefused
 from healer.model import LineBook, Observation, ScrapeJob
 from healer.model.samples import Report, StepBatch
-from healer.rulefiles import Problem as FileProblem
-from healer.rulefiles import Source
-from healer.scraperules import read_scrape
+from healer.rulebook.scrape_rules import read_scrape
+from healer.rulebook.source import Problem as FileProblem
+from healer.rulebook.source import Source
 from healer.signals import (
     alerts,
     checkpoints,
@@ -36,9 +36,9 @@ from healer.signals import (
     wire,
 )
 from healer.signals.rejects import BadBody, BadEntry, Rejects
-from healer.topology_found import Unreadable, as_yaml, topology_of
-from healer.topology_ib import read_ibnetdiscover
-from healer.topology_lldp import read_lldp
+from healer.topology.found import Unreadable, as_yaml, topology_of
+from healer.topology.infiniband import read_ibnetdiscover
+from healer.topology.lldp import read_lldp
 from tests.fuzz import seeds
 from tests.support.loop import shipped as shipped_rules
 from tests.unit.signals.measuring import NOW, Bench, known, shipped

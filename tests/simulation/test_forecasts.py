@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from healer.model import Forecast, ForecastOutcome, Mode, Ruleset
-from healer.sim.recording import read
+from healer.recordings.recording import read
 from healer.sim.replay import Replay, replay
 from tests.support.loop import rules_in
 

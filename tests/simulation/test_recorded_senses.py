@@ -5,9 +5,9 @@ from datetime import datetime
 import msgspec
 
 from healer.model import Observation
-from healer.recorder import Recorder
+from healer.recordings.recorder import Recorder
+from healer.recordings.recording import read
 from healer.sim.fleet_steps import Pace
-from healer.sim.recording import read
 from healer.sim.replay import replay
 from tests.support.fleet import Fleet
 from tests.support.loop import name

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from healer.model import Mode
-from healer.sim.recording import read
+from healer.recordings.recording import read
 from healer.sim.replay import replay
 from tests.support.loop import CLUSTER, later, rules_in
 

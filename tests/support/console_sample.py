@@ -37,7 +37,7 @@ from healer.model import (
     Verb,
     VerdictAt,
 )
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 
 
 @lru_cache(maxsize=1)

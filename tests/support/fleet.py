@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from healer.detection.tick import TICK_S, Senses
+from healer.engine.walk import walk
 from healer.model import Finding, Incident, Observation, Sensed
 from healer.model.samples import Report, StepBatch
 from healer.signals.checkpoints import checkpoint_observations
@@ -21,7 +22,6 @@ from healer.sim.columns import MemoryColumns
 from healer.sim.fleet_steps import Pace
 from healer.sim.nodes import SimNodes
 from healer.sim.telemetry import Sent, SimTelemetry
-from healer.walk import walk
 from tests.support.loop import CLUSTER, START, Site, name
 
 #: A job that lets itself be requeued for a slow node.

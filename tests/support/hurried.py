@@ -9,8 +9,8 @@ import os
 import sys
 from datetime import timedelta
 
-from healer import cli
 from healer.bootstrap.preload import preload
+from healer.commands import cli
 from healer.detection import forest
 from healer.embedded.tree import Part, Tree, healer_parts
 from healer.settings import load

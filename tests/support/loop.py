@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from healer.decisions import stands_beside
-from healer.drive import Driver
+from healer.engine.drive import Driver
+from healer.engine.walk import walk
 from healer.model import (
     Command,
     CommandKind,
@@ -31,7 +32,7 @@ from healer.model import (
     StepEvent,
 )
 from healer.observations import Picture
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from healer.signals.identity import digest_of
 from healer.signals.wire import kernel_log_observations
 from healer.sim.checkpoints import MemoryCheckpoints
@@ -42,7 +43,6 @@ from healer.sim.ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
 from healer.sim.readings import SimReadings
 from healer.sim.slurm_core import SimScheduler, sim_nodes
-from healer.walk import walk
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 CLUSTER = "pod1"

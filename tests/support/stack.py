@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from healer import migrate
+from healer.adapters.postgres import migrate
 from healer.embedded.guardian import Guardian
 from healer.embedded.postgres import Postgres
 

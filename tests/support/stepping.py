@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from healer.detection.tick import TICK_S, Senses
+from healer.engine.walk import walk
 from healer.model import Finding, Incident, Observation
 from healer.signals.step_times import step_batches
 from healer.sim.columns import MemoryColumns
 from healer.sim.fleet_steps import Pace, Training
 from healer.sim.slurm_core import sim_nodes
-from healer.walk import walk
 from tests.support.bisecting import Grouped
 from tests.support.loop import CLUSTER, name
 

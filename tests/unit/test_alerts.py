@@ -27,10 +27,10 @@ from healer.model import (
 )
 from healer.model.detection import ALERT_STAYS_H
 from healer.observations.alerts import ALERTS_MAX, OF_NODE_MAX, Alerts
-from healer.ruleset import RulesInvalid, load
+from healer.recordings.recording import read
+from healer.rulebook.ruleset import RulesInvalid, load
 from healer.signals.alerts import Site as Where
 from healer.signals.alerts import alertmanager_observations, told_again
-from healer.sim.recording import read
 from healer.sim.replay import replay
 from tests.support.loop import CLUSTER, DEGRADED, LOST, SHIPPED, Site, later, name, rules_in
 
@@ -222,7 +222,7 @@ def acting(**fields: Any) -> Ruleset:
         **fields,
     )
     rules = rules_in(Mode.auto)
-    from healer.alertrules import policy_of_alert
+    from healer.rulebook.alert_rules import policy_of_alert
 
     return msgspec.structs.replace(
         rules, alerts=(entry, *rules.alerts), rules=(*rules.rules, policy_of_alert(entry)), version="own"

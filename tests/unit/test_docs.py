@@ -10,12 +10,9 @@ import pytest
 import typer
 
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.cli import build
+from healer.commands.cli import build
 from healer.decisions import GUARDS
 from healer.detection.language.functions import FUNCTIONS
-from healer.detectioncases import DetectionCase
-from healer.forecastcases import ForecastCase
-from healer.historycases import At, HistoryCase, Told
 from healer.model import (
     AlertRule,
     Alias,
@@ -49,7 +46,10 @@ from healer.model import (
     WatchSettings,
     Xid74Bits,
 )
-from healer.ruleset import load
+from healer.rulebook.cases.detection_cases import DetectionCase
+from healer.rulebook.cases.forecast_cases import ForecastCase
+from healer.rulebook.cases.history_cases import At, HistoryCase, Told
+from healer.rulebook.ruleset import load
 from healer.settings import secret_names, setting_names
 from healer.signals.checkpoints import JobCheckpointBody
 from healer.signals.step_times import StepSample

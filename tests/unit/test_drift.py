@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healer.sim.recording import read
+from healer.recordings.recording import read
 from healer.sim.replay import replay
 from tests.support.loop import rules_in
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healer.model import Guard, Mode, Ruleset, Verb
-from healer.sim.recording import BadRecording, read
+from healer.recordings.recording import BadRecording, read
 from healer.sim.replay import replay
 from tests.support.loop import APPLICATION, CLUSTER, DEGRADED, FATAL, LOST, TEARDOWN, later, name, rules_in
 

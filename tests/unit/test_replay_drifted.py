@@ -8,9 +8,9 @@ import pytest
 from healer.detection.shifts import DRIFTED
 from healer.model import Mode
 from healer.observations import Picture
+from healer.recordings.recording import Entry
 from healer.sim.clock import SimClock
 from healer.sim.fleet_steps import Pace
-from healer.sim.recording import Entry
 from healer.sim.replay_samples import RecordedSamples
 from healer.sim.sample_routes import COLUMNAR
 from healer.sim.slurm_core import SimScheduler

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from healer.sim.recording import read
+from healer.recordings.recording import read
 from healer.sim.replay import replay
 from tests.support.loop import rules_in
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healer.model import Mode
-from healer.sim.recording import BadRecording, read
+from healer.recordings.recording import BadRecording, read
 from healer.sim.replay import replay
 from tests.support.loop import CLUSTER, LOST, later, name, rules_in
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from healer.recordings.recording import BadRecording, read
 from healer.sim.clock import SimClock
 from healer.sim.fleet_steps import Pace
-from healer.sim.recording import BadRecording, read
 from healer.sim.replay import replay
 from healer.sim.slurm_core import SimScheduler
 from healer.sim.telemetry import Sent, SimTelemetry

@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from healer.incidents.tickets import proof, stage_after, ticket_after
 from healer.model import (
     CommandKind,
     Incident,
@@ -17,6 +16,7 @@ from healer.model import (
     Ticket,
     TicketStage,
 )
+from healer.telling.tickets import proof, stage_after, ticket_after
 from tests.support.ledgers import incident as made
 from tests.support.loop import CLUSTER, LOST, START, Site, later
 

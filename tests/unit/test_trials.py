@@ -8,7 +8,7 @@ import pytest
 
 from healer.decisions.trials import standing
 from healer.model import Mode, Rule, RunState, Severity, Step, Trial
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from tests.support.loop import LOST, SHIPPED, START, Site, name, rules_in, shipped
 
 RULE, PLAYBOOK = "rule/gpu-lost", "playbook/gpu-fatal"

@@ -1,9 +1,9 @@
 """Runs held by one worker: a session lock each, a lease and a growing epoch.
 
 The lock dies with the worker's session; what that worker had begun to do may still be under way, so another
-one takes the run only after it has seen the lock free for a lease's time (`healer.lease`). Every write names
-its epoch, so a worker that was overtaken is refused. All runs of a process share one session, on which what
-they write at the same time goes together; what they ask the gate goes together on another one.
+one takes the run only after it has seen the lock free for a lease's time (`healer.ports.lease`). Every write
+names its epoch, so a worker that was overtaken is refused. All runs of a process share one session, on which
+what they write at the same time goes together; what they ask the gate goes together on another one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,6 @@ from healer.adapters.postgres.references import read_references
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits
 from healer.adapters.postgres.tables import messages as queued
-from healer.lease import FRESH_S, LEASE, PROOFS, Left
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
@@ -51,6 +50,7 @@ from healer.model import (
     Ticket,
 )
 from healer.ports import Clock, GateTx, LeaseLost, LedgerAway
+from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left
 
 T = TypeVar("T")
 

@@ -21,8 +21,8 @@ from healer.adapters.postgres.references import forget_reference, save_reference
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, notes, pauses, rule_modes
 from healer.api.services import Conflict, NotFound
 from healer.decisions.earned import Proof, falls_back, lacks
-from healer.incidents.messages import fell_back
 from healer.model import AuditRecord, Command, CommandKind, Earn, Mode, Pause, Reference, Review
+from healer.telling.messages import fell_back
 
 #: Who sets a mode that falls back by itself.
 HEALER = "healer"

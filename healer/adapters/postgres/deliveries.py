@@ -12,7 +12,6 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer import links
 from healer.adapters.notify.alertmanager import REPOST_S, Alertmanager
 from healer.adapters.notify.channel import Teller
 from healer.adapters.notify.notice import Notice, notice_of
@@ -22,6 +21,7 @@ from healer.adapters.postgres.tables import channels, deliveries, delivery_log, 
 from healer.audit import storable, storable_text
 from healer.model import AuditRecord, Manner, Message, Stage
 from healer.ports import Clock, DeliveryFailed
+from healer.telling import links
 
 #: A try that was begun and of which nothing more is known is taken up again after this.
 _CLAIM_S = 20.0

@@ -11,8 +11,8 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 
-from healer.lease import LEASE, Left
 from healer.model import Incident, LogEntry, Run
+from healer.ports.lease import LEASE, Left
 
 _encode = msgspec.json.Encoder().encode
 

@@ -12,8 +12,8 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import messages as outbox
 from healer.adapters.postgres.tables import deliveries, incidents, run_log, runs, told_incidents
-from healer.incidents import news
 from healer.model import Incident, LogEntry, Message, Notifications, Run, Severity, Stage, ways
+from healer.telling import news
 
 #: Incidents of each kind of news in one round: a storm is told in several.
 ROUND_MAX = 200

@@ -19,7 +19,6 @@ from healer.adapters.postgres.lane import ALONE
 from healer.adapters.postgres.lines import Lines, store
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import requeues, runs
-from healer.lease import LEASE
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
@@ -35,6 +34,7 @@ from healer.model import (
     Sweeps,
 )
 from healer.ports import AlreadyRequeued, Clock, GateTx, LeaseLost
+from healer.ports.lease import LEASE
 
 _ENDED = [str(state) for state in ENDED_RUN_STATES]
 

@@ -29,7 +29,6 @@ from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
 from healer.adapters.postgres.tables import incidents, part_of, run_log, runs, vetoes
-from healer.lease import LEASE, UNHEARD
 from healer.model import (
     ENDED_RUN_STATES,
     LIFTING_VERBS,
@@ -58,6 +57,7 @@ from healer.model import (
     Veto,
 )
 from healer.ports import Clock
+from healer.ports.lease import LEASE, UNHEARD
 
 #: The storm count looks back this far, so incidents resolved within it are still read.
 _RECENT = timedelta(minutes=5)

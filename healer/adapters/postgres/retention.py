@@ -21,8 +21,8 @@ from healer.adapters.postgres.tables import (
     sessions,
     unknown_series,
 )
-from healer.incidents.news import FORGOTTEN
 from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.telling.news import FORGOTTEN
 
 HEARTBEATS = timedelta(hours=1)
 #: What senders say again and again.

@@ -23,7 +23,6 @@ from healer.adapters.postgres.tables import (
     told_incidents,
 )
 from healer.audit import storable_text
-from healer.incidents import news
 from healer.model import (
     Channel,
     ChannelKind,
@@ -34,6 +33,7 @@ from healer.model import (
     Stage,
     ways,
 )
+from healer.telling import news
 
 #: They write every message anew: who looks after it is no news there.
 _BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)

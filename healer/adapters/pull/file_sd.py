@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from healer.rulefiles import Problem, Source, Words
+from healer.rulebook.source import Problem, Source, Words
 
 #: Files of one form.
 FILES_MAX = 1000

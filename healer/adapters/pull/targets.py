@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healer.adapters.pull.file_sd import Group, Unreadable, WrongGroup, files_of, how, read_groups
-from healer.hostlist import expand
 from healer.model import ScrapeJob, ScrapeRules
+from healer.model.hostlist import expand
 from healer.processes.targets import Listed, Target
-from healer.scraperules import TARGETS_MAX, address
+from healer.rulebook.scrape_rules import TARGETS_MAX, address
 
 #: One file; 50,000 targets with their labels are below.
 FILE_BYTES_MAX = 16 * 2**20

@@ -1,6 +1,6 @@
-"""Host and index lists as Slurm prints them: strict, where `healer.hostlist` also takes a site's globs."""
+"""Host and index lists as Slurm prints them: strict. `healer.model.hostlist` also takes a site's globs."""
 
-from healer import hostlist
+from healer.model import hostlist
 
 
 def expand(text: str) -> tuple[str, ...]:

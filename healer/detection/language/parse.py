@@ -10,7 +10,7 @@ from healer.detection.language import units
 from healer.detection.language.expr import Expr, ExpressionError, finer
 from healer.detection.language.functions import FUNCTIONS, LONGEST_WINDOW_S, OVER_PARTS
 from healer.model import OF_DEVICES, Scope, Signal, SignalKind
-from healer.rulefiles import did_you_mean
+from healer.rulebook.source import did_you_mean
 
 LONGEST_TEXT = 2000
 _DEEPEST = 40

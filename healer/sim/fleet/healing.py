@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import msgspec
 
-from healer.drive import Driver
+from healer.engine.drive import Driver
+from healer.engine.walk import walk
 from healer.model import Incident, Observation, Rule, Ruleset, Run, RunState, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
 from healer.ports import Scheduler
-from healer.recorder import Recorder
+from healer.recordings.recorder import Recorder
 from healer.signals.wire import heartbeat_observations, kernel_log_observations
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.commands import SimCommands
@@ -27,7 +28,6 @@ from healer.sim.fleet.site import CLUSTER, Site
 from healer.sim.fleet.ways import TEARDOWN
 from healer.sim.ledger import MemoryLedger
 from healer.sim.senders import PCI
-from healer.walk import walk
 
 #: The pause between two walks while nothing happens, in seconds; with runs at work and without.
 FIRST_S, LONGEST_AT_WORK_S, LONGEST_S = 1.0, 240.0, 900.0

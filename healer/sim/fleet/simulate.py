@@ -8,7 +8,7 @@ import msgspec
 
 from healer.decisions.earned import Proof, falls_back
 from healer.model import Incident, Mode, Ruleset
-from healer.recorder import File, Recorder
+from healer.recordings.recorder import File, Recorder
 from healer.sim.columns import MemoryColumns
 from healer.sim.fleet.forget import forget
 from healer.sim.fleet.happenings import Happenings

@@ -14,7 +14,7 @@ import numpy as np
 
 from healer.detection.tick import Senses
 from healer.model import SlurmJob, SlurmSnapshot
-from healer.recorder import Recorder
+from healer.recordings.recorder import Recorder
 from healer.signals.checkpoints import checkpoint_observations
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator

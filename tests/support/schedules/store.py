@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
 from healer.model import (
     Breaker,
     Command,
@@ -25,6 +24,7 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.ports import LeaseLost, LedgerAway
+from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
 from tests.support.schedules.processes import Process, Session

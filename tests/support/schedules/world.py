@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from healer.decisions import reset
-from healer.drive import Driver
+from healer.engine.drive import Driver
 from healer.model import (
     Command,
     CommandKind,

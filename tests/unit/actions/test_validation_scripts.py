@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from tests.support import torch_stand_in
 from tests.support.node_tests import SMI, VALIDATION, Bench, Said
 

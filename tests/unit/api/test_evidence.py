@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from healer.cli import build
+from healer.commands.cli import build
 from healer.model import Bundle, EvidenceFile
 from tests.support.api import CLUSTER, Api, incident, save_incident
 

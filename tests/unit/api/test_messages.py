@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from healer.adapters.postgres import messages as outbox
 from healer.adapters.postgres.tables import audit_records, deliveries, delivery_log, messages
-from healer.cli import build
+from healer.commands.cli import build
 from healer.model import Message, Role, Severity
 from tests.support.api import CLUSTER, Api, incident, save_incident
 

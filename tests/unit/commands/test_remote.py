@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from healer.adapters.postgres import references, tables
-from healer.cli import build
 from healer.commands import Failed
+from healer.commands.cli import build
 from healer.incidents.lifecycle import PROBATION
 from healer.model import IncidentState, Inventory, Verdict
 from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, serving, snapshot

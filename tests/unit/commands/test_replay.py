@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healer.adapters.recording_folder import RecordingFolder
+from healer.recordings.recording_folder import RecordingFolder
 from healer.sim.clock import SimClock
 from tests.support.processes import clean_environ
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from healer.cli import build
+from healer.commands.cli import build
 
 pytestmark = pytest.mark.heavy
 

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from healer.cli import build
-from healer.client import Client, ClientError
 from healer.commands import Failed, send_samples, sending
+from healer.commands.cli import build
+from healer.commands.client import Client, ClientError
 from tests.support.api import Api, serving
 
 Send = Callable[..., Result]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from healer.cli import build
 from healer.commands import Failed
-from healer.ruleset import load
+from healer.commands.cli import build
+from healer.rulebook.ruleset import load
 from tests.unit.topology.samples import IB, LLDP_LINES, LLDP_ONE
 
 SHIPPED = Path(__file__).parents[3] / "rules"

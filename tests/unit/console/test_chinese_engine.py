@@ -93,14 +93,15 @@ SILENT = {
         "host key is known for": "ssh's words",
         "Permission denied": "ssh's words",
     },
-    "drive.py": {"undo {}": "a key"},
+    "engine/drive.py": {"undo {}": "a key"},
 }
 
 
 def _modules() -> list[Path]:
     found = modules(
-        "decisions", "actions", "playbooks", "incidents", "detection", "observations", "adapters/bmc",
-        "adapters/nodes", "adapters/commands", "drive.py", "walk.py", "leave.py", "lease.py", "upkeep.py",
+        "decisions", "actions", "playbooks", "incidents", "telling/messages.py", "telling/news.py",
+        "telling/tickets.py", "detection", "observations", "adapters/bmc",
+        "adapters/nodes", "adapters/commands", "engine/drive.py", "engine/walk.py", "engine/permission.py", "ports/lease.py", "engine/upkeep.py",
         "model/inventory.py", "model/routes.py", "model/sharing.py",
     )  # fmt: skip
     return [

@@ -12,7 +12,7 @@ from healer.console.runbooks import Runbooks, runbooks_dir
 from healer.detection.figures import label
 from healer.incidents.sentence import sentence_of
 from healer.model import Component, FaultClass, SignalKind
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from tests.support.gate import incident
 
 ROOT = Path(__file__).parents[3]

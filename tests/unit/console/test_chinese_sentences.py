@@ -14,13 +14,13 @@ CATALOGUE: Catalogue = load(web_dir() / "words" / "zh")
 
 MODULES = modules(
     "console",
-    "explain.py",
-    "casebook.py",
-    "progress.py",
-    "links.py",
-    "rulediff.py",
-    "proven.py",
-    "runlog.py",
+    "engine/explain.py",
+    "rulebook/cases/casebook.py",
+    "processes/progress.py",
+    "telling/links.py",
+    "rulebook/rule_diff.py",
+    "rulebook/proven.py",
+    "engine/runlog.py",
 )
 
 #: What the API answers to a press that cannot be done.
@@ -88,7 +88,7 @@ SILENT = {
         "stored, but the detector has not taken it yet": "in the document of the API",
     },
     "api/problems.py": {'Bearer realm="healer"': "a header"},
-    "rulediff.py": {"\n\\ No newline at end of file\n": "a line of a diff"},
+    "rulebook/rule_diff.py": {"\n\\ No newline at end of file\n": "a line of a diff"},
 }
 
 #: Parts, each with a finished sentence that it becomes a part of.

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer import links
 from healer.adapters.postgres.deliveries import shown
 from healer.console.reads import RunDetail
 from healer.model import About, Message, Role, RunState, Severity
+from healer.telling import links
 from tests.support.console_sample import NOW
 from tests.support.console_site import LINK_SECRET, Site, make_sample
 

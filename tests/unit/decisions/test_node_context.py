@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from healer.decisions.node_context import context_of
+from healer.engine.upkeep import note_inventories
 from healer.incidents.goings import ContextTable, table_of
 from healer.model import (
     ContextKind,
@@ -19,7 +20,6 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.observations import Picture
-from healer.upkeep import note_inventories
 from tests.support.loop import CLUSTER, START, Site, beat, later, name, rules_in, shipped
 
 RULES = shipped()

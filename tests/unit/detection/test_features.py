@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from healer.detection.features import FEATURES, NAMES, NodeFeatures, classes, columns
-from healer.rulefiles import Source
+from healer.rulebook.source import Source
 from tests.support.unusual import GPUS, Fleet
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from healer.detection.forecasts import LOOK_S, OVER_LOOKS, Forecasts, sentence
-from healer.forecastrules import read_forecasts
 from healer.model import (
     Column,
     Component,
@@ -27,7 +26,8 @@ from healer.model import (
 from healer.model.samples import Report
 from healer.observations.telemetry import Telemetry
 from healer.observations.trends import POINT_S
-from healer.rulefiles import Problem, Source
+from healer.rulebook.forecast_rules import read_forecasts
+from healer.rulebook.source import Problem, Source
 from healer.sim.columns import MemoryColumns
 from tests.support.loop import rules_in
 

@@ -11,7 +11,7 @@ from healer.detection import rule_for
 from healer.detection.kernel import findings
 from healer.detection.tables import bit_pattern, nvlink_row, xid74_reading
 from healer.model import Component, FaultClass, Finding, Observation, ObservationKind, Ruleset
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from healer.signals.wire import heartbeat_observations, kernel_text_observations
 
 NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)

@@ -9,6 +9,7 @@ import pytest
 from healer.detection.drains import findings as drains
 from healer.detection.slurm_conditions import is_offline
 from healer.detection.slurm_watch import findings, is_watched
+from healer.engine.walk import walk
 from healer.model import (
     Controller,
     Finding,
@@ -24,7 +25,6 @@ from healer.model import (
 from healer.observations import Picture
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
-from healer.walk import walk
 from tests.support.loop import CLUSTER, START, beat, later, name, rules_in
 
 NODES = [

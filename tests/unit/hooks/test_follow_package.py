@@ -9,10 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from healer.cli import build
+from healer.commands.cli import build
+from healer.commands.hook_install import installation
 from healer.commands.node_package import HOOKS, package
-from healer.hook_install import installation
-from healer.slurm_conf import find
+from healer.commands.slurm_conf import find
 
 pytestmark = pytest.mark.heavy
 

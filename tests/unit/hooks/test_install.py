@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from healer import slurm_conf
-from healer.hook_install import HOOK
-from healer.slurm_conf import ConfProblem, changed, find, restored
+from healer.commands import slurm_conf
+from healer.commands.hook_install import HOOK
+from healer.commands.slurm_conf import ConfProblem, changed, find, restored
 
 pytestmark = pytest.mark.heavy
 

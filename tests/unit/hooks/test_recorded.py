@@ -5,10 +5,10 @@ from datetime import datetime
 from typing import Any
 
 from healer.model import Mode, Observation
-from healer.recorder import Recorder
+from healer.recordings.recorder import Recorder
+from healer.recordings.recording import read
 from healer.signals.hooks import arrivals, hook_reports
 from healer.sim.columns import MemoryColumns
-from healer.sim.recording import read
 from healer.sim.replay import replay
 from tests.support.loop import CLUSTER, LOST, later, name, rules_in
 

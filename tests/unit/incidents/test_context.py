@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healer.model import ContextKind, Mode
-from healer.ruleset import RulesInvalid, load
+from healer.rulebook.ruleset import RulesInvalid, load
 from tests.support.loop import LOST, SHIPPED, later, name, rules_in
 from tests.unit.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
 

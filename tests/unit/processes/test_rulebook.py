@@ -8,8 +8,8 @@ import pytest
 
 from healer.model import Ruleset
 from healer.processes.rulebook import Rulebook
-from healer.ruleset import RulesInvalid
-from healer.ruleset import load as load_rules
+from healer.rulebook.ruleset import RulesInvalid
+from healer.rulebook.ruleset import load as load_rules
 from tests.support.loop import SHIPPED
 from tests.support.wait import wait_until
 

@@ -13,7 +13,7 @@ from benchmarks._scoreboard.moving_fleet import Deal, Moving, against_peers, dea
 from healer.detection.features import NAMES, OWN_NAMES, SAMPLE_S, NodeFeatures
 from healer.model import Scope, SlurmJob, SlurmNode, SlurmSnapshot, Topology
 from healer.observations.telemetry import Telemetry
-from healer.ruleset import load
+from healer.rulebook.ruleset import load
 from healer.signals.translate import Translator
 from healer.sim.columns import MemoryColumns
 from healer.sim.faults import no_effects

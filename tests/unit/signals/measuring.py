@@ -6,10 +6,10 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from healer.catalogue import read_catalogue
 from healer.model import Catalogue, Column, Part
 from healer.model.samples import Report
-from healer.rulefiles import Problem, Source
+from healer.rulebook.catalogue import read_catalogue
+from healer.rulebook.source import Problem, Source
 from healer.signals.parts import Shown, unknown_shape
 from healer.signals.translate import Translator
 from healer.sim.columns import MemoryColumns

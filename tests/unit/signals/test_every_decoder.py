@@ -21,8 +21,8 @@ import healer
 from healer import signals
 from healer.adapters.pull import targets
 from healer.model import ScrapeJob, ScrapeRules
-from healer.rulefiles import Problem, Source
-from healer.scraperules import TARGETS_MAX, read_scrape
+from healer.rulebook.scrape_rules import TARGETS_MAX, read_scrape
+from healer.rulebook.source import Problem, Source
 from healer.signals import logs, otlp_logs
 from healer.signals.nvidia_smi import _PATHS_MAX, _TAG_MAX
 from healer.signals.otlp import ATTRIBUTES_MAX, RESOURCE_BYTES_MAX

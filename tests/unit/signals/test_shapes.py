@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from healer.linerules import read_lines
 from healer.model import LineBook
-from healer.rulefiles import Problem, Source
+from healer.rulebook.line_rules import read_lines
+from healer.rulebook.source import Problem, Source
 from healer.signals.kernel_log import ParsedLine, parse_line
 
 RULES = Path(__file__).parents[3] / "rules"

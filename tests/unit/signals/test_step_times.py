@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from healer.model import ObservationKind, Topology
 from healer.observations.picture import Picture
-from healer.recorded_samples import steps_body
+from healer.recordings.recorded_samples import steps_body
 from healer.signals.checkpoints import checkpoint_observations, jobs_of_checkpoints
 from healer.signals.packed import pack_steps, unpack_steps
 from healer.signals.step_times import Steps, step_batches

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from healer.model import Observation
+from healer.recordings.recording import Entry
 from healer.signals import wire
-from healer.sim.recording import Entry
 from healer.sim.replay_beats import HEARTBEAT, Beats
 from tests.support.loop import CLUSTER, START, name
 

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healer import topology_found, topology_ib, topology_lldp
 from healer.model import Peer, Place, Switch, Topology
-from healer.rulechecks import read_topology
-from healer.rulefiles import Problem, Source
-from healer.topology_found import (
+from healer.rulebook.rule_checks import read_topology
+from healer.rulebook.source import Problem, Source
+from healer.topology import found as topology_found
+from healer.topology import infiniband as topology_ib
+from healer.topology import lldp as topology_lldp
+from healer.topology.found import (
     Cable,
     Found,
     Unreadable,
@@ -23,8 +25,8 @@ from healer.topology_found import (
     merged,
     topology_of,
 )
-from healer.topology_ib import read_ibnetdiscover
-from healer.topology_lldp import read_lldp
+from healer.topology.infiniband import read_ibnetdiscover
+from healer.topology.lldp import read_lldp
 from tests.unit.topology.samples import IB, LLDP_LINES, LLDP_MANY, LLDP_ONE, LLDPD_PRINTED, SPINE
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from healer.adapters.slurm import bounds
 from healer.adapters.slurm.preferred import REST_S, WRITE_S, OtherCluster, PreferredScheduler
-from healer.lease import FRESH_S, LEASE_S
 from healer.model import SlurmCall
 from healer.ports import NotAvailable, SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.lease import FRESH_S, LEASE_S
 from healer.sim.clock import SimClock
 from healer.sim.slurm import SimScheduler
 

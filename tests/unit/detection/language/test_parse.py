@@ -2,10 +2,10 @@
 
 import pytest
 
-from healer.catalogue import UNITS
 from healer.detection.language import parse, units
 from healer.detection.language.expr import ExpressionError
 from healer.model import Scope
+from healer.rulebook.catalogue import UNITS
 from tests.unit.detection.language.fleet import SIGNALS
 
 

@@ -1,0 +1,67 @@
+"""Brings a database to the tables that this version of healer needs. One linear history in `migrations/`."""
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from healer import data_folder
+
+#: Advisory lock that makes two upgrades at once take turns ("healer m" as a number).
+_LOCK = 0x6865616C6572206D
+
+
+class MigrationError(Exception):
+    """The database cannot be brought to this version. One sentence for people."""
+
+
+def migrations_folder() -> Path:
+    """`migrations/` of the checkout, or the copy inside an installed package."""
+    folder = data_folder("migrations")
+    if (folder / "env.py").exists():
+        return folder
+    raise MigrationError("healer's migrations are not installed beside it: the installation is incomplete.")
+
+
+def head() -> str:
+    """The revision that this version of healer needs."""
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    if revision is None:
+        raise MigrationError("there are no migrations: the installation is incomplete.")
+    return revision
+
+
+def current(connection: sa.Connection) -> str | None:
+    """The revision of this database; None for an empty one."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def upgrade(engine: sa.Engine) -> tuple[str | None, str]:
+    """Upgrades to head in one transaction, under a lock; returns (revision before, revision after).
+
+    Raises MigrationError when the database was made by a newer healer.
+    """
+    config = _config()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    with engine.begin() as connection:
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        before = current(connection)
+        if before is not None and before not in known:
+            raise MigrationError(
+                f"the database stands at revision {before}, which this healer does not know: it was made by "
+                "a newer one."
+            )
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        after = current(connection)
+    assert after is not None
+    return before, after
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    return config

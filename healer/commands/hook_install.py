@@ -1,0 +1,317 @@
+"""What `healer hook install` and `uninstall` would change on this machine, and the change itself.
+
+slurm.conf names three small programs of ours beside `healer-hook`; each runs the site's own hook first, where
+there is one. A site that gives a folder (`/etc/slurm/prolog.d/*`) gets ours put into it instead, and its line
+stays. Slurm has one health check: the site's becomes a probe of ours.
+
+A prolog or epilog that slurm.conf names and a node does not have drains that node. So the programs end with 0
+where `healer-hook` is gone, come first and go last: nothing here ever takes away what Slurm may still name.
+"""
+
+import contextlib
+import os
+import shlex
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from healer.commands.slurm_conf import (
+    ConfProblem,
+    Found,
+    changed,
+    find,
+    includes,
+    is_glob,
+    is_installed,
+    restored,
+    value_of,
+)
+
+HOOK = Path(__file__).parents[1] / "hooks" / "healer-hook"
+HOOKS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "health-check"}
+#: Seconds between two health checks of a node, where the site has none; LBNL NHC documents the same.
+HEALTH_CHECK_EVERY_S = 300
+#: A prolog or epilog of ours ends within 5 s; with the site's own before it, it needs more.
+LEAST_TIMEOUT_S = 10
+#: Backups of slurm.conf lie beside it.
+BACKUP = ".before-healer"
+_MADE = "# Made by `healer hook install`; `healer hook uninstall` takes it away."
+#: Names for ours in a folder of the site's; the first that its glob takes is used.
+_NAMES = ("healer-hook", "healer-hook.sh", "99-healer-hook", "99-healer-hook.sh", "90healer-hook")
+
+_CONF = """\
+# What `healer-hook` and `healer-follow` need on a node (docs/hooks.md). KEY=VALUE; %n is the node's name.
+HEALER_URL={url}
+HEALER_TOKEN_FILE={token_file}
+HEALER_HOOK_SPOOL=/var/spool/healer
+# GPUs of this node: fewer are a failed check.
+#HEALER_HOOK_GPUS=8
+# File systems that must be writable.
+#HEALER_HOOK_WRITABLE=/,/tmp
+# Checks on which prolog and epilog fail although healer does not answer:
+# gpu-lost, gpu-count, fs-readonly, fs-full, probe. None, unless the site wants it.
+#HEALER_HOOK_FAIL_CLOSED=
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file: its bytes before and after (None: not there) and its mode after."""
+
+    path: Path
+    before: bytes | None
+    after: bytes | None
+    mode: int = 0o644
+
+    @property
+    def what(self) -> str:
+        if self.before is None:
+            return "create"
+        return "remove" if self.after is None else "change"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """In the order in which the changes are made: slurm.conf never names what is not there."""
+
+    changes: list[Change] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """What slurm.conf becomes: other values at these places, settings at its end; the programs it needs."""
+
+    replaced: list[tuple[Found, str]] = field(default_factory=list)
+    added: dict[str, str] = field(default_factory=dict)
+    programs: dict[Path, bytes] = field(default_factory=dict)
+
+
+def installation(slurm_conf: Path, to: Path, conf: Path, *, url: str, token_file: str) -> Plan:
+    """Everything that is missing. Raises ConfProblem and OSError."""
+    before = slurm_conf.read_bytes()
+    text = _text(before)
+    plan = Plan()
+    _add(plan, to / "healer-hook", HOOK.read_bytes(), 0o755)
+    if not conf.exists():
+        _add(plan, conf, _CONF.format(url=url, token_file=token_file).encode(), 0o644)
+        if not url:
+            plan.warnings.append(f"HEALER_URL is empty in {conf}: set it, or give --url")
+    hooked = _hooked(slurm_conf, text, to, conf)
+    for path, data in hooked.programs.items():
+        _add(plan, path, data, 0o755)
+    if not is_installed(text):
+        plan.warnings.append(
+            "nodes first: a Prolog or Epilog that a node does not have drains it, so all nodes need these "
+            "programs before slurm.conf is changed; `healer node-package` puts them there"
+        )
+        after = _bytes(changed(text, hooked.replaced, hooked.added))
+        _add(plan, slurm_conf, after, stat.S_IMODE(slurm_conf.stat().st_mode))
+    _warn(plan, text)
+    return plan
+
+
+def programs(slurm_conf: Path | None, to: Path, conf: Path) -> dict[Path, bytes]:
+    """The programs that a node needs beside `healer-hook`, by path; None: the site has no hooks of its own.
+
+    Raises ConfProblem and OSError.
+    """
+    text = "" if slurm_conf is None else _text(slurm_conf.read_bytes())
+    return _hooked(slurm_conf, text, to, conf).programs
+
+
+def removal(slurm_conf: Path, to: Path) -> Plan:
+    """Everything of ours but the settings, which hold a token's place, and the programs in slurm.conf.
+
+    These stay: slurmd knows them until it has read its configuration anew. Raises ConfProblem and OSError.
+    """
+    before = slurm_conf.read_bytes()
+    text = _text(before)
+    plan = Plan()
+    if is_installed(text):
+        mode = stat.S_IMODE(slurm_conf.stat().st_mode)
+        text = restored(text)
+        plan.changes.append(Change(slurm_conf, before, _bytes(text), mode))
+    for where, told in _files(slurm_conf, text):
+        for one in find(told, *HOOKS):
+            if one.value.startswith(f"{to}/"):
+                raise ConfProblem(
+                    f"{one.name}={one.value} stands in {where}, and nothing here would take it out: give "
+                    f"--slurm-conf {where} if it was installed there, else put back what stood there first"
+                )
+    placed = [_placed(one.value) for one in find(text, "Prolog", "Epilog") if is_glob(one.value)]
+    for path in (*(path for path in placed if path is not None), to / "healer-hook"):
+        if path.is_file() and (path.parent == to or _MADE in path.read_text(errors="replace")):
+            plan.changes.append(Change(path, path.read_bytes(), None))
+    if left := [str(to / name) for name in HOOKS.values() if (to / name).is_file()]:
+        plan.warnings.append(
+            f"{', '.join(left)} stay and do nothing: remove them once every slurmd has read slurm.conf anew"
+        )
+    return plan
+
+
+def carry_out(plan: Plan, to: Path) -> None:
+    """Raises OSError; what was changed by then stays, and a second time goes on from there."""
+    for change in plan.changes:
+        if change.after is None:
+            change.path.unlink(missing_ok=True)
+        else:
+            _write(change)
+    if any(change.after is None for change in plan.changes):
+        with contextlib.suppress(OSError):
+            to.rmdir()  # if nothing else lies there
+
+
+# --- one hook ---
+
+
+def _hooked(slurm_conf: Path | None, text: str, to: Path, conf: Path) -> Hooked:
+    """What the site's own text, without anything of ours, becomes."""
+    text = restored(text) if is_installed(text) else text
+    if slurm_conf is not None:
+        _check_includes(slurm_conf, text)
+    hooked = Hooked()
+    for name, hook in HOOKS.items():
+        own = to / hook
+        found = [one for one in find(text, name) if one.value]
+        for one in found:
+            if not one.value.startswith("/"):
+                raise ConfProblem(
+                    f"{name}={one.value} is no full path: Slurm sends that file to the nodes itself"
+                )
+            if one.value == str(own):
+                raise ConfProblem(
+                    f"{name}={own} stands outside of healer's marks: put back what stood there first"
+                )
+        # Of several lines an older Slurm takes the last one, a newer one runs all: ours stands in the last
+        # one's place and runs it, which is right for both.
+        last = found[-1] if found else None
+        if last is not None and is_glob(last.value):
+            path = _place(last)
+            hooked.programs[path] = _program(to, hook, conf, "")
+            continue
+        hooked.programs[own] = _program(to, hook, conf, last.value if last else "")
+        if last is not None:
+            hooked.replaced.append((last, str(own)))
+        else:
+            hooked.added[name] = str(own)
+    every = value_of(text, "HealthCheckInterval") or "0"
+    if not every.isdecimal():
+        raise ConfProblem(f"HealthCheckInterval={every} is no number of seconds")
+    if not int(every):
+        hooked.added["HealthCheckInterval"] = str(HEALTH_CHECK_EVERY_S)
+    return hooked
+
+
+def _program(to: Path, hook: str, conf: Path, theirs: str) -> bytes:
+    program, site = shlex.quote(str(to / "healer-hook")), shlex.quote(theirs)
+    command = f"{program} {hook} --conf {shlex.quote(str(conf))}"
+    rows = ["#!/bin/sh", _MADE]
+    if theirs and hook == "health-check":
+        rows.append(f"[ -x {program} ] || exec {site}")
+        command += f" --probe {site}"
+    else:
+        if theirs:
+            # As Slurm runs several of them: the first that fails ends it.
+            rows.append(f"{site} || exit $?")
+        rows.append(f"[ -x {program} ] || exit 0")
+    # healer-hook fails with 1 alone: all else is a machine that cannot run it, and no bad node.
+    rows.append(f"{command} || [ $? -ne 1 ]")
+    return ("\n".join(rows) + "\n").encode()
+
+
+def _place(found: Found) -> Path:
+    path = _placed(found.value)
+    if path is None:
+        raise ConfProblem(f"{found.name}={found.value}: healer does not know a name that this takes")
+    return path
+
+
+def _placed(glob: str) -> Path | None:
+    """Where ours lies in the folder that a glob names."""
+    folder, _, pattern = glob.rpartition("/")
+    if is_glob(folder):
+        return None
+    return next((Path(folder, name) for name in _NAMES if fnmatchcase(name, pattern)), None)
+
+
+# --- files ---
+
+
+def _add(plan: Plan, path: Path, after: bytes, mode: int) -> None:
+    before = path.read_bytes() if path.exists() else None
+    if before != after or stat.S_IMODE(path.stat().st_mode) != mode:
+        plan.changes.append(Change(path, before, after, mode))
+
+
+def _check_includes(slurm_conf: Path, text: str) -> None:
+    for other, told in _files(slurm_conf, text):
+        if other != slurm_conf and (found := find(told, *HOOKS)):
+            raise ConfProblem(
+                f"{found[0].name} is set in {other}, which it includes: give --slurm-conf {other}"
+            )
+
+
+def _files(path: Path, text: str) -> Iterator[tuple[Path, str]]:
+    """This file, of that text, and all that it includes."""
+    files = {path: text}
+    waiting = [path]
+    while waiting:
+        told = files[waiting.pop()]
+        for other in (path.parent / name for name in includes(told)):
+            if other not in files and other.is_file():
+                files[other] = _text(other.read_bytes())
+                waiting.append(other)
+    yield from files.items()
+
+
+def _warn(plan: Plan, text: str) -> None:
+    for name in ("Prolog", "Epilog"):
+        given = value_of(text, f"{name}Timeout") or value_of(text, "PrologEpilogTimeout")
+        if given is None:
+            plan.warnings.append(
+                f"Neither {name}Timeout nor PrologEpilogTimeout is set: a hook that hangs, hangs for ever"
+            )
+        elif given.isdigit() and 0 < int(given) < LEAST_TIMEOUT_S:
+            plan.warnings.append(f"{name}s are ended after {given} s: give them at least {LEAST_TIMEOUT_S} s")
+
+
+def _write(change: Change) -> None:
+    """The whole file at once, to where a link leads, with its owner; the site's form is kept beside it."""
+    path = change.path.resolve()
+    assert change.after is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = path.stat() if path.exists() else None
+    if change.before is not None and path.suffix == ".conf" and not is_installed(_text(change.before)):
+        _put(path.with_name(path.name + BACKUP), change.before, change.mode, known)
+    _put(path, change.after, change.mode, known)
+
+
+def _put(path: Path, data: bytes, mode: int, like: os.stat_result | None) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.touch(mode=0o600, exist_ok=False)
+        with temporary.open("wb") as file:
+            file.write(data)
+            if like is not None:
+                os.fchown(file.fileno(), like.st_uid, like.st_gid)
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def named(changes: Sequence[Change]) -> list[dict[str, str]]:
+    return [{"path": str(one.path), "action": one.what} for one in changes]

@@ -1,0 +1,368 @@
+"""What one step of a run asks the gate: leave before it acts, and what it gives back when nothing came of it.
+
+Every answer is one commit: the verdict, what is granted with it (the slot, the restart, the reboot) and the
+entry of the run's log. Whoever dies before it has asked nothing; whoever dies after it was granted it.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from healer.actions import Again, Context, Result, Skipped
+from healer.actions.reboot import boot_of
+from healer.actions.waits import far_from_checkpoint
+from healer.decisions import (
+    SLOT_VERBS,
+    JudgeResult,
+    adopts,
+    decision_of,
+    is_paused,
+    judge,
+    out_by_us,
+    proposal_of,
+    rides_on_slot,
+    takes_canary,
+)
+from healer.decisions.places import node_of
+from healer.decisions.sweeps import since_of, sweeping
+from healer.engine.runlog import (
+    approver_of,
+    audit_of,
+    entry_of,
+    has_drained,
+    is_started,
+    last_of,
+    moment_of,
+    past_moment,
+    restarts_of,
+    stuck_since,
+)
+from healer.incidents.lifecycle import CLEAR_FOR
+from healer.incidents.senses import ended_work, not_looked
+from healer.incidents.severity import urgency_of
+from healer.model import (
+    JOB_VERBS,
+    LIFTING_VERBS,
+    RESTARTING_VERBS,
+    RETURNING_VERBS,
+    GateFacts,
+    Incident,
+    LogEntry,
+    Mode,
+    Outcome,
+    Playbook,
+    Proposal,
+    Remedy,
+    RemedyUse,
+    RequeueUse,
+    Ruleset,
+    Run,
+    Slot,
+    SlurmNode,
+    StepEvent,
+    Verb,
+)
+from healer.model.reasons import is_ours
+from healer.playbooks.advance import Do
+from healer.ports import AlreadyRequeued, Clock, GateTx, RunClaim, Scheduler, SchedulerError
+
+#: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
+HELD_AGAIN_S = 1.0
+WAITS_AGAIN_S = 5.0
+#: People are told without leave; everything else that is done asks for it, what is written into Slurm too.
+TELLING = frozenset({Verb.ticket, Verb.notify})
+#: What makes a node boot, and the rung of the ladder as which each grant of it counts.
+_BOOTS = {Verb.reboot: Remedy.reboot_node, Verb.power_cycle: Remedy.power_cycle}
+
+
+class Leave:
+    """One step, as it comes before the gate. Made for one attempt at it; `entries`: the run's log so far."""
+
+    def __init__(self, claim: RunClaim, intent: Do, entries: list[LogEntry], clock: Clock) -> None:
+        self.claim, self.run = claim, claim.run
+        self.intent, self.verb = intent, intent.step.do
+        self.entries, self.clock = entries, clock
+
+    def ask(self, rules: Ruleset, incident: Incident | None, *, wait: str | None) -> LogEntry | None:
+        """Judges a step and logs `started` in one commit; the entry that keeps it back, or None.
+
+        A run that was granted its slot as it began rides on that. One that waited first is judged whole here,
+        by the rule's mode and the caps of now, and takes its slot in this very commit. `wait`: why it is not
+        done now although it may; the gate is asked first, so that a long hold is one line.
+        """
+        granted, kept = self.claim.gate(lambda tx: self._judged(tx, rules, incident, wait))
+        if granted is not None:
+            self.entries.append(granted)  # a step that goes on at once was granted already
+        return kept
+
+    def _judged(
+        self, tx: GateTx, rules: Ruleset, incident: Incident | None, wait: str | None
+    ) -> tuple[LogEntry | None, LogEntry | None]:
+        """The line `started`, where it is new; the line that keeps the step back."""
+        again = is_started(self.entries, self.intent.key)
+        now = self.clock.now()
+        run, verb, playbook = self.run, self.verb, rules.playbooks[self.run.playbook]
+        last = last_of(self.entries, self.intent.key)
+        held_by = last.data.get("guard") if last is not None else None
+        if verb is Verb.sweep:
+            known = tx.sweeps(sweeping(rules), since_of(rules, run.cluster, now))
+            tx.facts = msgspec.structs.replace(tx.facts, sweeps=known)
+        proposal = self._proposal(rules, playbook, tx.facts, incident)
+        takes = not proposal.ride and verb in SLOT_VERBS
+        if takes and (why := _no_more(run, incident, tx.facts, now)):
+            entry = self._entry(StepEvent.skipped, why, {"ends_run": True})
+            tx.write(entry)
+            return None, entry
+        verdict = judge(proposal, tx.facts, rules, now)
+        if verb is Verb.sweep and run.by == "healer" and verdict.outcome is not Outcome.act:
+            # Its turn comes again; a run that waited for it would keep the others' room.
+            entry = self._entry(StepEvent.skipped, verdict.why, {"ends_run": True})
+            tx.write(entry)
+            return None, entry
+        if takes and incident is not None and run.by == "healer":
+            wait = not_looked(incident, now)
+        if wait is not None and verdict.outcome is Outcome.act:
+            return None, self._waits(tx, wait, last)
+        late = self._too_late(playbook) if takes else None
+        if late is not None and verdict.outcome is Outcome.act:
+            tx.write(late)
+            return None, late
+        # That a drain may go was decided, and stored, when its run began; to tell people is no decision.
+        begun_with = not takes and (verb is Verb.drain or verb in RETURNING_VERBS)
+        decided = again or begun_with or verb in TELLING
+        begun = verdict.outcome is Outcome.act and decided and held_by is None
+        if not begun and (verdict.guard is None or verdict.guard != held_by):
+            tx.add_decision(decision_of(proposal, verdict, now))
+        if verdict.outcome is not Outcome.act:
+            return None, self._kept_back(tx, proposal, verdict, now, held_by)
+        if takes_canary(tx.facts, proposal):
+            tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
+        if takes:
+            tx.grant_slot(_slot(proposal, run, now))
+        return (None, None) if again else self._granted(tx, proposal)
+
+    def stays(self, rules: Ruleset) -> str | None:
+        """What speaks against something that takes no capacity and was begun; None: it may stay. Nothing is
+        written, and nobody is held up by it."""
+        facts = self.claim.facts(sweeping(rules))
+        proposal = self._proposal(rules, rules.playbooks[self.run.playbook], facts, None)
+        verdict = judge(proposal, facts, rules, self.clock.now())
+        return verdict.why if verdict.outcome is not Outcome.act else None
+
+    def borrows(self, rules: Ruleset, nodes: Sequence[str], *, begun: bool) -> dict[str, str]:
+        """What speaks against testing each of these together with others, while it stays in service: the
+        guards of a sweep. `begun`: it is tested already. A node that is missing: nothing does."""
+        facts, run, found = self.claim.facts(sweeping(rules)), self.run, dict[str, str]()
+        for node in nodes:
+            proposal = Proposal(
+                cluster=run.cluster, verb=Verb.sweep, node=node, run=run.id, playbook=run.playbook,
+                rule=run.rule, granted=begun, borrows=True, suspect=self.verb is Verb.bisect,
+            )  # fmt: skip
+            verdict = judge(proposal, facts, rules, self.clock.now())
+            if verdict.outcome is not Outcome.act:
+                found[node] = verdict.why
+        return found
+
+    def far(self, playbook: Playbook, ctx: Context) -> Result | None:
+        """Why a requeue is not due: a run that waited for a good moment waits for each job's own again.
+
+        A guard may have held the step for hours, and the job's work went on. What a fatal fault has ended
+        does not go on.
+        """
+        step, incident = self.intent.step, ctx.incident
+        moment = moment_of(playbook, step, self.entries) if self.verb is Verb.requeue else None
+        if moment is None or (incident is not None and (incident.unusable or ended_work(incident))):
+            return None
+        waited_for, lasts = moment
+        far = far_from_checkpoint(ctx, lasts)
+        own = (one for one in self.entries if one.step == self.intent.key)
+        first = next((one for one in own if one.data.get("waits")), None)
+        waited_s = (self.clock.now() - first.at).total_seconds() if first is not None else 0.0
+        if isinstance(far, Again) and waited_for.wait_s is not None and waited_s > waited_for.wait_s:
+            return Skipped(
+                text=f"Job {self.intent.item} told of no checkpoint in time: it goes on to its end"
+            )
+        return far
+
+    def no_drain(self, scheduler: Scheduler) -> None:
+        """The drain has failed for good. Slurm is asked for the node before the gate is locked."""
+        try:
+            shown = scheduler.node(self.run.node or "")
+        except SchedulerError:
+            shown = None
+        self.claim.gate(lambda tx: self._keep_no_slot(tx, shown))
+
+    def no_restart(self, text: str, data: dict[str, object]) -> LogEntry:
+        """What was granted came to nothing: it counts as no restart, and another run may be granted it."""
+        entry = self._entry(StepEvent.skipped, text, data)
+        item = self.intent.item
+        job, restarts = item or self.run.job, restarts_of(self.run, item, self.entries)
+        record = audit_of(self.run, self.intent, entry)
+
+        def give_back(tx: GateTx) -> None:
+            if job is not None and restarts is not None:
+                tx.drop_requeue(job, restarts)
+            tx.write(entry)
+            if record is not None:
+                tx.audit(record)
+
+        self.claim.gate(give_back)
+        return entry
+
+    def _proposal(
+        self, rules: Ruleset, playbook: Playbook, facts: GateFacts, incident: Incident | None
+    ) -> Proposal:
+        run, verb, intent = self.run, self.verb, self.intent
+        restarts = restarts_of(run, intent.item, self.entries)
+        asked = proposal_of(run, verb or Verb.drain, incident, job=intent.item, restarts=restarts)
+        ride = rides_on_slot(run, playbook, facts)
+        # A second attempt at a reboot is one more reboot; one at a return or a sweep is the same.
+        attempt = None if verb in RETURNING_VERBS or verb is Verb.sweep else intent.attempt
+        return msgspec.structs.replace(
+            asked,
+            ride=ride,
+            begun_at=run.created_at,
+            approved_by=approver_of(playbook, self.entries) or asked.approved_by,
+            mode=asked.mode if ride else _mode(rules, run),
+            adopts=adopts(playbook),
+            empties=_empties(rules, intent),
+            stuck_since=stuck_since(self.entries),
+            urgency=urgency_of(incident, facts.snapshot) if incident is not None else None,
+            granted=is_started(self.entries, intent.key, attempt),
+        )
+
+    def _waits(self, tx: GateTx, why: str, last: LogEntry | None) -> LogEntry:
+        wake = (self.clock.now() + timedelta(seconds=WAITS_AGAIN_S)).isoformat()
+        entry = self._entry(StepEvent.held, why, {"waits": True, "wake_at": wake})
+        if last is None or last.event is not StepEvent.held or last.text != why:
+            tx.write(entry)  # a day is one line
+        return entry
+
+    def _too_late(self, playbook: Playbook) -> LogEntry | None:
+        """The moment that was waited for has passed while a guard held this step: it is waited for anew."""
+        now = self.clock.now()
+        earlier = past_moment(playbook, self.intent.step, self.entries, now)
+        if earlier is None:
+            return None
+        again = Do(step=earlier, key=earlier.id, item=None, attempt=1, fresh=False)
+        text = f"{self.intent.key} was held until the moment had passed: waits for the next"
+        return entry_of(self.run, again, now, StepEvent.retry, text)
+
+    def _kept_back(
+        self, tx: GateTx, proposal: Proposal, verdict: JudgeResult, now: datetime, held_by: str | None
+    ) -> LogEntry:
+        """Held: it asks again. Refused: it does not. `held_by`: the guard that held it the last time."""
+        data: dict[str, object] = {"guard": str(verdict.guard)}
+        if verdict.outcome is Outcome.held:
+            data["wake_at"] = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
+            entry = self._entry(StepEvent.held, verdict.why, data)
+        else:
+            # A job that may not be touched is left to its owner; a refused drain needs a person.
+            event = StepEvent.skipped if self.verb in JOB_VERBS else StepEvent.failed
+            entry = self._entry(event, verdict.why, {**data, "final": True})
+            self._keep_no_slot(tx, node_of(proposal, tx.facts))
+        if verdict.outcome is not Outcome.held or verdict.guard != held_by:
+            tx.write(entry)  # a pause of a weekend is one line of the log
+        return entry
+
+    def _keep_no_slot(self, tx: GateTx, shown: SlurmNode | None) -> None:
+        """A run that cannot drain its node has taken nothing, and keeps no slot: a retry asks for one anew.
+
+        `shown`: the node by Slurm. Where that is not known, or shows our drain, the slot stays.
+        """
+        run = self.run
+        if self.verb is not Verb.drain or has_drained(self.entries) or shown is None:
+            return
+        slot = tx.facts.held.get(run.node or "")
+        own = slot is not None and slot.run == run.id and slot.drained_at is None
+        if own and not (shown.held and is_ours(shown.reason)):
+            tx.release_slot(shown.name, at=self.clock.now(), why="its run could not drain the node")
+
+    def _granted(self, tx: GateTx, proposal: Proposal) -> tuple[LogEntry | None, LogEntry | None]:
+        """Logs `started`; a job whose restart another run was granted is left to that one."""
+        now, run, verb = self.clock.now(), self.run, self.verb
+        if verb in RESTARTING_VERBS and proposal.job and proposal.restarts is not None:
+            use = RequeueUse(job=proposal.job, restarts=proposal.restarts, at=now, incident=run.incident)
+            try:
+                tx.add_requeue(use)
+            except AlreadyRequeued as taken:
+                text = f"Restart {proposal.restarts + 1} of job {proposal.job} was granted to run {taken.run}"
+                entry = self._entry(StepEvent.skipped, text, {})
+                tx.write(entry)
+                return None, entry
+        # Whoever sees the node come back knows by this that it is no person's doing.
+        told: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
+        if verb is not None and verb in _BOOTS:
+            shown = tx.facts.snapshot.nodes.get(run.node or "") if tx.facts.snapshot else None
+            told = boot_of(shown)
+            tx.add_remedy(
+                RemedyUse(
+                    node=run.node or "",
+                    remedy=_BOOTS[verb],
+                    rule=run.rule,
+                    at=now,
+                    incident=run.incident,
+                )
+            )
+        started = self._entry(StepEvent.started, "", told)
+        tx.write(started)
+        return started, None
+
+    def _entry(self, event: StepEvent, text: str, data: dict[str, object]) -> LogEntry:
+        return entry_of(self.run, self.intent, self.clock.now(), event, text, data)
+
+
+def paused(claim: RunClaim, clock: Clock, job: str | None = None) -> bool:
+    """Nothing is written for this run, or of it for this job, now, not even what takes nothing. Mostly there
+    is no pause at all: then nothing more is read. Nobody waits for this at the gate."""
+    if not claim.paused():
+        return False
+    asked = proposal_of(claim.run, Verb.notify, None, job=job)
+    return is_paused(asked, claim.facts(()), clock.now())
+
+
+def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datetime) -> RemedyUse:
+    """What begins with the drain. It counts once; a reboot counts where it is granted, whoever asked."""
+    later = any(step.do in _BOOTS for step in playbook.steps)
+    counted = not later and not has_drained(entries)
+    return RemedyUse(
+        node=run.node or "",
+        remedy=Remedy(run.input.get("remedy", Remedy.none)),
+        rule=run.rule,
+        at=now,
+        incident=run.incident if counted else None,
+    )
+
+
+def _no_more(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> str | None:
+    """Why a run of healer's that has waited has nothing left to take its node for."""
+    if run.by != "healer" or run.node is None:
+        return None
+    since = incident.clear_since if incident is not None else None
+    if since is not None and now - since >= CLEAR_FOR:
+        return f"{run.node} is well again since {since:%H:%M:%S} UTC: nothing is done"
+    return out_by_us(run.node, facts)
+
+
+def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:
+    return Slot(
+        cluster=run.cluster,
+        node=run.node or "",
+        incident=run.incident,
+        run=run.id,
+        granted_at=now,
+        unusable=proposal.unusable,
+    )
+
+
+def _empties(rules: Ruleset, intent: Do) -> bool:
+    """A command of the site that the site itself says takes capacity."""
+    known = rules.commands.get(str(intent.step.input.get("command")))
+    return intent.step.do is Verb.site_command and known is not None and known.takes_capacity
+
+
+def _mode(rules: Ruleset, run: Run) -> Mode:
+    """The rule's mode as it stands now: it was another one, maybe, when the run began to wait."""
+    rule = next((one for one in rules.rules if one.name == run.rule), None)
+    return rules.mode_of(rule) if rule is not None and run.by == "healer" else run.mode

@@ -1,0 +1,1 @@
+"""Recordings: what healer heard, written for `healer replay`, and read again."""

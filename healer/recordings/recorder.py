@@ -1,0 +1,292 @@
+"""Taps what the detector sees and writes it as a recording that `healer replay` reads.
+
+Times are those of the walk, or of the moment the samples were read: so a replay walks at the same moments
+over the same signals.
+"""
+
+import itertools
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from healer.model import Observation, ObservationKind, Reference, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.samples import Report, StepBatch
+from healer.ports import ColumnBook
+from healer.recordings.recorded_samples import Layouts, steps_body
+
+#: Heartbeats in one entry: as many as a request may have, and fewer.
+BEATS_MOST = 10_000
+#: An entry of its own where entries are missing.
+LOST = "lost"
+_LINES = frozenset(
+    {
+        ObservationKind.xid,
+        ObservationKind.sxid,
+        ObservationKind.gpu_lost,
+        ObservationKind.gpu_identity,
+        ObservationKind.kernel_line,
+    }
+)
+
+
+#: What proves somebody who they are: it may stand in a job's comment, a label or an address.
+_SECRETS = re.compile(
+    rb"heal_[A-Za-z0-9_-]{8,}"
+    rb"|(?<=://)[^/@\s\"]{1,200}(?=@)"
+    rb"|(?i:\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"
+    rb"|(?i:(?<=password=)|(?<=passwd=)|(?<=token=)|(?<=secret=)|(?<=api_key=))[^\s&\"\\]{1,200}"
+)
+
+
+class File(Protocol):
+    """Where a recording goes."""
+
+    def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
+        """One line of JSON without its end. `samples`: it was measured, and may be kept less long."""
+        ...
+
+    def begun(self) -> bool:
+        """True when a new file has begun since this was last asked: what comes next has to stand alone."""
+        ...
+
+
+class Recorder:
+    """Slurm's picture is written whole at the begin of each file, and after that what changed in it. Threads
+    may share one."""
+
+    def __init__(self, file: File, book: ColumnBook) -> None:
+        self._file, self._layouts = file, Layouts(book)
+        self._lock = threading.Lock()
+        self._snapshot: SlurmSnapshot | None = None
+        #: As written in this file; None: nothing is.
+        self._nodes: Mapping[str, SlurmNode] | None = None
+        self._jobs: Mapping[str, SlurmJob] | None = None
+        #: By kind, as written; None: nothing is written in this file yet.
+        self._references: dict[str, Reference] | None = None
+        self._last: datetime | None = None
+
+    def note(
+        self,
+        batch: Sequence[Observation],
+        snapshot: SlurmSnapshot | None,
+        now: datetime,
+        *,
+        facts: Mapping[str, Mapping[str, str]] | None = None,
+        references: Mapping[str, Reference] | None = None,
+    ) -> None:
+        """What one walk is about to see. `facts`: what nodes told of themselves before, by node;
+        `references`: what nodes should be, by kind."""
+        with self._lock:
+            self._snapshot = snapshot or self._snapshot
+            self._show(now)
+            self._show_drift(now, facts or {}, references or {})
+            for route, body, known_as in _bodies(batch):
+                self._put(now, route, body, known_as=known_as)
+
+    def note_moment(self, now: datetime) -> None:
+        """A walk for which nothing came: a replay walks at this moment too, before it sees its effects."""
+        with self._lock:
+            self._put(now, "clock", {})
+
+    def note_samples(self, reports: Sequence[Report], batches: Sequence[StepBatch], now: datetime) -> None:
+        """Samples that the senses are about to take."""
+        with self._lock:
+            self._show(now)
+            if reports:
+                self._put(now, "signals/metrics", self._layouts.bodies(reports), samples=True)
+            if batches:
+                self._put(now, "signals/step-times", [steps_body(one) for one in batches], samples=True)
+
+    def note_lost(self, count: int, now: datetime) -> None:
+        """So many entries were not written just now. A change of the picture may be among them, so it is told
+        anew."""
+        with self._lock:
+            self._put(now, LOST, {"entries": count})
+            self._nodes = self._jobs = self._references = None
+
+    def _show(self, now: datetime) -> None:
+        if self._file.begun():
+            self._nodes = self._jobs = self._references = None
+        snapshot = self._snapshot
+        if snapshot is None:
+            return
+        if snapshot.nodes is not self._nodes:
+            told = _changed("nodes", self._nodes, snapshot.nodes, _node)
+            self._nodes = snapshot.nodes
+            if told:
+                self._put(now, "slurm/nodes", {"cluster": snapshot.cluster} | told)
+        if snapshot.jobs is not self._jobs:
+            told = _changed("jobs", self._jobs, snapshot.jobs, _job)
+            self._jobs = snapshot.jobs
+            if told:
+                self._put(now, "slurm/jobs", {"cluster": snapshot.cluster} | told)
+
+    def _show_drift(
+        self, now: datetime, facts: Mapping[str, Mapping[str, str]], references: Mapping[str, Reference]
+    ) -> None:
+        """Facts at the begin of a file, for they are told on a change alone; references when they change. One
+        that was forgotten is one that holds nothing."""
+        cluster = self._snapshot.cluster if self._snapshot is not None else None
+        if self._references is None:
+            self._references = {}
+            told = [
+                _told({"cluster": cluster, "node": node, "inventory": dict(known)})
+                for node, known in sorted(facts.items())
+                if known
+            ]
+            if told:
+                self._put(now, "signals/metrics", told)
+        for kind in sorted(self._references.keys() - references.keys()):
+            self._put(now, "reference", {"kind": kind, "facts": {}})
+        for kind, one in sorted(references.items()):
+            if self._references.get(kind) != one:
+                self._put(now, "reference", {"kind": kind, "node": one.node, "facts": one.facts})
+        self._references = dict(references)
+
+    def _put(
+        self, now: datetime, route: str, body: Any, *, samples: bool = False, known_as: Sequence[str] = ()
+    ) -> None:
+        # Two threads tell their own time: a recording never goes back.
+        self._last = now if self._last is None else max(now, self._last)
+        told: dict[str, Any] = {"at": self._last, "route": route, "body": body}
+        line = msgspec.json.encode(told | {"known_as": known_as} if known_as else told)
+        self._file.write(line if samples else without_secrets(line), self._last, route, samples=samples)
+
+
+def without_secrets(line: bytes) -> bytes:
+    """Tokens, and passwords in addresses, are no part of what happened."""
+    return _SECRETS.sub(_hidden, line)
+
+
+def _hidden(found: re.Match[bytes]) -> bytes:
+    kind, blank, _ = found.group().partition(b" ")
+    return kind + b" ***" if blank else b"***"
+
+
+def _changed(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], row: Any) -> dict[str, Any]:
+    """The whole picture where a file begins, marked as told again: it says no more than the rows before it.
+    Later what changed; empty: nothing."""
+    if before is None:
+        return {name: [row(one) for one in now.values()], "again": True}
+    changed = [row(one) for key, one in now.items() if before.get(key) != one]
+    gone = [key for key in before if key not in now]
+    told = {"changed": changed, "gone": gone}
+    return {key: rows for key, rows in told.items() if rows}
+
+
+#: What may open an incident. Its id follows from the name of the observation, which may hang on how it came
+#: and not on what it says alone.
+_NAMED = _LINES | {ObservationKind.alert, ObservationKind.hook}
+
+
+def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, Any, Sequence[str]]]:
+    """Observations back in the form in which senders tell them, and the names by which they are known.
+    Commands of people are not signals. Heartbeats, which are most of all, share one entry."""
+    beats = [_beat(one) for one in batch if one.kind is ObservationKind.heartbeat]
+    for first in range(0, len(beats), BEATS_MOST):
+        yield "signals/heartbeat", beats[first : first + BEATS_MOST], ()
+    for place, group in itertools.groupby(batch, key=_place):
+        kind, cluster, node, boot_id = place
+        told = list(group)
+        if kind == "kernel-log":
+            entries = [_entry(one) for one in told]
+            body = {"cluster": cluster, "node": node, "boot_id": boot_id, "entries": entries}
+            yield "signals/kernel-log", _told(body), _names(told)
+        elif kind == ObservationKind.alert:
+            yield "signals/alertmanager", _alerts(told), _names(told)
+        else:
+            for one in told:
+                found = _body(one)
+                if found is not None:
+                    yield *found, _names([one])
+
+
+def _body(one: Observation) -> tuple[str, dict[str, Any]] | None:
+    where = one.component
+    cluster, node = where.cluster, where.node
+    if one.kind is ObservationKind.checkpoint:
+        return "signals/checkpoints", _told(
+            {"cluster": cluster, "job": where.job, "time": one.event_at} | one.data
+        )
+    if one.kind is ObservationKind.hook:
+        return f"signals/hooks/{one.data['hook']}", _told(_hook(one))
+    if one.kind is ObservationKind.inventory and node is not None:
+        facts = one.data.get("facts") or {}
+        return "signals/metrics", {"cluster": cluster, "node": node, "inventory": facts}
+    if one.kind is ObservationKind.gpu_inventory and node is not None:
+        return "signals/metrics", _inventory(cluster, node, one)
+    return None
+
+
+def _beat(one: Observation) -> dict[str, Any]:
+    where = one.component
+    told = {
+        "cluster": where.cluster,
+        "node": where.node,
+        "boot_id": one.boot_id,
+        "gpus": one.data.get("gpus"),
+    }
+    return _told(told)
+
+
+def _names(told: Sequence[Observation]) -> list[str]:
+    return [one.digest for one in told if one.kind in _NAMED]
+
+
+def _told(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _hook(one: Observation) -> dict[str, Any]:
+    checks = [{"name": name} for name in one.data.get("passed", ())]
+    checks += [{"name": name, "text": text} for name, text in one.data.get("failed", {}).items()]
+    where = one.component
+    named = {"cluster": where.cluster, "node": where.node, "job": where.job, "boot_id": one.boot_id}
+    return {**named, "id": one.data.get("id"), "time": one.event_at, "checks": checks}
+
+
+def _alerts(told: Sequence[Observation]) -> dict[str, Any]:
+    alerts = [
+        {
+            "status": one.data["status"],
+            "labels": one.data["labels"],
+            "annotations": {"summary": one.data["summary"]},
+            "startsAt": one.data["starts_at"],
+            "endsAt": one.data.get("ends_at"),
+            "fingerprint": one.data["fingerprint"],
+            "generatorURL": one.data["url"],
+        }
+        for one in told
+    ]
+    return {"version": "4", "externalURL": told[0].data["source"], "alerts": alerts}
+
+
+def _inventory(cluster: str, node: str, one: Observation) -> dict[str, Any]:
+    return {"cluster": cluster, "node": node, "time": one.event_at, "gpus": one.data.get("gpus")}
+
+
+def _place(one: Observation) -> tuple[str, str, str | None, str | None]:
+    kind = "kernel-log" if one.kind in _LINES else str(one.kind)
+    return kind, one.component.cluster, one.component.node, one.boot_id
+
+
+def _entry(one: Observation) -> dict[str, Any]:
+    entry: dict[str, Any] = {"time": one.event_at, "line": one.line}
+    if "job" in one.data:
+        entry["job"] = one.data["job"]
+    return entry
+
+
+def _node(node: SlurmNode) -> dict[str, Any]:
+    return msgspec.to_builtins(node)
+
+
+def _job(job: SlurmJob) -> dict[str, Any]:
+    row = msgspec.to_builtins(job)
+    row["state"] = [job.state, *job.flags]
+    row.pop("flags", None)
+    return row

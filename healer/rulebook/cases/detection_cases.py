@@ -1,0 +1,342 @@
+"""Cases of detection rules: given these series over time, the rule fires there, or stays silent.
+
+`rules/cases/detection-*.yaml`; the form is in docs/rules.md. A case goes through the same `Telemetry` and
+`RuleEngine` as production, with one sample of each series every `every`.
+"""
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from healer.detection.language.parse import duration_s
+from healer.model import (
+    DEVICE_MARK,
+    Catalogue,
+    Column,
+    Component,
+    DetectionRule,
+    GpuModel,
+    Part,
+    Place,
+    Scope,
+    Signal,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Topology,
+)
+from healer.rulebook.cases.case_tracks import CaseWrong, Track
+from healer.rulebook.detection_rules import Placed
+from healer.rulebook.source import Source, did_you_mean
+
+if TYPE_CHECKING:
+    from healer.observations.telemetry import Telemetry
+
+#: Case files of detection rules; all others are cases of lines and faults.
+DETECTION_CASES = "detection-*.yaml"
+_START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+_CLUSTER = "case"
+_LONGEST_S = 3600.0
+_MOST_SAMPLES = 720
+
+
+class DetectionCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One case. `nodes` are n1, n2, …, each with `gpus` GPUs of `model`, `links` NVLinks per GPU and `ports`.
+    `devices`: device -> its parts.
+
+    `series`: signal -> value for all parts, or part -> value (`each` for the others). `fires`: the parts of
+    which the rule tells, none: it stays silent. `within`: not later than this after the start. `says`: words
+    that one of its findings has to contain.
+    """
+
+    name: str
+    rule: str
+    series: dict[str, Any] = {}
+    fires: tuple[str, ...] = ()
+    within: str = ""
+    says: str = ""
+    lasts: str = "5m"
+    every: str = "30s"
+    nodes: int = 1
+    gpus: int = 8
+    model: str = "h100"
+    links: int = 2
+    ports: tuple[str, ...] = ("mlx5_0/1",)
+    devices: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: {"d1": ("p1", "p2")})
+    jobs: dict[str, tuple[str, ...]] = {}
+    switches: dict[str, tuple[str, ...]] = {}
+    racks: dict[str, tuple[str, ...]] = {}
+    states: dict[str, tuple[str, ...]] = {}
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`why` is empty when the case holds. `was_false`: the rule was known false of some part at some time."""
+
+    case: DetectionCase
+    source: Source
+    index: int
+    why: str
+    was_false: bool
+
+
+def run_detection_cases(
+    sources: Iterable[Source],
+    rules: Mapping[str, DetectionRule],
+    catalogue: Catalogue,
+    models: Sequence[GpuModel],
+    *,
+    only: Container[str] | None = None,
+) -> list[Outcome]:
+    """Runs every case, or those of `only` these rules. Cases that cannot be read or run are problems of their
+    source."""
+    outcomes: list[Outcome] = []
+    for source in sources:
+        for index, item in enumerate(source.items("cases")):
+            case = source.convert((index,), item, DetectionCase)
+            if case is None:
+                continue
+            rule = rules.get(case.rule)
+            if rule is None:
+                hint = did_you_mean(case.rule, rules)
+                source.problem((index, "rule"), f"there is no detection rule {case.rule}", hint)
+                continue
+            if only is not None and rule.name not in only:
+                continue
+            try:
+                why, was_false = _run(case, rule, catalogue, models)
+            except CaseWrong as error:
+                source.problem((index, *error.path), f"{case.name}: {error.text}", error.hint)
+                continue
+            outcomes.append(Outcome(case=case, source=source, index=index, why=why, was_false=was_false))
+    return outcomes
+
+
+def prove(outcomes: Sequence[Outcome], rules: Iterable[Placed]) -> None:
+    """Cases that do not hold, and rules that their cases do not prove, become problems."""
+    by_rule: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        by_rule.setdefault(one.case.rule, []).append(one)
+        if one.why:
+            one.source.problem((one.index,), f"{one.case.name}: {one.why}")
+    for placed in rules:
+        rule, source, index = placed.rule, placed.source, placed.index
+        cases = by_rule.get(rule.name, [])
+        if not any(one.case.fires for one in cases):
+            source.problem((index,), f"{rule.name}: no case in rules/cases/detection-*.yaml lets it fire")
+        if not any(not one.case.fires for one in cases):
+            source.problem((index,), f"{rule.name}: no case in rules/cases/detection-*.yaml keeps it silent")
+        elif not any(one.was_false for one in cases):
+            text = f"{rule.name}: always true on its cases, wherever anything is known"
+            source.problem((index, "when"), text)
+
+
+# --- one case ---
+
+
+def _run(
+    case: DetectionCase, rule: DetectionRule, catalogue: Catalogue, models: Sequence[GpuModel]
+) -> tuple[str, bool]:
+    from healer.detection.measured import RuleEngine
+    from healer.observations.telemetry import Telemetry
+
+    lasts_s, every_s = _seconds(case, "lasts"), _seconds(case, "every")
+    within_s = _seconds(case, "within") if case.within else math.inf
+    if not 0 < every_s <= lasts_s <= _LONGEST_S or lasts_s / every_s > _MOST_SAMPLES:
+        raise CaseWrong(("lasts",), f"at most 1h and {_MOST_SAMPLES} samples")
+    series = _all_series(case, catalogue)
+    telemetry = Telemetry(_CLUSTER, catalogue, models)
+    engine = RuleEngine([rule], catalogue)
+    snapshot, places = _slurm(case), _places(case)
+    book = _Book([column for of_node in series.values() for column, _ in of_node])
+    fired: dict[str, float] = {}
+    texts: list[str] = []
+    was_false = False
+    passed_s = 0.0
+    telemetry.show(snapshot, places)
+    of_slurm = any(catalogue.signals[name].derived for name in engine.signals)
+    while passed_s <= lasts_s:
+        now = _START + timedelta(seconds=passed_s)
+        if of_slurm:
+            telemetry.show(msgspec.structs.replace(snapshot, taken_at=now), places)
+        _send(telemetry, book, series, passed_s, now)
+        sensed = engine.tick(telemetry, now, _all_watched(rule, telemetry))
+        was_false = was_false or bool(sensed.clear_since)
+        for finding in sensed.findings:
+            fired.setdefault(part_name(finding.evidence[0].component), passed_s)
+            texts.append(finding.text)
+        passed_s += every_s
+    return _compare(case, fired, texts, within_s), was_false
+
+
+def _compare(case: DetectionCase, fired: Mapping[str, float], texts: Sequence[str], within_s: float) -> str:
+    missing = [part for part in case.fires if part not in fired]
+    beyond = [part for part in fired if part not in case.fires]
+    if missing or beyond:
+        said = f"; it said: {texts[0]}" if texts else ""
+        came = f"{case.rule} fired on {', '.join(fired)}" if fired else f"{case.rule} did not fire"
+        wanted = f"expected it on {', '.join(case.fires)}" if case.fires else "expected silence"
+        return f"{came}, {wanted}{said}"
+    late = [f"{part} after {at:g} s" for part, at in fired.items() if at > within_s]
+    if late:
+        return f"{case.rule} fired too late: {', '.join(late)}"
+    if case.says and not any(case.says in text for text in texts):
+        return f"{case.rule} did not say {case.says!r}: {texts[0] if texts else 'nothing'}"
+    return ""
+
+
+def part_name(component: Component) -> str:
+    """How cases name it: `n1`, `n1 gpu3`, `n1 gpu3 link0`, `n1 mlx5_0/1`, `d1`, `d1 p1`, `job 7`, `switch s`,
+    `fabric`."""
+    if component.device is not None:
+        return " ".join(filter(None, (component.device, component.part)))
+    if component.node is None:
+        for kind in ("job", "switch"):
+            if value := getattr(component, kind):
+                return f"{kind} {value}"
+        return "fabric"
+    words = [component.node]
+    if component.gpu is not None:
+        words.append(f"gpu{component.gpu}")
+    if component.link is not None:
+        words.append(f"link{component.link}")
+    if component.nic is not None:
+        words.append(component.nic)
+    return " ".join(words)
+
+
+def _all_watched(rule: DetectionRule, telemetry: "Telemetry") -> list[tuple[str, Component]]:
+    return [(rule.name, component) for component in telemetry.axis(rule.scope).components()]
+
+
+class _Book:
+    """Numbers of the case's series (`ports.ColumnBook`)."""
+
+    def __init__(self, columns: Iterable[Column]) -> None:
+        self.numbers = {column: number for number, column in enumerate(dict.fromkeys(columns))}
+        self._columns = dict(enumerate(self.numbers))
+
+    def ids(self, columns: Sequence[Column]) -> list[int]:
+        return [self.numbers[column] for column in columns]
+
+    def columns(self, ids: Iterable[int]) -> dict[int, Column]:
+        return {number: self._columns[number] for number in ids}
+
+
+def _send(
+    telemetry: "Telemetry",
+    book: _Book,
+    series: Mapping[str, Sequence[tuple[Column, Track]]],
+    passed_s: float,
+    now: datetime,
+) -> None:
+    import numpy as np
+
+    from healer.model.samples import Report
+
+    reports = []
+    for node, tracks in series.items():
+        told = [
+            (book.numbers[column], value)
+            for column, track in tracks
+            if (value := track(passed_s)) is not None
+        ]
+        if told:
+            columns = np.array([number for number, _ in told], np.int32)
+            values = np.array([value for _, value in told], np.float64)
+            reports.append(Report(_CLUSTER, node, now, now, columns, values))
+    telemetry.update(reports, book)
+
+
+# --- the cluster of a case ---
+
+
+def _slurm(case: DetectionCase) -> SlurmSnapshot:
+    nodes = {}
+    held = {node for names in case.jobs.values() for node in names}
+    for name in _nodes(case):
+        state = case.states.get(name, ("ALLOCATED",) if name in held else ("IDLE",))
+        nodes[name] = SlurmNode(name=name, state=state, gpus=case.gpus, gpu_model=case.model)
+    jobs = {
+        job: SlurmJob(
+            id=job, state="RUNNING", nodes=names, gpus=dict.fromkeys(names, tuple(range(case.gpus)))
+        )
+        for job, names in case.jobs.items()
+    }
+    for field, named in (("jobs", held), ("states", set(case.states))):
+        for name in named - nodes.keys():
+            raise CaseWrong((field,), f"{field}: there is no node {name}", f"nodes are n1 to n{case.nodes}")
+    return SlurmSnapshot(cluster=_CLUSTER, taken_at=_START, nodes=nodes, jobs=jobs)
+
+
+def _places(case: DetectionCase) -> Topology:
+    switch_of = {node: name for name, nodes in case.switches.items() for node in nodes}
+    rack_of = {node: name for name, nodes in case.racks.items() for node in nodes}
+    return Topology(
+        places={
+            node: Place(switch=switch_of.get(node, ""), rack=rack_of.get(node, ""))
+            for node in switch_of.keys() | rack_of.keys()
+        }
+    )
+
+
+def _nodes(case: DetectionCase) -> list[str]:
+    return [f"n{number}" for number in range(1, case.nodes + 1)]
+
+
+def _parts(case: DetectionCase, signal: Signal) -> list[tuple[str, str, Part]]:
+    """(name in the case, node, part) of everything that the signal is measured of."""
+    found: list[tuple[str, str, Part]] = []
+    if signal.scope is Scope.device:
+        return [(device, DEVICE_MARK + device, Part()) for device in case.devices]
+    if signal.scope is Scope.device_part:
+        pairs = [(device, part) for device, parts in case.devices.items() for part in parts]
+        return [(f"{device} {part}", DEVICE_MARK + device, Part(port=part)) for device, part in pairs]
+    for node in _nodes(case):
+        if signal.scope is Scope.node:
+            found.append((node, node, Part()))
+        elif signal.scope is Scope.gpu:
+            found += [(f"{node} gpu{gpu}", node, Part(gpu=gpu)) for gpu in range(case.gpus)]
+        elif signal.name.startswith("nvlink"):
+            found += [
+                (f"{node} gpu{gpu} link{link}", node, Part(gpu=gpu, link=link))
+                for gpu in range(case.gpus)
+                for link in range(case.links)
+            ]
+        else:
+            found += [(f"{node} {port}", node, Part(port=port)) for port in case.ports]
+    return found
+
+
+def _all_series(case: DetectionCase, catalogue: Catalogue) -> dict[str, list[tuple[Column, Track]]]:
+    """By node: its series and how they go."""
+    subjects = (*_nodes(case), *(DEVICE_MARK + device for device in case.devices))
+    found: dict[str, list[tuple[Column, Track]]] = {subject: [] for subject in subjects}
+    for name, given in case.series.items():
+        signal = catalogue.signals.get(name)
+        if signal is None:
+            hint = did_you_mean(name, catalogue.signals)
+            raise CaseWrong(("series", name), f"there is no signal {name}", hint)
+        if signal.derived:
+            raise CaseWrong(("series", name), f"{name} comes from Slurm: say it by jobs and states")
+        by_part = given if isinstance(given, dict) else {"each": given}
+        parts = _parts(case, signal)
+        # A node stands for all its parts, where they have no value of their own.
+        wholes = {one.partition(" ")[0] for one, _, _ in parts}
+        for part in by_part.keys() - {"each", *wholes, *(one for one, _, _ in parts)}:
+            raise CaseWrong(("series", name, part), f"there is no {part}", f"for example {parts[0][0]}")
+        tracks = {part: Track(signal, text, ("series", name)) for part, text in by_part.items()}
+        for part, node, place in parts:
+            track = tracks.get(part, tracks.get(part.partition(" ")[0], tracks.get("each")))
+            if track is not None:
+                found[node].append((Column(name, place), track))
+    return found
+
+
+def _seconds(case: DetectionCase, field: str) -> float:
+    try:
+        return duration_s(getattr(case, field))
+    except ValueError as error:
+        raise CaseWrong((field,), str(error)) from None

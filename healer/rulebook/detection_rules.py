@@ -1,0 +1,231 @@
+"""Loads `rules/detection/*.yaml` and `rules/gpu_models.yaml`, and checks every expression.
+
+Format: docs/rules.md. No numpy: what is read here is compiled in the detector alone.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from healer.detection.language import parse, units
+from healer.detection.language.expr import Expr, ExpressionError
+from healer.model import (
+    OF_DEVICES,
+    Cause,
+    DetectionRule,
+    FaultClass,
+    GpuModel,
+    Mode,
+    Remedy,
+    Rule,
+    Scope,
+    Severity,
+    Signal,
+    SignalKind,
+)
+from healer.rulebook.source import Source, did_you_mean
+
+RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_SPEC_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+#: What acts must not rest on one sample.
+LEAST_FOR_S = 30.0
+#: Nothing is held for longer: after a restart only the windows are known.
+LONGEST_FOR_S = 3600.0
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
+    """One entry of a file: as `DetectionRule`, with `for` as a duration."""
+
+    name: str
+    title: str
+    when: str
+    scope: Scope
+    severity: Severity
+    fault_class: FaultClass
+    cause: Cause
+    source: str
+    for_: str = ""
+    signal: str = ""
+    threshold: str | int | float = ""
+    evidence: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    remedy: tuple[Remedy, ...] = ()
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
+    unusable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A rule, and where it stands."""
+
+    rule: DetectionRule
+    source: Source
+    index: int
+
+
+def read_models(source: Source | None) -> tuple[GpuModel, ...]:
+    """GPU models in the order of the file: the first that fits a name is taken."""
+    found: dict[str, GpuModel] = {}
+    for index, item in enumerate(source.items("GPU models") if source else []):
+        model = source.convert((index,), item, GpuModel) if source else None
+        if model is None or source is None:
+            continue
+        if model.name in found:
+            source.problem((index, "name"), f"the GPU model {model.name} stands here twice")
+        if not model.match:
+            source.problem((index, "match"), "match: the list is empty")
+        for name in model.values:
+            if not _SPEC_NAME.fullmatch(name):
+                text = f"values: {name!r} has to be small letters, digits and _, its unit last"
+                source.problem((index, "values", name), text)
+        found[model.name] = model
+    return tuple(found.values())
+
+
+def read_rules(
+    sources: Sequence[Source],
+    signals: Mapping[str, Signal],
+    models: Sequence[GpuModel],
+    policies: Sequence[Rule],
+    check_playbook: Callable[[Source, int, str], None],
+) -> list[Placed]:
+    """The rules of all files, by file and order. What is wrong goes to the sources' problems."""
+    found: dict[str, Placed] = {}
+    specs = {name for model in models for name in model.values}
+    for source in sources:
+        for index, item in enumerate(source.items("rules")):
+            entry = source.convert((index,), item, Entry)
+            if entry is None:
+                continue
+            before = len(source.problems)
+            _check_name(source, index, entry, found, policies)
+            for_s = _for_s(source, index, entry.for_)
+            when = _check_expressions(source, index, entry, signals, specs)
+            expanded = _models(source, index, entry.models, models)
+            if entry.playbook is not None:
+                check_playbook(source, index, entry.playbook)
+                if entry.scope in OF_DEVICES:
+                    text = "playbook: a device is no node: people are told, nothing is drained for it"
+                    source.problem((index, "playbook"), text)
+                _check_patience(source, index, for_s, when)
+            if len(source.problems) == before:
+                fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name != "for_"}
+                fields |= {"for_s": for_s, "models": expanded, "threshold": str(entry.threshold)}
+                rule = DetectionRule(**fields)
+                found[entry.name] = Placed(rule, source, index)
+    return list(found.values())
+
+
+def as_policy(rule: DetectionRule) -> Rule:
+    """What is to be done when it fires."""
+    return Rule(
+        name=rule.name,
+        title=rule.title,
+        faults=(rule.name,),
+        severity=rule.severity,
+        cause=rule.cause,
+        remedy=rule.remedy,
+        playbook=rule.playbook,
+        mode=rule.mode,
+        runbook=rule.runbook,
+        detection=True,
+    )
+
+
+def _check_name(
+    source: Source,
+    index: int,
+    entry: Entry,
+    found: Collection[str],
+    policies: Sequence[Rule],
+) -> None:
+    path = (index, "name")
+    if not RULE_NAME.fullmatch(entry.name):
+        source.problem(path, f"name: {entry.name!r} has to be small letters, digits and dashes")
+    if entry.name in found:
+        source.problem(path, f"the rule {entry.name} stands in rules/detection twice")
+    for policy in policies:
+        if policy.name == entry.name:
+            source.problem(path, f"the rule {entry.name} stands in policies.yaml already")
+        elif any(fnmatchcase(entry.name, fault) for fault in policy.faults):
+            text = f"{entry.name} would be taken by the rule {policy.name} of policies.yaml"
+            source.problem(path, text, "give it another name")
+
+
+def _for_s(source: Source, index: int, text: str) -> float:
+    if not text:
+        return 0.0
+    try:
+        seconds = parse.duration_s(text)
+    except ValueError as error:
+        source.problem((index, "for"), f"for: {error}")
+        return 0.0
+    if seconds > LONGEST_FOR_S:
+        source.problem((index, "for"), f"for: {text} is longer than 1h")
+    return seconds
+
+
+def _check_patience(source: Source, index: int, for_s: float, when: Expr | None) -> None:
+    if when is None or for_s >= LEAST_FOR_S or any(one.seconds for one in when.walk()):
+        return
+    text = f"for: a rule with a playbook has to hold for {LEAST_FOR_S:g}s, or to look at a window"
+    source.problem((index, "for"), text, "one sample alone must not lead to a drain")
+
+
+def _models(source: Source, index: int, globs: Sequence[str], models: Sequence[GpuModel]) -> tuple[str, ...]:
+    """Globs over the names in gpu_models.yaml -> globs over the names that Slurm and exporters use."""
+    expanded: dict[str, None] = {}
+    for number, glob in enumerate(globs):
+        fits = [model for model in models if fnmatchcase(model.name.lower(), glob.lower())]
+        if not fits:
+            names = [model.name for model in models]
+            hint = did_you_mean(glob, names) or f"one of {', '.join(names)}"
+            source.problem((index, "models", number), f"models: no GPU model is called {glob}", hint)
+        expanded |= dict.fromkeys(pattern for model in fits for pattern in model.match)
+    return tuple(expanded)
+
+
+def _check_expressions(
+    source: Source, index: int, entry: Entry, signals: Mapping[str, Signal], specs: Collection[str]
+) -> Expr | None:
+    """The condition, None where it is wrong."""
+
+    def read(field: str, text: str, reader: Callable[..., Expr]) -> Expr | None:
+        try:
+            return reader(text, signals, entry.scope, specs)
+        except ExpressionError as error:
+            where = f"{field}, column {error.column}: {error.text}"
+            source.problem((index, field), where, error.hint)
+            return None
+
+    when = read("when", entry.when, parse.condition)
+    threshold = None
+    if entry.threshold != "":
+        threshold = read("threshold", str(entry.threshold), parse.number)
+    for number, name in enumerate((entry.signal, *entry.evidence)):
+        if name and name not in signals:
+            path = (index, "evidence", number - 1) if number else (index, "signal")
+            hint = did_you_mean(name, signals)
+            source.problem(path, f"{path[1]}: there is no signal {name}", hint)
+    shown = signals.get(entry.signal)
+    if threshold is None or when is None:
+        return when
+    if not entry.signal:
+        source.problem((index, "threshold"), "threshold: it is drawn beside a signal", "name the signal")
+    elif shown is not None and not _drawable(threshold, shown):
+        text = f"threshold: it is in {threshold.unit}, and {shown.name} in {shown.unit}"
+        source.problem((index, "threshold"), text)
+    return when
+
+
+def _drawable(threshold: Expr, signal: Signal) -> bool:
+    """Counters are drawn as a rate per second, or as growth where the threshold is in their own unit."""
+    unit = units.WORDS[signal.unit]
+    if units.fits(threshold.unit, unit):
+        return True
+    return signal.kind is SignalKind.counter and units.fits(threshold.unit, unit / units.SECONDS)

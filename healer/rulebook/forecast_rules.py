@@ -1,0 +1,163 @@
+"""Loads and checks `rules/forecasts.yaml`: parts that are likely to fail. Format: docs/forecasts.md."""
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from healer.detection.language import parse
+from healer.detection.language.expr import ExpressionError
+from healer.model import (
+    FORECAST_FAULT,
+    OF_DEVICES,
+    Cause,
+    ForecastRule,
+    GpuModel,
+    Mode,
+    Playbook,
+    Remedy,
+    Rule,
+    Scope,
+    Severity,
+    Signal,
+    SignalKind,
+)
+from healer.rulebook.detection_rules import RULE_NAME
+from healer.rulebook.source import Source, did_you_mean
+
+#: What has a series: parts that stay.
+SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
+#: Nothing is foretold for longer: two weeks are known.
+_MOST_DAYS = 30
+#: At most a ticket, a message, a test: everything else waits for the fault.
+_REMEDIES = frozenset({Remedy.none, Remedy.diagnose, Remedy.ticket, Remedy.notify})
+#: The drain of a forecast waits for one of these first.
+_MOMENT = "job_end_or_checkpoint"
+
+Path = tuple[str | int, ...]
+
+
+def read_forecasts(
+    source: Source | None,
+    signals: Mapping[str, Signal],
+    models: Sequence[GpuModel],
+    known: Sequence[str],
+    playbooks: Mapping[str, Playbook],
+    check_playbook: Callable[[Source, Path, str], None],
+) -> tuple[ForecastRule, ...]:
+    """The entries in the order of the file; `known` are faults. What is wrong goes to the source."""
+    found: dict[str, ForecastRule] = {}
+    specs = {name for model in models for name in model.values}
+    for index, item in enumerate(source.items("forecasts") if source else []):
+        entry = source.convert((index,), item, ForecastRule) if source else None
+        if entry is None or source is None:
+            continue
+        if not RULE_NAME.fullmatch(entry.rule):
+            text = f"name: {entry.name!r} has to be small letters, digits and dashes, 31 at most"
+            source.problem((index, "name"), text)
+        if entry.name in found:
+            source.problem((index, "name"), f"the forecast {entry.name} stands here twice")
+        _check_what(source, index, entry, signals, specs)
+        _check_figures(source, index, entry)
+        _check_faults(source, index, entry.fails, known)
+        _check_act(source, index, entry, playbooks, check_playbook)
+        names = [one.name for one in models]
+        for glob in entry.models:
+            if not any(fnmatchcase(name, glob) for name in names):
+                source.problem((index, "models"), f"models: there is no GPU model {glob}")
+        found[entry.name] = entry
+    return tuple(found.values())
+
+
+def policy_of_forecast(entry: ForecastRule) -> Rule:
+    """What is done about it: people are told; the rest waits for their approval."""
+    return Rule(
+        name=entry.rule,
+        title=entry.title,
+        faults=(entry.rule,),
+        severity=entry.severity,
+        cause=Cause.unclear,
+        remedy=entry.remedy,
+        playbook=entry.playbook,
+        mode=entry.mode,
+        runbook=entry.runbook,
+        detection=True,
+        forecast=True,
+    )
+
+
+def _check_what(
+    source: Source, index: int, entry: ForecastRule, signals: Mapping[str, Signal], specs: set[str]
+) -> None:
+    if entry.scope not in SCOPES:
+        words = " ".join(SCOPES)
+        source.problem((index, "scope"), f"scope: nothing is followed of a {entry.scope}", f"one of {words}")
+        return
+    if bool(entry.counts) is bool(entry.value):
+        source.problem((index,), "counts (counters) or value (an expression): one of the two")
+    for name in entry.counts:
+        signal = signals.get(name)
+        if signal is None:
+            hint = did_you_mean(name, list(signals))
+            source.problem((index, "counts"), f"counts: there is no signal {name}", hint)
+        elif signal.kind is not SignalKind.counter or signal.scope is not entry.scope:
+            source.problem((index, "counts"), f"counts: {name} is no counter of a {entry.scope}")
+    for field, text, read in (
+        ("value", entry.value, parse.number),
+        ("only", entry.only, parse.condition),
+    ):
+        if not text:
+            continue
+        try:
+            expr = read(text, signals, entry.scope)
+        except ExpressionError as error:
+            source.problem((index, field), f"{field}: {error}")
+            continue
+        for one in expr.walk():
+            if one.op == "spec" and one.name not in specs:
+                source.problem((index, field), f"{field}: no GPU model tells {one.name}")
+
+
+def _check_figures(source: Source, index: int, entry: ForecastRule) -> None:
+    if entry.falls and entry.least <= entry.limit:
+        source.problem((index, "least"), "least: with falls it lies above limit")
+    if not entry.falls and entry.least >= entry.limit:
+        source.problem((index, "least"), "least: has to lie below limit")
+    if entry.decades and (entry.limit <= 0 or entry.least <= 0 or entry.falls):
+        source.problem((index, "decades"), "decades: limit and least have to be above 0, and it has to rise")
+    if not 0 < entry.within_days <= _MOST_DAYS:
+        source.problem((index, "within_days"), f"within_days: above 0, and at most {_MOST_DAYS}")
+    if entry.severity < Severity.P2:
+        source.problem((index, "severity"), "severity: P2 or P3: nothing has failed yet")
+
+
+def _check_faults(source: Source, index: int, faults: Sequence[str], known: Sequence[str]) -> None:
+    if not faults:
+        source.problem((index, "fails"), "fails: the list is empty: nothing could prove it right")
+    for fault in faults:
+        if fault.startswith(FORECAST_FAULT):
+            source.problem((index, "fails"), f"fails: {fault} is a forecast itself")
+        elif not any(fnmatchcase(name, fault) for name in known):
+            hint = did_you_mean(fault, known)
+            source.problem((index, "fails"), f"fails: {fault} is no fault that healer knows", hint)
+
+
+def _check_act(
+    source: Source,
+    index: int,
+    entry: ForecastRule,
+    playbooks: Mapping[str, Playbook],
+    check_playbook: Callable[[Source, Path, str], None],
+) -> None:
+    if entry.mode is Mode.auto:
+        text = "mode: nothing has failed yet, so a person approves what is done: at most approve"
+        source.problem((index, "mode"), text)
+    if wrong := [one for one in entry.remedy if one not in _REMEDIES]:
+        source.problem((index, "remedy"), f"remedy: {wrong[0]} is for what has failed")
+    if entry.playbook is None:
+        return
+    check_playbook(source, (index,), entry.playbook)
+    if entry.scope in OF_DEVICES:
+        source.problem((index, "playbook"), "playbook: a device is no node: people are told")
+    playbook = playbooks.get(entry.playbook)
+    if playbook is not None and not any(step.wait == _MOMENT for step in playbook.steps[:1]):
+        text = f"playbook: {entry.playbook} has to begin by waiting for the end of the jobs ({_MOMENT})"
+        source.problem((index, "playbook"), text)

@@ -1,0 +1,161 @@
+"""Loads and checks `rules/notifications.yaml`: channels, routes, the dead man's switch. Format:
+docs/notifications.md."""
+
+import re
+from collections.abc import Sequence
+
+from healer.model import Channel, ChannelKind, Manner, Notifications, Route
+from healer.rulebook.detection_rules import RULE_NAME
+from healer.rulebook.source import Source, did_you_mean
+from healer.settings import SECRET_OF, URL_OF
+
+Path = tuple[str | int, ...]
+
+#: Longest time that a digest gathers, and that the dead man's switch may stay silent.
+_DIGEST_MAX_H = 24 * 7
+_ALIVE_MIN_S, _ALIVE_MAX_S = 15, 600
+_TLS = ("starttls", "tls", "none")
+#: Fields beside name and kind: those that a kind has to have, then those that it may have.
+_FIELDS: dict[ChannelKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ChannelKind.slack: (("channel",), ("secret", "url")),
+    ChannelKind.wecom: ((), ("url", "mobiles")),
+    ChannelKind.dingtalk: ((), ("url", "secret", "mobiles")),
+    ChannelKind.feishu: ((), ("url", "secret")),
+    ChannelKind.pagerduty: ((), ("secret", "url")),
+    ChannelKind.alertmanager: (("url",), ("secret",)),
+    ChannelKind.email: (("server", "sender", "to"), ("tls", "user", "secret")),
+}
+#: They wake somebody or keep a state: a list of what was is nothing to them.
+_NO_DIGEST = (ChannelKind.pagerduty, ChannelKind.alertmanager)
+
+
+def read_notifications(source: Source | None) -> Notifications:
+    """Without the file, or with an empty one, there are no channels. What is wrong goes to its problems."""
+    if source is None or source.data is None:
+        return Notifications()
+    found = source.convert((), source.data, Notifications)
+    if found is None:
+        return Notifications()
+    names: set[str] = set()
+    for index, channel in enumerate(found.channels):
+        _check_channel(source, ("channels", index), channel, names)
+        names.add(channel.name)
+    for index, route in enumerate(found.routes):
+        _check_route(source, ("routes", index), route, found)
+    _check_people(source, found)
+    _check_alive(source, found)
+    _check_reached(source, found)
+    if not 0 < found.digest_h <= _DIGEST_MAX_H:
+        source.problem(("digest_h",), f"digest_h: has to be above 0, and at most {_DIGEST_MAX_H} (7 days)")
+    if found.console_url and not _is_web(found.console_url):
+        source.problem(("console_url",), "console_url: has to be an http or https address")
+    return found
+
+
+def _check_channel(source: Source, path: Path, channel: Channel, names: set[str]) -> None:
+    if not RULE_NAME.fullmatch(channel.name):
+        source.problem((*path, "name"), f"name: {channel.name!r} has to be small letters, digits and dashes")
+    if channel.name in names:
+        source.problem((*path, "name"), f"there is a channel {channel.name} already", "give it another name")
+    needed, allowed = _FIELDS[channel.kind]
+    told = source.data["channels"][path[1]]
+    for field in needed:
+        if not getattr(channel, field):
+            source.problem(path, f"the channel {channel.name} ({channel.kind}) needs {field}")
+    for field in told:
+        if field not in ("name", "kind", *needed, *allowed):
+            fields = ", ".join((*needed, *allowed))
+            source.problem((*path, field), f"{channel.kind} has no {field}", f"it has {fields}")
+    if channel.secret:
+        _check_secret(source, (*path, "secret"), channel.secret, SECRET_OF.get(channel.kind, ()))
+    if channel.kind in URL_OF and channel.url:
+        _check_secret(source, (*path, "url"), channel.url, URL_OF[channel.kind])
+    elif channel.url and not _is_web(channel.url):
+        source.problem((*path, "url"), "url: has to be an http or https address")
+    if channel.kind is ChannelKind.email:
+        _check_mail(source, path, channel)
+
+
+def _check_secret(source: Source, path: Path, text: str, known: Sequence[str]) -> None:
+    """A name or a path: what is a secret itself never stands in the rules, nor in what is told of them."""
+    if text in known or text.startswith("/"):
+        return
+    hint = (
+        did_you_mean(text, known)
+        if text.startswith("HEALER_")
+        else "put it into a setting or a file, and out of this one"
+    )
+    words = " or ".join((*known, "the path of a file"))
+    source.problem(path, f"{path[-1]}: has to be {words}, never the secret itself", hint)
+
+
+def _check_mail(source: Source, path: Path, channel: Channel) -> None:
+    host, _, port = channel.server.rpartition(":")
+    if channel.server and not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        source.problem((*path, "server"), "server: has to be a host and a port, like mail.example:587")
+    if channel.tls not in _TLS:
+        source.problem((*path, "tls"), f"tls: {channel.tls!r} is not one of its words", ", ".join(_TLS))
+    for field, addresses in (("sender", (channel.sender,)), ("to", channel.to)):
+        for address in addresses:
+            if address and ("@" not in address or any(letter in address for letter in "\r\n,")):
+                source.problem((*path, field), f"{field}: {address!r} is no address of e-mail")
+
+
+def _check_route(source: Source, path: Path, route: Route, found: Notifications) -> None:
+    names = [one.name for one in found.channels]
+    if not route.to:
+        source.problem((*path, "to"), "to: the list is empty")
+    for number, name in enumerate(route.to):
+        channel = found.channel(name)
+        if channel is None:
+            hint = did_you_mean(name, names) or "channels stand under `channels`"
+            source.problem((*path, "to", number), f"there is no channel {name}", hint)
+        elif route.how is Manner.digest and channel.kind in _NO_DIGEST:
+            text = f"{name} is {channel.kind}, which takes no digest"
+            source.problem((*path, "how"), text, "how: page or channel")
+    for field in ("clusters", "rules", "faults"):
+        for number, glob in enumerate(getattr(route, field)):
+            if not glob.strip() or glob.count("[") != glob.count("]"):
+                source.problem((*path, field, number), f"{field}: {glob!r} is not a name or a glob")
+
+
+def _check_people(source: Source, found: Notifications) -> None:
+    seen: set[str] = set()
+    for index, person in enumerate(found.people):
+        path = ("people", index)
+        if not re.fullmatch(r"[UW][A-Z0-9]{2,30}", person.slack):
+            hint = "Profile, More, Copy member ID"
+            source.problem((*path, "slack"), f"slack: {person.slack!r} is no member id like U012ABCDEF", hint)
+        if person.slack in seen:
+            source.problem((*path, "slack"), f"slack: {person.slack} stands here twice")
+        if not person.name.strip() or not person.name.isprintable():
+            source.problem((*path, "name"), "name: has to be the name that healer knows the person by")
+        seen.add(person.slack)
+
+
+def _check_alive(source: Source, found: Notifications) -> None:
+    if found.alive is None:
+        return
+    channel = found.channel(found.alive.channel)
+    if channel is None or channel.kind is not ChannelKind.alertmanager:
+        text = f"alive: {found.alive.channel} is no channel of kind alertmanager"
+        source.problem(("alive", "channel"), text, "only an Alertmanager misses what does not come")
+    if not _ALIVE_MIN_S <= found.alive.every_s <= _ALIVE_MAX_S:
+        text = f"every_s: has to be from {_ALIVE_MIN_S} to {_ALIVE_MAX_S}"
+        source.problem(("alive", "every_s"), text)
+
+
+def _check_reached(source: Source, found: Notifications) -> None:
+    """A channel that nothing goes to is a mistake: whoever named it waits for messages."""
+    reached = {name for route in found.routes for name in route.to}
+    if found.alive is not None:
+        reached.add(found.alive.channel)
+    for index, channel in enumerate(found.channels):
+        if channel.name not in reached:
+            text = f"no route leads to the channel {channel.name}"
+            source.problem(("channels", index, "name"), text, "add it to a route's `to`")
+
+
+def _is_web(text: str) -> bool:
+    scheme, _, rest = text.partition("://")
+    return scheme in ("http", "https") and bool(rest) and "@" not in rest

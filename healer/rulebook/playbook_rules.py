@@ -1,0 +1,316 @@
+"""Reads and checks `rules/playbooks/*.yaml`: steps, conditions, inputs, and playbooks within playbooks."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from healer.actions import CHECKS, VERBS, WAITS
+from healer.model import FIT, REMOVING_VERBS, Playbook, Step, Validation, Verb
+from healer.playbooks.advance import JOB_LISTS, RESERVED
+from healer.playbooks.condition_checks import wrong_with
+from healer.playbooks.conditions import ConditionError, Ended, Fixed, leaves, parse
+from healer.playbooks.inputs import InputInvalid, only_place, places_of, value_of
+from healer.playbooks.within import Within, inlined
+from healer.rulebook.source import Source, did_you_mean
+from healer.rulebook.step_inputs import check_input, check_spec, one_of
+
+#: Playbooks that people and the API may start by these names at any time.
+ALWAYS = ("drain", "resume", "requeue")
+KINDS = ("do", "check", "wait", "use")
+_STEP_ID = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_TARGETS = ("node", "job")
+_LEVELS = (1, 2)
+#: They answer yes or no; every other step either works or asks a person.
+_VERDICTS = frozenset(
+    {
+        "fabric_state",
+        "hung",
+        "jobs_left",
+        "link_counters",
+        "memory_health",
+        "power_state",
+        Verb.bisect,
+        Verb.diagnose,
+        Verb.reset_gpu,
+        Verb.site_command,
+        Verb.sweep,
+    }
+)
+#: They may end the run where nothing needs to be done: a node that is out already would stay so.
+_BEFORE_REMOVING = frozenset(
+    {
+        "still_silent",
+        "still_slow",
+        "job_end_or_checkpoint",
+        "job_end",
+        "reached",
+        "checkpoint",
+        "lifted",
+        "spare_ready",
+        "hung",
+        "stacks",
+    }
+)
+#: Checks that change nothing of the run: only these stand beside a verb's own.
+BESIDE = ("fabric_state", "node_answers")
+#: One that only a verb's look has: it says that there is nothing to do.
+PROBES = (*BESIDE, "job_works")
+#: They work on a job: the run's own, or each of a list. What stands in neither set works on the run's node.
+_OF_JOB = frozenset(
+    {Verb.requeue, Verb.revive, Verb.release, Verb.bisect, "hung", "stacks", "checkpoint", "job_runs"}
+)
+_OF_EITHER = frozenset({Verb.ticket, Verb.notify, "time", "approval"})
+_ENDLESS = {
+    "repair": "a repair ends only by a person",
+    "approval": "an approval comes only from a person",
+    "time": "it is over by itself",
+    "lifted": "a drain is lifted only by whose it is",
+}
+
+
+def read_playbooks(
+    sources: Sequence[Source], scripts: Mapping[str, str], validation: Validation = Validation()
+) -> dict[str, Playbook]:
+    """All playbooks by name, with those that they use put in their place. Problems go to their sources."""
+    found: dict[str, tuple[Source, Playbook]] = {}
+    for source in sources:
+        playbook = source.convert((), source.data, Playbook)
+        if playbook is None:
+            continue
+        stem = source.name.rpartition("/")[2].removesuffix(".yaml")
+        if playbook.name != stem:
+            source.problem(("name",), f"the playbook {playbook.name} stands in a file of another name")
+        found[playbook.name] = (source, playbook)
+    books = {name: playbook for name, (_, playbook) in found.items()}
+    whole: dict[str, Playbook] = {}
+    for name, (source, playbook) in found.items():
+        before = len(source.problems)
+        _check_head(source, playbook)
+        for index, step in enumerate(playbook.steps):
+            _check_step(source, ("steps", index), step, playbook, scripts)
+            _check_depth(source, ("steps", index), step, playbook, validation)
+            if step.use is not None:
+                _check_use(source, ("steps", index), step, playbook, books)
+        if len(source.problems) > before:
+            whole[name] = playbook
+            if all(step.use is None for step in playbook.steps):
+                _check_order(source, playbook, range(len(playbook.steps)))
+            continue
+        try:
+            flat = inlined(playbook, books)
+        except Within as error:
+            source.problem(("steps", error.index), str(error), error.hint)
+            whole[name] = playbook
+            continue
+        _check_order(source, flat.playbook, flat.origin)
+        whole[name] = flat.playbook
+    return whole
+
+
+def needs(playbook: Playbook) -> list[str]:
+    """Inputs without which it cannot begin."""
+    return [name for name, one in playbook.inputs.items() if one.required and one.default is None]
+
+
+def _check_head(source: Source, playbook: Playbook) -> None:
+    one_of(source, ("target",), "target", playbook.target, _TARGETS)
+    if playbook.level not in _LEVELS:
+        source.problem(("level",), "level: 1 (responders may start it) or 2 (operators)")
+    if not playbook.steps:
+        source.problem(("steps",), "steps: the list is empty")
+    for name, spec in playbook.inputs.items():
+        check_spec(source, ("inputs", name), name, spec)
+    seen: set[str] = set()
+    for index, step in enumerate(playbook.steps):
+        if step.id in seen:
+            source.problem(("steps", index, "id"), f"the step {step.id} stands here twice")
+        seen.add(step.id)
+
+
+# --- one step ---
+
+
+def _check_step(
+    source: Source, path: tuple[str, int], step: Step, playbook: Playbook, scripts: Mapping[str, str]
+) -> None:
+    if not _STEP_ID.fullmatch(step.id):
+        source.problem((*path, "id"), f"id: {step.id!r} has to be small letters, digits, _ and -")
+    if step.id in RESERVED:
+        source.problem((*path, "id"), f"id: {step.id} is a word of the run's log", "take another")
+    kinds = [name for name in KINDS if getattr(step, name) is not None]
+    if len(kinds) != 1:
+        text = f"has {' and '.join(kinds)}" if kinds else "has none of do, check, wait and use"
+        source.problem(path, f"the step {step.id} {text}", "a step is exactly one of do, check, wait and use")
+    for kind, word, known in (
+        ("do", step.do, VERBS),
+        ("check", step.check, CHECKS),
+        ("wait", step.wait, WAITS),
+        ("probe", step.probe, PROBES),
+        ("verify", step.verify, BESIDE),
+        ("undo", step.undo, ("keep",)),
+        ("for_each", step.for_each, JOB_LISTS),
+    ):
+        if word is not None:
+            one_of(source, (*path, kind), kind, word, [str(name) for name in known])
+    for name in ("probe", "verify", "undo"):
+        if getattr(step, name) is not None and step.do is None:
+            source.problem((*path, name), f"{name}: the step {step.id} does nothing that has one")
+    _check_bounds(source, path, step)
+    _check_target(source, path, step, playbook)
+    if step.use is None:
+        check_input(source, path, step, playbook)
+    script = step.input.get("script")
+    if isinstance(script, str) and not places_of(script) and script not in scripts:
+        hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
+        source.problem((*path, "input", "script"), f"there is no script {script}", hint)
+
+
+def _check_depth(
+    source: Source, path: tuple[str, int], step: Step, playbook: Playbook, validation: Validation
+) -> None:
+    """Each depth that may be meant is there, and its job may come to its end. A step has one of the two."""
+    given = step.input.get("depth")
+    if step.do not in {Verb.bisect, Verb.diagnose, Verb.sweep} or not isinstance(given, str):
+        return
+    place = only_place(given)
+    spec = playbook.inputs.get(place) if place is not None else None
+    named = spec.choices if spec is not None else () if place is not None else (given,)
+    for name in named:
+        if name != FIT and name not in validation.depths:
+            hint = did_you_mean(name, [*validation.depths, FIT]) or "a depth of rules/validation/depths.yaml"
+            source.problem((*path, "input", "depth"), f"there is no depth {name}", hint)
+    meant = {*named, *(validation.fits.values() if FIT in named else ())}
+    longest_s = max((one.limit_s for name, one in validation.depths.items() if name in meant), default=0)
+    if step.timeout_s < longest_s and "limit_s" not in step.input:
+        source.problem((*path, "timeout_s"), f"timeout_s: its tests may take {longest_s} s", "at least that")
+    if "script" in step.input:
+        source.problem((*path, "input", "depth"), f"the step {step.id} has a depth and a script", "take one")
+
+
+def _check_target(source: Source, path: tuple[str, int], step: Step, playbook: Playbook) -> None:
+    word = step.do or step.check or step.wait
+    if word is None or word in _OF_EITHER:
+        return
+    if playbook.target == "job" and word not in _OF_JOB:
+        source.problem(path, f"the step {step.id}: {word} is for a node, and this playbook for a job")
+    elif playbook.target == "node" and word in _OF_JOB and step.for_each is None:
+        text = f"the step {step.id}: {word} is for a job, and this playbook for a node"
+        source.problem(path, text, "for_each: jobs_hit does it for each job of the list")
+
+
+def _check_bounds(source: Source, path: tuple[str, int], step: Step) -> None:
+    if step.timeout_s <= 0:
+        source.problem((*path, "timeout_s"), "timeout_s: has to be more than 0")
+    if step.retries < 0:
+        source.problem((*path, "retries"), "retries: must not be negative")
+    if step.back_off_s <= 0:
+        source.problem((*path, "back_off_s"), "back_off_s: has to be more than 0")
+    if step.back_off_max_s < step.back_off_s:
+        source.problem((*path, "back_off_max_s"), "back_off_max_s: has to be at least back_off_s")
+    if step.wait_s is not None and step.wait_s <= 0:
+        source.problem((*path, "wait_s"), "wait_s: has to be more than 0")
+    if step.wait_s is not None and (step.wait is None or step.wait in _ENDLESS):
+        what = _ENDLESS[step.wait] if step.wait else "this step does not wait"
+        source.problem((*path, "wait_s"), f"wait_s: {what}", "only a wait for a moment is bounded")
+
+
+# --- playbooks within playbooks ---
+
+
+def _check_use(
+    source: Source, path: tuple[str, int], step: Step, playbook: Playbook, books: Mapping[str, Playbook]
+) -> None:
+    used = books.get(step.use or "")
+    if used is None:
+        hint = did_you_mean(step.use or "", books) or f"one of {', '.join(sorted(books))}"
+        source.problem((*path, "use"), f"use: there is no playbook {step.use}", hint)
+        return
+    if used.target != playbook.target:
+        text = f"use: {used.name} is for a {used.target}, this one for a {playbook.target}"
+        source.problem((*path, "use"), text)
+    if used.level > playbook.level:
+        text = f"use: only an operator may start {used.name}, this one a responder too"
+        source.problem((*path, "use"), text, f"level: {used.level}")
+    if step.for_each is not None:
+        source.problem((*path, "for_each"), "for_each: a playbook within another one runs once")
+    for name, value in step.input.items():
+        _check_given(source, (*path, "input", name), name, value, used, playbook)
+    for name in needs(used):
+        if name not in step.input:
+            source.problem(path, f"the step {step.id}: {used.name} needs input.{name}")
+
+
+def _check_given(
+    source: Source,
+    where: Sequence[str | int],
+    name: str,
+    value: Any,
+    used: Playbook,
+    playbook: Playbook,
+) -> None:
+    spec = used.inputs.get(name)
+    if spec is None:
+        hint = did_you_mean(name, used.inputs)
+        source.problem(where, f"input: {used.name} has no input {name}", hint)
+    elif (place := only_place(value)) is not None:
+        outer = playbook.inputs.get(place)
+        same = outer is not None and (outer.type, outer.choices) == (spec.type, spec.choices)
+        if outer is None:
+            source.problem(where, f"input: the playbook has no input {place}")
+        elif not same:
+            source.problem(where, f"input: {place} is not what {used.name} takes as {name}", str(spec.type))
+        elif name in needs(used) and not outer.required and outer.default is None:
+            source.problem(where, f"input: {name} is needed, and {place} may be missing", "give it a default")
+    else:
+        try:
+            value_of(name, spec, value)
+        except InputInvalid as error:
+            source.problem(where, f"input: {error}")
+
+
+# --- the whole in its order ---
+
+
+def _check_order(source: Source, playbook: Playbook, origin: Sequence[int]) -> None:
+    """What rests on the steps before. `origin`: by step, the entry of this file that it comes from."""
+    seen: dict[str, Step] = {}
+    for index, step in zip(origin, playbook.steps, strict=True):
+        path = ("steps", index)
+        if step.when is not None:
+            _check_when(source, (*path, "when"), step.when, seen, playbook)
+        removed = any(one.do in REMOVING_VERBS for one in seen.values())
+        word = step.check or step.wait
+        if removed and word in _BEFORE_REMOVING:
+            text = f"{word} may end the run: it has to stand before the first step that takes anything away"
+            source.problem(path, text)
+        seen[step.id] = step
+
+
+def _check_when(
+    source: Source, path: Sequence[str | int], when: str, before: dict[str, Step], playbook: Playbook
+) -> None:
+    try:
+        condition = parse(when)
+    except ConditionError as error:
+        source.problem(path, f"when: {error}", "such as test.failed, or severity <= P1 and not input.fast")
+        return
+    for leaf in leaves(condition):
+        if isinstance(leaf, Ended):
+            _check_ended(source, path, leaf, before, playbook)
+        elif not isinstance(leaf, Fixed) and (text := wrong_with(leaf, playbook.inputs)):
+            source.problem(path, f"when: {text}")
+
+
+def _check_ended(
+    source: Source, path: Sequence[str | int], leaf: Ended, before: dict[str, Step], playbook: Playbook
+) -> None:
+    step = before.get(leaf.step)
+    if step is None:
+        later = any(one.id == leaf.step for one in playbook.steps)
+        text = f"the step {leaf.step} comes later" if later else f"there is no step {leaf.step}"
+        source.problem(path, f"when: {text}", did_you_mean(leaf.step, list(before)) or "name an earlier step")
+    elif step.for_each is not None:
+        source.problem(path, f"when: the step {leaf.step} is made of parts, each with an end of its own")
+    elif leaf.word == "failed" and (step.check or step.do) not in _VERDICTS:
+        hint = f"only {' and '.join(sorted(str(one) for one in _VERDICTS))} may answer no"
+        source.problem(path, f"when: the step {leaf.step} never fails, it asks a person", hint)

@@ -1,0 +1,202 @@
+"""What one file of `rules/` must hold beyond the right types: guards, watches, topology."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from healer.model import (
+    GuardSettings,
+    Maintenance,
+    Peer,
+    Place,
+    SweepSettings,
+    Switch,
+    Topology,
+    WatchSettings,
+)
+from healer.model.hostlist import expand
+from healer.rulebook.source import Source, did_you_mean
+from healer.signals.kernel_log import normal_pci
+
+_SHARES = (
+    "max_share",
+    "min_service_share",
+    "share_per_hour",
+    "rack_share",
+    "partition_share",
+    "breaker_share",
+)
+_AT_LEAST_ONE = ("max_nodes",)
+_AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h", "trial_runs")
+#: A year: what was tested longer ago counts as never tested anyway.
+_SWEEP_DAYS_MAX = 365
+_SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+_GUID = re.compile(r"0x[0-9a-fA-F]{16}")
+
+
+def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]) -> GuardSettings | None:
+    """Guard settings with their hostlists expanded; None when something is wrong."""
+    before = len(source.problems)
+    settings = source.convert(path, data, GuardSettings)
+    if settings is None:
+        return None
+    for name in _SHARES:
+        if not 0 <= getattr(settings, name) <= 1:
+            source.problem((*path, name), f"{name}: a share lies between 0 and 1")
+    for name in _AT_LEAST_ONE:
+        if getattr(settings, name) < 1:
+            source.problem((*path, name), f"{name}: has to be at least 1")
+    for name in _AT_LEAST_ZERO:
+        if getattr(settings, name) < 0:
+            source.problem((*path, name), f"{name}: must not be negative")
+    if settings.earn.incidents < 1:
+        source.problem((*path, "earn", "incidents"), "earn: incidents has to be at least 1")
+    if not 0 <= settings.earn.precision <= 1:
+        source.problem((*path, "earn", "precision"), "earn: precision lies between 0 and 1")
+    _check_sweep(source, (*path, "sweep"), settings.sweep)
+    protected = _hosts(source, (*path, "protected"), settings.protected)
+    windows = tuple(
+        _window(source, (*path, "maintenance", index), window)
+        for index, window in enumerate(settings.maintenance)
+    )
+    if len(source.problems) > before:
+        return None
+    return msgspec.structs.replace(settings, protected=protected, maintenance=windows)
+
+
+def _check_sweep(source: Source, path: Sequence[str | int], sweep: SweepSettings) -> None:
+    if not 0 <= sweep.max_share <= 1:
+        source.problem((*path, "max_share"), "sweep: max_share lies between 0 and 1")
+    if sweep.max_nodes < 1:
+        source.problem((*path, "max_nodes"), "sweep: max_nodes has to be at least 1")
+    if not 0 < sweep.every_days <= _SWEEP_DAYS_MAX:
+        source.problem((*path, "every_days"), f"sweep: every_days is above 0, and at most {_SWEEP_DAYS_MAX}")
+    for name in ("partition", "qos"):
+        if not _SLURM_NAME.fullmatch(getattr(sweep, name)):
+            source.problem((*path, name), f"sweep: {name} is no name of Slurm's")
+
+
+def _hosts(source: Source, path: Sequence[str | int], texts: Sequence[str]) -> tuple[str, ...]:
+    names: list[str] = []
+    for index, text in enumerate(texts):
+        if text.count("[") != text.count("]"):
+            source.problem((*path, index), f"{text!r}: a bracket is not closed")
+            continue
+        try:
+            names.extend(expand(text))
+        except ValueError as error:
+            source.problem((*path, index), str(error))
+    return tuple(names)
+
+
+def _window(source: Source, path: Sequence[str | int], window: Maintenance) -> Maintenance:
+    for name in ("since", "until"):
+        moment = getattr(window, name)
+        if moment is not None and moment.tzinfo is None:
+            source.problem((*path, name), f"{name}: has no time zone", "write Z or an offset")
+            return window
+    if window.since and window.until and window.since >= window.until:
+        source.problem((*path, "until"), "until: lies before since")
+    return msgspec.structs.replace(window, nodes=_hosts(source, (*path, "nodes"), window.nodes))
+
+
+def read_watches(source: Source | None) -> WatchSettings:
+    """The defaults where the file is missing or wrong. Times and thresholds are above 0."""
+    if source is None:
+        return WatchSettings()
+    data = source.mapping((), source.data, "a mapping of watch settings")
+    settings = source.convert((), data, WatchSettings) or WatchSettings()
+    for name in WatchSettings.__struct_fields__:
+        value = getattr(settings, name)
+        if not isinstance(value, tuple) and value <= 0:
+            source.problem((name,), f"{name}: has to be more than 0")
+    return settings
+
+
+def read_topology(source: Source | None) -> Topology:
+    """Places by node name, hostlists expanded; PCI addresses in our form."""
+    if source is None:
+        return Topology()
+    fields = ("places", "gpu_pci", "switches", "links")
+    data = source.mapping((), source.data, f"a mapping with {', '.join(fields)}")
+    for key in data:
+        if key not in fields:
+            hint = did_you_mean(str(key), fields)
+            source.problem((key,), f"unknown field {key}", hint)
+    return Topology(
+        places=_places(source, data.get("places")),
+        gpu_pci=_gpu_pci(source, data.get("gpu_pci")),
+        switches=_switches(source, data.get("switches")),
+        links=_links(source, data.get("links")),
+    )
+
+
+def _switches(source: Source, data: Any) -> dict[str, Switch]:
+    found: dict[str, Switch] = {}
+    for name, fields in source.mapping(("switches",), data, "switches by name").items():
+        one = source.convert(("switches", name), fields or {}, Switch)
+        if one is not None:
+            found[str(name)] = one
+            if one.guid and not _GUID.fullmatch(one.guid):
+                source.problem(("switches", name, "guid"), f"guid: {one.guid!r} is not 0x and 16 hex digits")
+    return found
+
+
+def _links(source: Source, data: Any) -> dict[str, dict[str, Peer]]:
+    """`gpu0001/mlx5_0`: what the cable leads to, and the port there (which may hold a `/` itself)."""
+    found: dict[str, dict[str, Peer]] = {}
+    for name, ports in source.mapping(("links",), data, "ports by switch").items():
+        own = found[str(name)] = {}
+        for port, peer in source.mapping(("links", name), ports, "peers by port").items():
+            if not isinstance(peer, str) or not peer.partition("/")[0]:
+                text = f"{name} {port}: expected what it leads to"
+                source.problem(("links", name, port), text, "such as gpu0001/mlx5_0")
+                continue
+            own[str(port)] = Peer(*peer.partition("/")[::2])
+    return found
+
+
+def _places(source: Source, data: Any) -> dict[str, Place]:
+    places: dict[str, Place] = {}
+    for hosts, fields in source.mapping(("places",), data, "hostlists with a place each").items():
+        place = source.convert(("places", hosts), fields, Place)
+        if place is None:
+            continue
+        for node in _hosts(source, ("places",), [str(hosts)]):
+            merged = _merged(places.get(node, Place()), place)
+            if isinstance(merged, str):
+                source.problem(("places", hosts), f"{node} has two places: {merged}")
+                break
+            places[node] = merged
+    return places
+
+
+def _merged(known: Place, new: Place) -> Place | str:
+    """Both together; a sentence where they say different things."""
+    both: dict[str, str] = {}
+    for name in Place.__struct_fields__:
+        one, other = getattr(known, name), getattr(new, name)
+        if one and other and one != other:
+            return f"{name} {one} and {name} {other}"
+        both[name] = one or other
+    return Place(**both)
+
+
+def _gpu_pci(source: Source, data: Any) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for model, addresses in source.mapping(("gpu_pci",), data, "GPU models with their addresses").items():
+        path = ("gpu_pci", str(model))
+        if not isinstance(addresses, list):
+            source.problem(path, f"{model}: expected a list of PCI addresses")
+            continue
+        normal = [normal_pci(str(address)) for address in addresses]
+        for index, address in enumerate(normal):
+            if address is None:
+                text = f"{addresses[index]!r} is not a PCI address"
+                source.problem((*path, index), text, "such as 0000:9b:00")
+        found[str(model)] = tuple(address for address in normal if address is not None)
+        if len(set(found[str(model)])) < len(found[str(model)]):
+            source.problem(path, f"{model}: an address stands here twice")
+    return found

@@ -1,0 +1,1 @@
+"""Topology files from what the fabric and the switches say."""

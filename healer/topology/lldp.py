@@ -1,0 +1,130 @@
+"""LLDP as lldpd tells it (`lldpctl -f json`, `-f json0`, `lldpcli show neighbors -f json`) -> cables. Pure.
+
+One document of one host, or one on each line with its `host` beside `lldp`.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from healer.signals.ports import wrong_port
+from healer.topology.found import BYTES_MAX, CABLES_MAX, Cable, Found, Unreadable
+
+_NO_HARDWARE = "interfaces that are no hardware"
+_NO_NAME = "neighbours that tell no name or port"
+_NAME_MAX = 64
+
+
+def read_lldp(text: str, host: str = "") -> Found:
+    """`host`: whose output it is, where the document does not say. Raises Unreadable."""
+    if len(text) > BYTES_MAX:
+        raise Unreadable(f"more than {BYTES_MAX >> 20} MB")
+    cables: dict[tuple[str, str], Cable] = {}
+    skipped: Counter[str] = Counter()
+    for place, document in _documents(text):
+        whose = document.get("host", host) if isinstance(document, dict) else host
+        if not isinstance(whose, str) or not _is_name(whose):
+            raise Unreadable(f"{place}: it does not say whose it is: give --host, or `host` beside `lldp`")
+        for interface, one in _interfaces(document, place):
+            if wrong_port(interface):
+                skipped[_NO_HARDWARE] += 1
+                continue
+            switch, port = _chassis(one.get("chassis")), _port(one.get("port"))
+            if not switch or not port:
+                skipped[_NO_NAME] += 1
+                continue
+            node = whose.partition(".")[0]
+            cables[switch, port] = Cable(switch, port, node, interface, is_switch=False)
+            if len(cables) > CABLES_MAX:
+                raise Unreadable(f"{place}: more than {CABLES_MAX} cables")
+    # Switches that run lldpd themselves tell of each other.
+    switches = {one.switch for one in cables.values()}
+    told = tuple(one._replace(is_switch=one.peer in switches) for one in cables.values())
+    return Found(cables=told, skipped=dict(skipped))
+
+
+def _documents(text: str) -> Iterator[tuple[str, Any]]:
+    """(where it stands, document)."""
+    try:
+        yield "the document", msgspec.json.decode(text.encode())
+        return
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        wrong = str(error)
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    if len(lines) < 2:
+        raise Unreadable(f"not JSON: {wrong}")
+    for number, line in lines:
+        try:
+            yield f"line {number}", msgspec.json.decode(line.encode())
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise Unreadable(f"line {number}: not JSON: {error}") from None
+
+
+def _interfaces(document: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, neighbour). lldpd writes one thing as an object and several as a list; json0 always lists."""
+    lldp = document.get("lldp") if isinstance(document, dict) else None
+    if lldp is None:
+        raise Unreadable(f"{place}: no `lldp` in it")
+    for part in _all(lldp):
+        for one in _all(part.get("interface")):
+            name = one.get("name")
+            if isinstance(name, str):
+                yield name, one
+            else:
+                yield from ((str(key), value) for key, value in one.items() if isinstance(value, dict))
+
+
+def _all(value: Any) -> list[dict[str, Any]]:
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+
+
+def _chassis(value: Any) -> str:
+    """The neighbour's own name, without its domain: as key (json) or under `name` (json0)."""
+    for one in _all(value):
+        name = _value(one.get("name"))
+        if name:
+            return _short(name)
+        for key, inner in one.items():
+            if isinstance(inner, dict) and key not in ("id", "mgmt-ip", "capability"):
+                return _short(key)
+    return ""
+
+
+def _port(value: Any) -> str:
+    """What the switch calls its port: its identifier where that is a name, else its description.
+
+    An identifier of the type `local` that is a number is mostly the interface's index (Junos tells 513 for
+    et-0/0/1): it counts where there is no description either.
+    """
+    for one in _all(value):
+        index = ""
+        for identity in _all(one.get("id")):
+            told, kind = identity.get("value"), identity.get("type")
+            if kind not in ("ifname", "local", "ifalias") or not _is_name(told):
+                continue
+            if kind != "local" or not str(told).isdigit():
+                return str(told)
+            index = index or str(told)
+        if _is_name(told := _value(one.get("descr"))):
+            return told
+        if index:
+            return index
+    return ""
+
+
+def _value(value: Any) -> str:
+    """`"x"`, or json0's `[{"value": "x"}]`."""
+    if isinstance(value, str):
+        return value
+    return next((told for one in _all(value) if isinstance(told := one.get("value"), str)), "")
+
+
+def _short(name: str) -> str:
+    short = name if name.replace(".", "").isdigit() else name.partition(".")[0]
+    return short if _is_name(short) else ""
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _NAME_MAX and value.isascii() and value.isprintable()

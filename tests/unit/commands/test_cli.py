@@ -1,0 +1,66 @@
+"""The command line: light to start; errors in one sentence; exit status 2 for settings, 1 for failures."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.heavy
+
+HEAVY = (
+    *("sqlalchemy", "sklearn", "fastapi", "celery", "numpy", "alembic", "psycopg", "httpx", "pydantic"),
+    "structlog",
+)
+
+
+def healer(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEALER_")}
+    return subprocess.run(
+        [sys.executable, "-m", "healer", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=clean | environ,
+        check=False,
+    )
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nsys.argv = ['healer', '--help']\nfrom healer.commands.cli import main\n"
+        "try:\n    main()\nfinally:\n    print('loaded', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    text, loaded = done.stdout.split("loaded ", 1)
+    for command in ("up", "api", "detector", "worker", "scheduler", "db"):
+        assert f"\n  {command} " in text
+    assert [name for name in HEAVY if name in loaded.split()] == []
+
+
+def test_a_wrong_setting_stops_the_start_with_one_sentence() -> None:
+    done = healer("api", HEALER_GUARD_MAX_SHRE="0.05")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "healer: HEALER_GUARD_MAX_SHRE is not a setting of healer; did you mean HEALER_GUARD_MAX_SHARE?\n"
+    )
+
+
+def test_no_healer_to_talk_to_is_one_sentence(tmp_path: object) -> None:
+    done = healer("db", "upgrade", HEALER_DATA_DIR=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"healer: no healer runs on {tmp_path}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_database_that_is_not_there_is_one_sentence(tmp_path: object) -> None:
+    done = healer("db", "upgrade", HEALER_DATABASE_URL=f"postgresql:///healer?host={tmp_path}")
+    assert done.returncode == 1
+    assert "the database does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_command_is_wrong_use() -> None:
+    assert healer("hael").returncode == 2

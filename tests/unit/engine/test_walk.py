@@ -1,0 +1,694 @@
+"""The one walk, by the law of safety: modes, severity, pages, the breaker, vetoes, and what people say."""
+
+import msgspec
+import pytest
+
+from healer.decisions import reset
+from healer.engine.walk import walk
+from healer.model import (
+    BreakerState,
+    CommandKind,
+    GateFacts,
+    Guard,
+    GuardSettings,
+    IncidentState,
+    Mode,
+    Outcome,
+    Run,
+    RunState,
+    Severity,
+)
+from healer.sim.ledger import MemoryTx
+from tests.support.loop import (
+    APPLICATION,
+    DEGRADED,
+    FATAL,
+    LOST,
+    START,
+    Site,
+    beat,
+    later,
+    name,
+    rules_in,
+)
+
+
+def lost(site: Site, number: int = 1) -> None:
+    site.walk(*site.say(number, LOST))
+
+
+def settled(site: Site, seconds: float = 2) -> None:
+    site.clock.advance(seconds)
+    site.walk()
+
+
+# --- settling -----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_decided_before_the_settling_time_and_all_is_after_it() -> None:
+    site = Site(10)
+    lost(site)
+    assert site.runs == []
+    settled(site, 1.999)
+    assert site.runs == []
+    settled(site, 0.001)
+    assert [run.state for run in site.runs] == [RunState.running]
+
+
+def test_the_settling_time_may_be_none() -> None:
+    site = Site(10, rules=rules_in(settle_s=0.0))
+    lost(site)
+    assert len(site.runs) == 1
+
+
+# --- modes --------------------------------------------------------------------------------------------------
+
+
+def after_a_fault(mode: Mode) -> Site:
+    site = Site(10, mode=mode)
+    site.slurm.add_job(nodes=2)
+    lost(site)
+    site.run_for(20)
+    return site
+
+
+@pytest.mark.parametrize(
+    ("mode", "state"),
+    [
+        (Mode.off, None),
+        (Mode.shadow, RunState.done),
+        (Mode.suggest, RunState.proposed),
+        (Mode.approve, RunState.waiting_approval),
+        (Mode.auto, RunState.waiting),
+    ],
+)
+def test_what_each_mode_makes_of_a_fatal_fault(mode: Mode, state: RunState | None) -> None:
+    site = after_a_fault(mode)
+    assert [run.state for run in site.runs] == ([state] if state else [])
+    assert site.node(1).drain is (mode is Mode.auto)
+    assert [slot.node for slot in site.ledger.tables.slots.values()] == (
+        [name(1)] if mode is Mode.auto else []
+    )
+    assert site.incident.held_by == {
+        Mode.off: Guard.mode,
+        Mode.shadow: Guard.mode,
+        Mode.suggest: Guard.mode,
+        Mode.approve: Guard.approval,
+        Mode.auto: None,
+    }.get(mode)
+
+
+def test_a_mode_set_while_running_wins() -> None:
+    site = Site(10, mode=Mode.auto)
+    site.ledger.tables.modes["gpu-lost"] = Mode.shadow
+    lost(site)
+    site.run_for(20)
+    assert not site.node(1).drain
+    assert [run.shadow for run in site.runs] == [True]
+
+
+@pytest.mark.parametrize("before", [Mode.suggest, Mode.approve])
+@pytest.mark.parametrize("after", [Mode.shadow, Mode.off])
+def test_a_rule_set_back_takes_what_waited_with_it(before: Mode, after: Mode) -> None:
+    site = after_a_fault(before)
+    site.ledger.tables.modes["gpu-lost"] = after
+    site.run_for(20)
+    assert not site.node(1).drain
+    assert site.ledger.tables.slots == {}
+    assert {run.state for run in site.runs if not run.shadow} == {RunState.rejected}
+
+
+def test_what_a_guard_held_goes_nowhere_once_its_rule_is_only_watched() -> None:
+    site = Site(10)
+    site.pause()
+    lost(site)
+    settled(site)
+    assert [run.state for run in site.runs] == [RunState.held]
+    site.ledger.tables.modes["gpu-lost"] = Mode.shadow
+    site.end_pause()
+    site.run_for(20)
+    assert not site.node(1).drain
+
+
+def test_a_rule_made_automatic_acts_on_what_is_open() -> None:
+    site = after_a_fault(Mode.shadow)
+    site.ledger.tables.modes["gpu-lost"] = Mode.auto
+    site.run_for(20)
+    assert site.node(1).drain
+
+
+def test_an_approval_lets_it_go_once() -> None:
+    site = after_a_fault(Mode.approve)
+    (run,) = site.runs
+    site.approve(run.id)
+    site.run_for(20)
+    assert site.node(1).drain
+    assert [one.state for one in site.runs] == [RunState.waiting]
+
+
+def test_time_never_approves() -> None:
+    site = after_a_fault(Mode.approve)
+    site.run_for(48 * 3600, step_s=3600)
+    assert not site.node(1).drain
+    assert site.ledger.tables.slots == {}
+
+
+def test_shadow_goes_through_an_incident_once() -> None:
+    site = after_a_fault(Mode.shadow)
+    decisions = len(site.ledger.tables.decisions)
+    site.run_for(600, step_s=10)
+    assert len(site.runs) == 1
+    assert len(site.ledger.tables.decisions) == decisions
+
+
+# --- severity and pages -------------------------------------------------------------------------------------
+
+
+def test_what_healer_may_not_mend_is_p0_and_pages_once_after_ten_seconds() -> None:
+    site = Site(10, mode=Mode.suggest)
+    site.slurm.add_job(nodes=2)
+    lost(site)
+    settled(site)
+    assert site.incident.severity is Severity.P0
+    settled(site, 9)
+    assert site.pages == []
+    settled(site, 1)
+    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0:20261120T03"]
+    site.run_for(3600, step_s=60)
+    assert len(site.pages) == 1
+
+
+def test_what_healer_mends_is_p1_and_pages_nobody() -> None:
+    site = after_a_fault(Mode.auto)
+    site.run_for(120)
+    assert site.incident.severity is Severity.P1
+    assert site.pages == []
+
+
+def test_p0_ends_when_healer_may_act_after_all() -> None:
+    site = Site(10)
+    site.pause()
+    lost(site)
+    settled(site)
+    assert site.incident.severity is Severity.P0
+    site.end_pause()
+    settled(site, 1)
+    assert site.incident.severity is Severity.P1
+    site.run_for(60)
+    assert site.pages == []
+
+
+def test_a_drain_that_does_not_work_is_p0_and_pages() -> None:
+    """The run is stuck: healer cannot act, and the node still takes jobs."""
+    site = Site(10)
+    lost(site)
+    settled(site)
+    site.on_checkpoint = lambda where: (
+        site.slurm.person_drain(name(1), "mine", "ann") if where == "started:drain" else None
+    )
+    site.drive()
+    site.slurm.resume(name(1))
+    site.run_for(15)
+    assert [run.state for run in site.runs] == [RunState.stuck]
+    assert site.incident.severity is Severity.P0
+    assert site.incident.known_bad_in_service
+    assert [page.id for page in site.pages] == [f"{site.incident.id}:p0:20261120T03"]
+    assert "ann holds" in site.pages[0].text
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"), [(DEGRADED, Severity.P2), (APPLICATION, Severity.P3), (FATAL, Severity.P1)]
+)
+def test_the_rules_own_severity_stands_otherwise(line: str, severity: Severity) -> None:
+    site = Site(10)
+    site.walk(*site.say(1, line))
+    site.run_for(20)
+    assert site.incident.severity is severity
+    assert site.pages == []
+
+
+def test_an_unusable_node_that_must_stay_is_known_bad_in_service() -> None:
+    site = Site(10)
+    site.pause()
+    lost(site)
+    settled(site)
+    assert site.incident.known_bad_in_service
+    site.end_pause()
+    site.run_for(10)
+    assert not site.incident.known_bad_in_service
+
+
+def test_the_most_urgent_gets_the_last_slot() -> None:
+    """Two wait for one slot: the incident whose job is hit goes first, though its name comes later."""
+    one_slot = GuardSettings(max_nodes=1, min_service_share=0.0, breaker_share=1.0)
+    site = Site(10, rules=rules_in(guards=one_slot))
+    site.slurm.add_job(required=[name(9)])
+    site.walk(*site.say(1, FATAL), *site.say(9, FATAL))
+    settled(site)
+    assert [run.node for run in site.runs if run.state is RunState.running] == [name(9)]
+    (held,) = [one for one in site.open_incidents if one.root.node == name(1)]
+    assert held.held_by is Guard.slots
+
+
+# --- unknown is never bad -----------------------------------------------------------------------------------
+
+
+def test_an_xid_that_nobody_knows_drains_nothing() -> None:
+    site = Site(10)
+    site.walk(*site.say(1, LOST.replace("79", "991")))
+    site.run_for(60)
+    assert (site.incident.rule, site.runs) == ("xid-unknown", [])
+    assert site.node(1).in_service
+
+
+def test_a_stale_picture_of_slurm_holds_everything() -> None:
+    site = Site(10)
+    lost(site)
+    site.clock.advance(31)
+    walk(site.ledger, site.rules, site.picture, [], site.now)
+    assert site.incident.held_by is Guard.stale
+    assert not any(run.state is RunState.running for run in site.runs)
+
+
+def test_a_silent_sender_on_a_node_that_slurm_reaches_touches_nothing() -> None:
+    site = Site(10)
+    for _ in range(4):
+        site.walk(*[beat(name(number), site.now) for number in range(1, 11)])
+        site.clock.advance(10)
+    for _ in range(10):
+        site.walk(*[beat(name(number), site.now) for number in range(2, 11)])
+        site.clock.advance(10)
+    assert site.incident.fault == "sender-silent"
+    assert site.runs == []
+    site.walk(beat(name(1), site.now))
+    assert site.open_incidents == []
+
+
+def test_a_silent_node_that_slurm_gave_up_is_drained() -> None:
+    site = Site(10, slurmd_timeout_s=60)
+    for _ in range(4):
+        site.walk(*[beat(name(number), site.now) for number in range(1, 11)])
+        site.clock.advance(10)
+    site.slurm.silence(name(1))
+    for _ in range(10):
+        site.walk(*[beat(name(number), site.now) for number in range(2, 11)])
+        site.drive()
+        site.clock.advance(10)
+    assert site.node(1).drain
+    assert "node-silent" in {one.fault for one in site.open_incidents}
+
+
+def test_a_cause_that_is_gone_takes_what_waited_for_leave_with_it() -> None:
+    """A node held by a pause speaks again: nothing may drain it when the pause ends."""
+    site = Site(10)
+    for _ in range(4):
+        site.walk(*[beat(name(number), site.now) for number in range(1, 11)])
+        site.clock.advance(10)
+    site.pause()
+    site.slurm.silence(name(1))
+    for _ in range(6):
+        site.walk(*[beat(name(number), site.now) for number in range(2, 11)])
+        site.clock.advance(10)
+    assert [run.state for run in site.runs] == [RunState.held]
+    site.slurm.answer(name(1))
+    for _ in range(3):
+        site.walk(*[beat(name(number), site.now) for number in range(1, 11)])
+        site.clock.advance(10)
+    assert site.open_incidents == []
+    assert [run.state for run in site.runs] == [RunState.rejected]
+    site.end_pause()
+    site.run_for(10)
+    assert site.node(1).in_service
+
+
+def test_a_fault_outside_the_picture_of_slurm_is_held() -> None:
+    site = Site(10)
+    site.walk(*site.say("gpu9999", LOST))
+    site.run_for(5)
+    assert site.incident.held_by is Guard.ownership
+    assert not any(run.state is RunState.running for run in site.runs)
+
+
+# --- the breaker --------------------------------------------------------------------------------------------
+
+
+def test_a_storm_opens_the_breaker_with_one_page_and_nothing_more_goes() -> None:
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, LOST)])
+    site.run_for(60)
+    assert site.ledger.tables.breaker is not None
+    assert site.ledger.tables.breaker.state is BreakerState.open
+    assert not any(site.node(number).drain for number in range(1, 4))
+    (wave,) = [one for one in site.open_incidents if one.rule == "wave"]
+    # Held one by one, they stand in the wave: one incident, that people decide on. Law 2 is told there too.
+    assert site.open_incidents == [wave]
+    assert wave.severity is Severity.P0
+    assert wave.folded == wave.bad_nodes == tuple(name(number) for number in range(1, 4))
+    kept = {one.guard for one in site.ledger.tables.decisions if one.outcome is Outcome.held}
+    assert kept == {Guard.breaker}
+    assert len(site.pages) == 1
+    assert site.pages[0].id.startswith("breaker:pod1:")
+    assert site.audited("breaker.opened") == 1
+
+
+def test_after_a_persons_reset_one_canary_goes_and_its_success_closes_the_breaker() -> None:
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, LOST)])
+    site.run_for(10)
+    breaker = site.ledger.tables.breaker
+    assert breaker is not None
+    site.clock.advance(3600)
+    site.ledger.tables.breaker = reset(breaker, "ann", "driver rolled back", site.now)
+    site.walk()
+    assert sum(run.state is RunState.running for run in site.runs) == 1
+    (canary,) = [one for one in site.open_incidents if one.rule != "wave"]
+    (wave,) = [one for one in site.open_incidents if one.rule == "wave"]
+    assert canary.root.node == name(1)
+    assert wave.folded == (name(2), name(3))
+    site.run_for(20)
+    assert site.ledger.tables.breaker.state is BreakerState.closed
+    # All are incidents of their own again: the floor of service keeps the last of them, known bad.
+    own = {one.root.node: one for one in site.open_incidents if one.rule != "wave"}
+    assert set(own) == {name(1), name(2), name(3)}
+    assert sorted(site.node(number).drain for number in (1, 2, 3)) == [False, True, True]
+    assert [one.held_by for one in own.values() if one.held_by] == [Guard.floor]
+    (wave,) = [one for one in site.open_incidents if one.rule == "wave"]
+    assert (wave.folded, wave.bad_nodes, wave.severity) == ((), (), Severity.P1)
+    assert len(site.pages) <= 1 + len(site.open_incidents)
+
+
+def test_more_of_a_node_that_stands_in_a_wave_opens_nothing_and_a_person_ends_all_of_it() -> None:
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, FATAL)])
+    site.run_for(10)
+    (wave,) = site.open_incidents
+    before = wave.evidence_count
+    site.walk(*site.say(2, FATAL))
+    site.run_for(5)
+    (wave,) = site.open_incidents
+    assert wave.evidence_count == before + 1
+    site.walk(*site.say(2, LOST))  # surely unusable now: law 2 is told
+    site.run_for(5)
+    assert [one.bad_nodes for one in site.open_incidents if one.bad_nodes] == [(name(2),)]
+    for one in site.open_incidents:
+        site.tell(CommandKind.resolve, incident=one.id)
+    site.run_for(5)
+    assert site.open_incidents == []
+    breaker = site.ledger.tables.breaker
+    assert breaker is not None
+    site.ledger.tables.breaker = reset(breaker, "ann", "all of them were rebooted", site.now)
+    site.run_for(20)
+    assert site.open_incidents == []
+    assert not any(site.node(number).drain for number in (1, 2, 3))
+
+
+def test_two_nodes_are_no_storm() -> None:
+    site = Site(100)
+    site.walk(*site.say(1, LOST), *site.say(2, LOST))
+    site.run_for(20)
+    assert site.node(1).drain
+    assert site.node(2).drain
+    assert site.pages == []
+
+
+def test_a_person_takes_a_node_out_of_a_wave_and_it_stays_its_own() -> None:
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, FATAL)])
+    site.run_for(10)
+    (wave,) = site.open_incidents
+    part = next(one for one in site.incidents if one.root.node == name(2))
+    site.tell(CommandKind.split, incident=wave.id, incidents=[part.id], reason="this one has a burnt slot")
+    site.run_for(30)
+    left, own = sorted(site.open_incidents, key=lambda one: one.rule != "wave")
+    assert (left.folded, own.id) == ((name(1), name(3)), part.id)
+    assert (own.held_by, own.merged_into, own.acknowledged_by) == (Guard.breaker, None, "ann")
+
+
+# --- a person's word ----------------------------------------------------------------------------------------
+
+
+def test_a_persons_resume_of_our_drain_is_a_veto_for_a_day() -> None:
+    site = after_a_fault(Mode.auto)
+    site.slurm.resume(name(1))
+    site.run_for(10)
+    (veto,) = site.ledger.tables.vetoes
+    assert veto.node == name(1)
+    assert 24 * 3600 - 10 <= (veto.until - site.now).total_seconds() <= 24 * 3600
+    assert site.open_incidents == []
+    assert site.ledger.tables.slots == {}
+    assert [run.state for run in site.runs] == [RunState.cancelled]
+    site.walk(*site.say(1, FATAL))
+    site.run_for(10)
+    assert not site.node(1).drain
+    assert site.incident.held_by is Guard.ownership
+    site.run_for(25 * 3600, step_s=600)
+    assert site.node(1).drain
+
+
+def test_a_return_that_is_written_while_the_walk_reads_is_no_persons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen under kills: the walk read the slots, the run wrote its end, then the walk read the runs."""
+    site = after_a_fault(Mode.auto)
+    site.ask("resume", 1)
+    stale = list[GateFacts]()
+
+    def look(where: str) -> None:
+        if where.startswith("performed:") and not site.node(1).drain and not stale:
+            site.look()
+            stale.append(site.ledger.facts())
+
+    site.on_checkpoint = look
+    while RunState.running in {run.state for run in site.runs if run.playbook == "resume"}:
+        site.clock.advance(1)
+        site.drive()
+    assert stale[0].slots and site.ledger.tables.slots == {}
+    monkeypatch.setattr(MemoryTx, "lock_gate", lambda _: stale[0])
+    site.walk()
+    assert site.ledger.tables.vetoes == []
+    assert site.audited("node.vetoed") == 0
+    # Nor does the slot that is free pass for one that its node has: a drain asks for one of its own.
+    site.walk(*site.say(1, FATAL))
+    answers = site.ledger.tables.decisions[-1].answers
+    assert [one.why for one in answers if "already" in one.why] == []
+
+
+def test_a_persons_drain_in_place_of_ours_is_no_veto() -> None:
+    site = after_a_fault(Mode.auto)
+    site.slurm.person_drain(name(1), "dead PSU", "ann")
+    site.run_for(60)
+    assert site.ledger.tables.vetoes == []
+    assert site.node(1).reason == "dead PSU"
+    (persons,) = [one for one in site.open_incidents if one.rule == "person-drain"]
+    assert persons.owner == "ann"
+
+
+@pytest.mark.parametrize("state", [RunState.cancelled, RunState.rejected])
+def test_what_a_person_stopped_stays_stopped_until_reopened(state: RunState) -> None:
+    site = after_a_fault(Mode.approve)
+    (run,) = site.runs
+    site.cancel(run.id, state)
+    site.run_for(3600, step_s=60)
+    assert site.incident.stopped_by == "ann"
+    assert [one.state for one in site.runs] == [state]
+    site.tell(CommandKind.reopen, incident=site.incident.id)
+    site.run_for(5)
+    assert site.incident.stopped_by is None
+    assert sorted(one.state for one in site.runs) == sorted([state, RunState.waiting_approval])
+
+
+def test_more_evidence_starts_nothing_that_a_person_stopped() -> None:
+    site = after_a_fault(Mode.approve)
+    site.cancel(site.runs[0].id)
+    site.walk(*site.say(1, FATAL))
+    site.run_for(10)
+    assert len(site.runs) == 1
+
+
+def test_resolving_ends_incident_and_run() -> None:
+    site = after_a_fault(Mode.approve)
+    known = site.incident.id
+    site.tell(CommandKind.resolve, incident=known, reason="false alarm")
+    site.run_for(5)
+    assert site.ledger.tables.incidents[known].closed_why == "resolved by ann: false alarm"
+    assert [run.state for run in site.runs] == [RunState.cancelled]
+    assert site.audited("incident.resolved") == 1
+
+
+def test_a_late_line_does_not_open_again_what_a_person_resolved() -> None:
+    """What was logged before and comes after, of the same fault. A later line is news."""
+    site = after_a_fault(Mode.off)
+    known = site.incident.id
+    site.clock.advance(60)
+    site.tell(CommandKind.resolve, incident=known, reason="reseated")
+    site.run_for(5)
+    assert site.open_incidents == []
+    site.walk(*site.say(1, LOST, event_at=START))
+    site.run_for(5)
+    assert site.open_incidents == []
+    site.clock.advance(600)
+    site.walk(*site.say(1, LOST))
+    site.run_for(5)
+    assert [one.id != known for one in site.open_incidents] == [True]
+
+
+def test_a_late_line_of_another_fault_is_news() -> None:
+    site = after_a_fault(Mode.off)
+    site.clock.advance(60)
+    site.tell(CommandKind.resolve, incident=site.incident.id, reason="reseated")
+    site.run_for(5)
+    site.walk(*site.say(1, FATAL, event_at=START))
+    site.run_for(5)
+    assert [one.fault for one in site.open_incidents] == ["xid-95"]
+
+
+def test_acknowledge_and_review_stay_with_the_incident() -> None:
+    site = after_a_fault(Mode.auto)
+    known = site.incident.id
+    site.tell(CommandKind.acknowledge, incident=known)
+    site.tell(CommandKind.review, incident=known, review="true_fault", cause="riser")
+    site.run_for(2)
+    one = site.ledger.tables.incidents[known]
+    assert (one.acknowledged_by, one.review, one.review_cause) == ("ann", "true_fault", "riser")
+
+
+def test_merge_ends_the_one_and_names_the_other() -> None:
+    site = Site(10, mode=Mode.off)
+    lost(site, 1)
+    lost(site, 2)
+    first, second = site.open_incidents
+    site.tell(CommandKind.merge, incident=second.id, into=first.id)
+    site.run_for(3)
+    assert site.incident.id == first.id
+    assert site.ledger.tables.incidents[second.id].merged_into == first.id
+
+
+def test_a_returned_node_ends_its_incident_and_is_watched_for_a_week() -> None:
+    site = after_a_fault(Mode.auto)
+    known = site.incident.id
+    site.clock.advance(60)
+    site.slurm.resume(name(1))
+    site.ledger.tables.slots.clear()
+    site.tell(CommandKind.node_returned, incident=known, node=name(1), reason="new GPU")
+    site.walk()
+    one = site.ledger.tables.incidents[known]
+    assert one.state is IncidentState.resolved
+    assert one.closed_why == "returned to service by ann: new GPU"
+    assert one.probation_until is not None
+    assert (one.probation_until - site.now).total_seconds() == 7 * 24 * 3600
+    site.walk(*site.say(1, FATAL, event_at=START))
+    assert site.open_incidents == []
+    site.clock.advance(1)
+    site.walk(*site.say(1, FATAL))
+    assert len(site.open_incidents) == 1
+
+
+def test_a_command_for_an_incident_that_nobody_knows_is_nothing() -> None:
+    site = Site(10)
+    site.tell(CommandKind.resolve, incident="f" * 32)
+    site.walk()
+    assert site.incidents == []
+
+
+# --- a person's own run beside healer's ---------------------------------------------------------------------
+
+
+def test_a_person_at_work_on_the_node_does_not_break_the_walk() -> None:
+    """One run per node: whatever healer wanted to start there waits, and other nodes go on."""
+    site = Site(100)
+    run = Run(
+        id="r-ann",
+        cluster="pod1",
+        playbook="drain",
+        state=RunState.running,
+        by="ann",
+        reason="fan",
+        created_at=START,
+        node=name(1),
+        wake_at=later(600),
+    )
+    with site.ledger.transaction() as tx:
+        tx.create_run(run)
+    site.walk(*site.say(1, LOST), *site.say(2, LOST))
+    for _ in range(10):
+        settled(site, 1)
+        assert [one.id for one in site.runs if one.node == name(1)] == ["r-ann"]
+        site.drive()
+    assert site.node(2).drain
+    with site.ledger.transaction() as tx:
+        tx.set_run_state("r-ann", RunState.cancelled, why="done", at=site.now)
+    site.run_for(5)
+    assert site.node(1).drain
+
+
+# --- nothing twice, nothing half ----------------------------------------------------------------------------
+
+
+def test_the_same_batch_twice_changes_nothing() -> None:
+    site = Site(10)
+    batch = site.say(1, LOST)
+    site.walk(*batch)
+    settled(site)
+    before = site.ledger.tables.copied()
+    site.walk(*batch)
+    after = site.ledger.tables
+    assert (after.incidents, after.runs, after.slots) == (before.incidents, before.runs, before.slots)
+    assert len(after.decisions) == len(before.decisions)
+    assert len(after.audit) == len(before.audit)
+    assert len(after.findings) == len(before.findings)
+
+
+def test_a_walk_that_fails_leaves_nothing() -> None:
+    site = Site(10)
+    bad = msgspec.structs.replace(site.rules, rules=())
+    site.rules = bad
+    site.slurm.person_drain(name(1), "PSU", "ann")
+    site.walk(*site.say(1, LOST))
+    assert site.incidents == []
+    site.rules = rules_in()
+    lost(site, 2)
+    kept = site.ledger.tables.copied()
+    site.tell(CommandKind.review, incident=site.open_incidents[0].id, review="no such word")
+    with pytest.raises(ValueError, match="no such word"):
+        site.walk(*site.say(3, LOST))
+    assert site.ledger.tables.incidents == kept.incidents
+
+
+def test_every_decision_is_stored_with_every_guards_answer() -> None:
+    site = after_a_fault(Mode.auto)
+    (first, *_) = site.ledger.tables.decisions
+    assert first.outcome is Outcome.act
+    assert {answer.guard for answer in first.answers} >= {Guard.pause, Guard.floor, Guard.slots, Guard.mode}
+    assert all(answer.why for answer in first.answers)
+
+
+def test_a_decision_that_says_the_same_is_stored_once() -> None:
+    site = Site(10, mode=Mode.suggest)
+    lost(site)
+    site.run_for(300)
+    assert [one.outcome for one in site.ledger.tables.decisions] == [Outcome.held]
+
+
+def test_opening_deciding_and_closing_are_audited() -> None:
+    site = Site(10, mode=Mode.suggest)
+    lost(site)
+    site.run_for(5)
+    site.tell(CommandKind.resolve, incident=site.incident.id)
+    site.walk()
+    verbs = [one.verb for one in site.ledger.tables.audit]
+    assert verbs == ["incident.opened", "decision.held", "incident.resolved"]
+
+
+def test_a_persons_held_run_says_what_holds_it_now() -> None:
+    """First the cap of the hour, then a pause; what was said stands as long as the same guard holds it."""
+    site = Site(40)
+    site.ask("drain", 1)
+    site.run_for(5)
+    second = site.ask("drain", 2)
+    site.run_for(3)
+    assert "of this hour used" in (site.ledger.tables.runs[second].question or "")
+    epoch = site.ledger.tables.runs[second].epoch
+    site.run_for(5)
+    assert site.ledger.tables.runs[second].epoch == epoch
+    site.pause()
+    site.run_for(3)
+    held = site.ledger.tables.runs[second]
+    assert (held.state, "hands off" in (held.question or "")) == (RunState.held, True), held.question

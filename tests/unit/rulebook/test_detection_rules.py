@@ -1,0 +1,229 @@
+"""Detection rules of a site: whatever is wrong is named by file and line, and nothing unproven is taken."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from healer.model import Mode, Remedy, Scope, Severity
+from healer.rulebook.cases.rule_cases import run_cases
+from healer.rulebook.ruleset import RulesInvalid, load
+
+pytestmark = pytest.mark.heavy
+
+SHIPPED = Path(__file__).parents[3] / "rules"
+
+RULE = """\
+- name: too-hot
+  title: Too hot
+  when: gpu_temp_c > 90
+  for: 1m
+  scope: gpu
+  severity: P3
+  fault_class: degraded
+  cause: unclear
+  signal: gpu_temp_c
+  threshold: 90
+  evidence: [power_w]
+  source: test
+"""
+CASES = """\
+- name: hot
+  rule: too-hot
+  series: {gpu_temp_c: {each: 50, n1 gpu1: "50 x 1m, 95"}}
+  fires: [n1 gpu1]
+  within: 2m
+- name: warm
+  rule: too-hot
+  series: {gpu_temp_c: 85}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The shipped rules with one detection rule in place of all others."""
+    copy = Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+    shutil.rmtree(copy / "detection")
+    shutil.rmtree(copy / "cases")
+    for name in ("sharing", "escalations", "ladders", "forecasts"):  # they speak of the rules that are gone
+        (copy / f"{name}.yaml").unlink(missing_ok=True)
+    (copy / "cases").mkdir()
+    (copy / "detection").mkdir()
+    (copy / "detection" / "own.yaml").write_text(RULE)
+    (copy / "cases" / "detection-own.yaml").write_text(CASES)
+    return copy
+
+
+def problems(folder: Path) -> list[str]:
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def change(folder: Path, name: str, old: str, new: str) -> None:
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+
+
+def test_a_rule_is_a_policy_too(folder: Path) -> None:
+    rules = load(folder)
+    (rule,) = rules.detection
+    assert (rule.for_s, rule.scope, rule.threshold, rule.mode) == (60.0, Scope.gpu, "90", None)
+    (policy,) = (one for one in rules.rules if one.detection)
+    assert (policy.name, policy.faults) == ("too-hot", ("too-hot",))
+    assert (policy.severity, policy.playbook) == (Severity.P3, None)
+
+
+def test_the_version_follows_rules_and_models(folder: Path) -> None:
+    before = load(folder).version
+    change(folder, "detection/own.yaml", "gpu_temp_c > 90", "gpu_temp_c > 91")
+    after = load(folder).version
+    assert after != before
+    change(folder, "gpu_models.yaml", "nvlinks: 18", "nvlinks: 17")
+    assert load(folder).version not in (before, after)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        (
+            "gpu_temp_c > 90",
+            "gpu_tmp_c > 90",
+            3,
+            "when, column 1: there is no signal gpu_tmp_c (did you mean gpu_temp_c?)",
+        ),
+        ("gpu_temp_c > 90", "gpu_temp_c > 90%", 3, "when, column 14: °C and % do not go together"),
+        ("when: gpu_temp_c > 90", "when: 1 > 0", 3, "when, column 1: this names no signal"),
+        ("for: 1m", "for: 1 minute", 4, "for: '1 minute' is no duration such as 30s, 5m or 1h"),
+        ("for: 1m", "for: 2h", 4, "for: 2h is longer than 1h"),
+        ("scope: gpu", "scope: node", 3, "when, column 1: this speaks of GPUs, and the rule is about nodes"),
+        ("scope: gpu", "scope: hall", 5, "scope: 'hall' is not one of its words"),
+        ("signal: gpu_temp_c", "signal: gpu_temp", 9, "signal: there is no signal gpu_temp (did you mean"),
+        ("threshold: 90", "threshold: power_w", 10, "threshold: it is in W, and gpu_temp_c in °C"),
+        (
+            "evidence: [power_w]",
+            "evidence: [powerw]",
+            11,
+            "evidence: there is no signal powerw (did you mean power_w?)",
+        ),
+        (
+            "source: test",
+            "source: test\n  models: [H10]",
+            13,
+            "models: no GPU model is called H10 (did you mean H100?)",
+        ),
+        (
+            "source: test",
+            "source: test\n  playbook: drian",
+            13,
+            "there is no playbook drian (did you mean drain?)",
+        ),
+        (
+            "source: test",
+            "source: test\n  threshhold: 3",
+            13,
+            "unknown field threshhold (did you mean threshold?)",
+        ),
+        ("name: too-hot", "name: Too Hot", 1, "name: 'Too Hot' has to be small letters, digits and dashes"),
+        ("name: too-hot", "name: gpu-lost", 1, "the rule gpu-lost stands in policies.yaml already"),
+        (
+            "name: too-hot",
+            "name: xid-heat",
+            1,
+            "xid-heat would be taken by the rule gpu-fatal of policies.yaml",
+        ),
+    ],
+)
+def test_mistakes(folder: Path, old: str, new: str, line: int, says: str) -> None:
+    change(folder, "detection/own.yaml", old, new)
+    found = [one for one in problems(folder) if one.startswith(f"detection/own.yaml:{line}: ")]
+    assert any(says in one for one in found), problems(folder)
+
+
+def test_a_name_stands_once(folder: Path) -> None:
+    (folder / "detection" / "more.yaml").write_text(RULE)
+    assert "detection/own.yaml:1: the rule too-hot stands in rules/detection twice" in problems(folder)
+
+
+@pytest.mark.parametrize(
+    ("cases", "says"),
+    [
+        ("", ["detection/own.yaml:1: too-hot: no case in rules/cases/detection-*.yaml lets it fire"]),
+        (CASES[: CASES.index("- name: warm")], ["no case in rules/cases/detection-*.yaml keeps it silent"]),
+        (CASES[CASES.index("- name: warm") :], ["no case in rules/cases/detection-*.yaml lets it fire"]),
+        (CASES.replace("85", "95"), ["detection-own.yaml:6: warm: too-hot fired on n1 gpu0, n1 gpu1"]),
+        (CASES.replace("95", "89"), ["hot: too-hot did not fire, expected it on n1 gpu1"]),
+        (CASES.replace("within: 2m", "within: 90s"), ["hot: too-hot fired too late: n1 gpu1 after 120 s"]),
+        (
+            CASES.replace("within: 2m", "says: 96 °C"),
+            ["did not say '96 °C': Too hot: temperature of the GPU 95 °C"],
+        ),
+        (CASES.replace("rule: too-hot", "rule: to-hot", 1), ["there is no detection rule to-hot"]),
+        (
+            CASES.replace("gpu_temp_c: 85", "gpu_temp: 85"),
+            ["warm: there is no signal gpu_temp (did you mean"],
+        ),
+        (CASES.replace("n1 gpu1: ", "n2 gpu1: "), ["hot: there is no n2 gpu1 (for example n1 gpu0)"]),
+        (CASES.replace("85", "85 x"), ["warm: '85 x' is no value of gpu_temp_c"]),
+        (CASES.replace("85", "85 x soon"), ["warm: 'soon' is no duration"]),
+        (
+            CASES.replace("{gpu_temp_c: 85}", "{slurm_gpus: 8}"),
+            ["slurm_gpus comes from Slurm: say it by jobs"],
+        ),
+        (CASES + "  lasts: 2h\n", ["warm: at most 1h and 720 samples"]),
+    ],
+)
+def test_cases_have_to_prove_the_rule(folder: Path, cases: str, says: list[str]) -> None:
+    (folder / "cases" / "detection-own.yaml").write_text(cases)
+    found = "\n".join(problems(folder))
+    for one in says:
+        assert one in found
+
+
+def test_a_rule_that_is_true_wherever_anything_is_known(folder: Path) -> None:
+    change(folder, "detection/own.yaml", "gpu_temp_c > 90", "gpu_temp_c > -300")
+    silent = "- {name: nothing is told, rule: too-hot, series: {power_w: 100}}\n"
+    fires = CASES[: CASES.index("- name: warm")].replace("{each: 50, n1 gpu1", "{n1 gpu1")
+    (folder / "cases" / "detection-own.yaml").write_text(fires + silent)
+    assert problems(folder) == [
+        "detection/own.yaml:3: too-hot: always true on its cases, wherever anything is known"
+    ]
+
+
+def test_the_cases_are_run_one_by_one(folder: Path) -> None:
+    (folder / "cases" / "detection-own.yaml").write_text(CASES.replace("85", "95"))
+    own = [result for result in run_cases(folder) if result.file.endswith("detection-own.yaml")]
+    assert [(result.name, result.line, result.ok) for result in own] == [("hot", 1, True), ("warm", 6, False)]
+
+
+def test_the_shipped_rules_are_careful() -> None:
+    rules = load(SHIPPED)
+    assert len(rules.detection) >= 30
+    for rule in rules.detection:
+        assert rule.source, rule.name
+        assert not rule.unusable, rule.name
+        if rule.mode is Mode.shadow:
+            assert rule.severity is Severity.P3, rule.name
+        if rule.severity is Severity.P1:
+            # Where no playbook can help, people are told.
+            assert rule.playbook in {"gpu-fatal", "gpu-memory"} or rule.remedy == (Remedy.ticket,), rule.name
+
+
+@pytest.mark.parametrize(
+    ("when", "for_", "fine"),
+    [
+        ("gpu_temp_c > 90", "1m", True),
+        ("gpu_temp_c > 90", "20s", False),
+        ("min_over(gpu_temp_c, 1m) > 90", "0s", True),
+    ],
+)
+def test_a_rule_that_acts_does_not_rest_on_one_sample(folder: Path, when: str, for_: str, fine: bool) -> None:
+    change(folder, "detection/own.yaml", "gpu_temp_c > 90", when)
+    change(folder, "detection/own.yaml", "for: 1m", f"for: {for_}")
+    load(folder)
+    change(folder, "detection/own.yaml", "source: test", "source: test\n  playbook: drain")
+    if fine:
+        load(folder)
+    else:
+        assert any("one sample alone" in problem for problem in problems(folder))

@@ -1,0 +1,232 @@
+"""A proof of the rules is kept on this machine, and believed only where nobody else could have written it."""
+
+import shutil
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterable
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from healer.rulebook import proven, ruleset
+from healer.rulebook import source as rulefiles
+from healer.rulebook.cases import detection_cases as detectioncases
+from healer.rulebook.proven import note_proven, one_at_a_time, proven_of
+from healer.rulebook.ruleset import RulesInvalid, load
+
+pytestmark = pytest.mark.heavy
+
+SHIPPED = Path(__file__).parents[3] / "rules"
+RULE = """\
+- name: site-crowded
+  title: Too many processes can run
+  when: procs_running > {limit}
+  scope: node
+  severity: P3
+  fault_class: degraded
+  cause: unclear
+  signal: procs_running
+  threshold: {limit}
+  remedy: [none]
+  source: the site's own figure
+"""
+CASES = """\
+- {{name: a crowd, rule: site-crowded, fires: [n1], series: {{procs_running: {many}}}}}
+- {{name: a few, rule: site-crowded, series: {{procs_running: 12}}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(ruleset, "_proven", set())
+    return tmp_path / "healer" / "proven"
+
+
+def test_what_was_proven_is_known_by_the_next_process() -> None:
+    assert proven_of({"a"}) == set()
+    note_proven(["a", "c"])
+    assert proven_of({"a", "b", "c"}) == {"a", "c"}
+
+
+def test_other_code_proves_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    note_proven(["a"])
+    monkeypatch.setattr(proven, "code_digest", lambda: "changed")
+    assert proven_of({"a"}) == set()
+
+
+def test_a_folder_that_others_may_write_is_not_believed(cache: Path) -> None:
+    note_proven(["a"])
+    cache.chmod(0o777)
+    assert proven_of({"a"}) == set()
+
+
+def test_nobody_waits_for_ever_for_one_that_was_stopped_while_it_proved(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proven, "LONGEST_S", 0.2)
+    cache.mkdir(parents=True)
+    with cache.with_suffix(".lock").open("w") as other:
+        flock(other, LOCK_EX)
+        begun = time.monotonic()
+        with one_at_a_time():
+            assert time.monotonic() - begun >= 0.2, "it waited, and for so long"
+            note_proven(["a"])
+    assert proven_of({"a"}) == {"a"}
+
+
+def test_a_lock_that_is_a_link_empties_no_file(cache: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("kept")
+    cache.mkdir(parents=True)
+    cache.with_suffix(".lock").symlink_to(other)
+    with one_at_a_time():
+        note_proven(["a"])
+    assert other.read_text() == "kept"
+    assert proven_of({"a"}) == {"a"}
+
+
+def test_where_nothing_can_be_kept_rules_are_proven_each_time(tmp_path: Path) -> None:
+    (tmp_path / "healer").write_text("a file")
+    note_proven(["a"])
+    assert proven_of({"a"}) == set()
+
+
+def test_only_the_newest_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proven, "MOST_KEPT", 3)
+    for number in range(9):
+        note_proven([str(number)])
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The rules whose cases were run, each time. All that ship hold: only a site's own are really run."""
+    rules: list[str] = []
+    run = detectioncases._run
+
+    def noted(case: detectioncases.DetectionCase, *told: Any) -> tuple[str, bool]:
+        rules.append(case.rule)
+        return run(case, *told) if case.rule == "site-crowded" else ("", True)
+
+    monkeypatch.setattr(detectioncases, "_run", noted)
+    return rules
+
+
+def test_rules_that_are_known_to_hold_are_not_run_again(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(SHIPPED)
+    assert len(ran) > 100
+    ran.clear()
+    monkeypatch.setattr(ruleset, "_proven", set())  # as in another process
+    load(SHIPPED)
+    assert ran == []
+
+
+def test_whoever_changes_a_rule_or_a_case_proves_that_rule(ran: list[str], tmp_path: Path) -> None:
+    load(SHIPPED)
+    changed = tmp_path / "rules"
+    shutil.copytree(SHIPPED, changed)
+    rules, cases = changed / "detection" / "site.yaml", changed / "cases" / "detection-site.yaml"
+    rules.write_text(RULE.format(limit=500))
+    cases.write_text(CASES.format(many=900))
+    for file, text in ((rules, RULE.format(limit=400)), (cases, CASES.format(many=800))):
+        ran.clear()
+        load(changed)
+        assert set(ran) == {"site-crowded"}
+        file.write_text(text)
+    ran.clear()
+    load(changed)
+    assert set(ran) == {"site-crowded"}
+
+
+def test_what_does_not_hold_is_told_again(ran: list[str], tmp_path: Path) -> None:
+    changed = tmp_path / "rules"
+    shutil.copytree(SHIPPED, changed)
+    (changed / "detection" / "site.yaml").write_text(RULE.format(limit=1000))
+    (changed / "cases" / "detection-site.yaml").write_text(CASES.format(many=900))
+    for _ in range(2):
+        with pytest.raises(RulesInvalid, match="a crowd: site-crowded did not fire"):
+            load(changed)
+    assert ran.count("site-crowded") == 4
+
+
+def test_a_case_of_no_rule_is_told_though_all_rules_are_proven(ran: list[str], tmp_path: Path) -> None:
+    load(SHIPPED)
+    changed = tmp_path / "rules"
+    shutil.copytree(SHIPPED, changed)
+    (changed / "cases" / "detection-site.yaml").write_text(CASES.format(many=900))
+    with pytest.raises(RulesInvalid, match="there is no detection rule site-crowded"):
+        load(changed)
+
+
+def test_who_waits_while_another_proves_finds_it_proven(
+    ran: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(SHIPPED)
+    ran.clear()
+    monkeypatch.setattr(ruleset, "_proven", set())
+    looked = threading.Event()
+
+    def looks(proofs: Iterable[str]) -> set[str]:
+        found = proven_of(proofs)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(ruleset, "proven_of", looks)
+    waits = threading.Thread(target=load, args=(SHIPPED,))
+    with proven.one_at_a_time():
+        aside = cache.rename(cache.with_name("aside"))
+        waits.start()
+        assert looked.wait(60)
+        aside.rename(cache)
+    waits.join(60)
+    assert ran == []
+
+
+def test_aliases_of_aliases_are_not_written_out(
+    ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator may try such a file: it must not take the API's memory, nor its processor."""
+    changed = tmp_path / "rules"
+    shutil.copytree(SHIPPED, changed)
+    deep = [f"x{level}: &x{level} [{', '.join([f'*x{level - 1}'] * 10)}]" for level in range(1, 7)]
+    lines = ["name: deep", "rule: gpu-hot", "x0: &x0 [a, a, a, a, a, a, a, a, a, a]", *deep, "fires: *x6"]
+    (changed / "cases" / "detection-site.yaml").write_text("- " + "\n  ".join(lines) + "\n")
+    looked = 0
+    look = rulefiles.Source._unknown_fields
+
+    def counted(*told: Any) -> None:
+        nonlocal looked
+        looked += 1
+        look(*told)
+
+    monkeypatch.setattr(rulefiles.Source, "_unknown_fields", counted)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RulesInvalid, match="unknown field x0"):
+            load(changed)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 30 << 20, "ten million places"
+    assert looked < 20_000
+
+
+def test_what_many_entries_stand_for_is_looked_at_once(tmp_path: Path) -> None:
+    class Entry(msgspec.Struct):
+        jobs: dict[str, int] = {}
+
+    jobs = ", ".join(f"j{number}: {number}" for number in range(50))
+    path = tmp_path / "site.yaml"
+    path.write_text(f"- &one {{jobs: {{{jobs}}}, oops: 1}}\n" + "- *one\n" * 50)
+    problems: list[rulefiles.Problem] = []
+    source = rulefiles.Source(path, path.name, problems)
+    for index, data in enumerate(source.items("entries")):
+        source.convert((index,), data, Entry)
+    assert [one.text for one in problems] == ["unknown field oops"]

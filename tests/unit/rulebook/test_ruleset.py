@@ -1,0 +1,277 @@
+# ruff: noqa: E501 - one mistake per line
+"""The rules that ship are right, and whatever is wrong in a site's own is named by file and line."""
+
+import re
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from healer.model import Cause, FaultClass, Mode, Remedy, Severity, WatchSettings
+from healer.rulebook.cases.rule_cases import run_cases
+from healer.rulebook.ruleset import RulesInvalid, load
+
+pytestmark = pytest.mark.heavy
+
+SHIPPED = Path(__file__).parents[3] / "rules"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+
+
+def edit(folder: Path, name: str, old: str, new: str) -> int:
+    """Replaces the first `old`; returns its line."""
+    text = (folder / name).read_text()
+    assert old in text, f"{name} has no {old!r}"
+    (folder / name).write_text(text.replace(old, new, 1))
+    return text[: text.index(old)].count("\n") + 1
+
+
+def problem(folder: Path) -> str:
+    """The one problem, as printed."""
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder)
+    assert len(caught.value.problems) == 1, str(caught.value)
+    return str(caught.value.problems[0])
+
+
+def test_the_shipped_rules() -> None:
+    rules = load(SHIPPED, default_mode=Mode.approve, settle_s=0.5)
+    assert (len(rules.xids), len(rules.sxids)) == (177, 260)
+    assert {"drain", "resume", "requeue", "gpu-fatal"} <= set(rules.playbooks)
+    assert (rules.default_mode, rules.settle_s) == (Mode.approve, 0.5)
+    lost = rules.rules[0]
+    assert (lost.name, lost.severity, lost.mode, lost.playbook) == (
+        "gpu-lost",
+        Severity.P1,
+        None,
+        "gpu-fatal",
+    )
+    assert rules.mode_of(lost) is Mode.approve
+
+
+def test_catalogue_rows() -> None:
+    entry = load(SHIPPED).xids[79]
+    assert entry.name == "ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS"
+    assert (entry.fault_class, entry.remedy, entry.cause) == (
+        FaultClass.fatal,
+        Remedy.reboot_node,
+        Cause.unclear,
+    )
+    assert entry.source
+    assert load(SHIPPED).sxids[11004].always_fatal
+
+
+def test_every_shipped_case_holds_and_every_rule_has_one(folder: Path) -> None:
+    results = run_cases(SHIPPED)
+    assert [result for result in results if not result.ok] == []
+    cases = "".join(path.read_text() for path in (SHIPPED / "cases").glob("*.yaml"))
+    named = set(re.findall(r"(?:rule|finding): ([a-z0-9-]+)", cases))
+    rules = load(SHIPPED)
+    assert [rule.name for rule in rules.rules if rule.name not in named] == []
+
+
+def test_a_case_that_does_not_hold_says_what_came(folder: Path) -> None:
+    line = edit(folder, "cases/xid.yaml", "rule: gpu-lost", "rule: gpu-fatal")
+    (wrong,) = [result for result in run_cases(folder) if not result.ok]
+    assert wrong.file == "cases/xid.yaml"
+    assert wrong.line <= line
+    assert wrong.why == "finding 1: expected rule gpu-fatal, came gpu-lost"
+
+
+def test_the_version_is_that_of_the_files(folder: Path) -> None:
+    before = load(folder).version
+    assert load(folder).version == before == load(SHIPPED).version
+    edit(folder, "policies.yaml", "severity: P1", "severity: P2")
+    assert load(folder).version != before
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "text"),
+    [
+        ("policies.yaml", "severity: P1", "severity: P9", "'P9' is not one of its words"),
+        ("policies.yaml", "playbook: gpu-fatal", "playbook: gpu-fatl", "no playbook gpu-fatl (did you mean gpu-fatal?)"),
+        ("policies.yaml", "playbook: gpu-fatal", "playbok: gpu-fatal", "unknown field playbok (did you mean playbook?)"),
+        ("policies.yaml", "faults: [xid-64]", "faults: [xid-6400]", "xid-6400 is no fault that healer knows"),
+        ("policies.yaml", "faults: [node-silent]", "faults: [node-silnt]", "did you mean node-silent?"),
+        ("policies.yaml", "faults: [xid-64]", 'faults: ["xid-[6"]', "is not a name or a glob"),
+        (
+            "policies.yaml", "playbook: slow-node", "playbook: hang",
+            "the playbook hang is for a job, not for a node (straggler: not told of a job",
+        ),
+        ("policies.yaml", "playbook: hang", "playbook: drain", "the playbook drain is for a node, and this is told of"),
+        ("policies.yaml", "name: gpu-remap-failed", "name: gpu-lost", "the rule gpu-lost stands here twice"),
+        ("policies.yaml", "name: gpu-remap-failed", "name: GPU!", "small letters, digits and dashes"),
+        ("policies.yaml", "remedy: [reboot_node, ticket]", "remedy: [rebot_node]", "did you mean reboot_node?"),
+        ("policies.yaml", "classes: [fatal]", "classes: [lethal]", "'lethal' is not one of its words"),
+        ("xid.yaml", "- code: 2\n", "- code: 1\n", "code 1 stands here twice"),
+        ("xid.yaml", "- code: 2\n", "- code: two\n", "code: expected int, got str"),
+        ("xid.yaml", "fault_class: unknown", "fault_class: bad", "is not one of its words"),
+        ("sxid.yaml", "always_fatal: true", "always_fatal: 7", "always_fatal: expected bool, got int"),
+        ("nvlink5.yaml", "------000000----------0000100001", "000000", "info: a bit pattern has 32 characters"),
+        ("xid154.yaml", "  asked: none\n", "  asked: none\n  asked: none\n", "asked stands here twice"),
+        ("guards.yaml", "max_share: 0.05", "max_share: 5", "max_share: a share lies between 0 and 1"),
+        ("guards.yaml", "max_nodes: 10", "max_nodes: many", "max_nodes: expected int, got str"),
+        ("guards.yaml", "max_nodes: 10", "max_noddes: 10", "unknown field max_noddes (did you mean max_nodes?)"),
+        ("guards.yaml", "clusters: {}", "clusters: {pod2: {max_nodes: 0}}", "max_nodes: has to be at least 1"),
+        ("guards.yaml", "partitions: {}", "partitions: [debug]", "expected partitions by name"),
+        ("guards.yaml", "protected: []", 'protected: ["gpu[4-1]"]', "the range 4-1 runs backwards"),
+        ("topology.yaml", "places: {}", "places: {gpu1: {rak: r1}}", "unknown field rak (did you mean rack?)"),
+        ("topology.yaml", "gpu_pci: {}", "gpu_pci: {h100: [nowhere]}", "'nowhere' is not a PCI address"),
+        ("watches.yaml", "queued_h: 1", "queued_h: 0", "queued_h: has to be more than 0"),
+        ("watches.yaml", "clear_s: 60", "cleer_s: 60", "unknown field cleer_s (did you mean clear_s?)"),
+        ("watches.yaml", "threads: 200", "threads: many", "threads: expected int, got str"),
+        ("playbooks/drain.yaml", "do: drain", "do: dran", "did you mean drain?"),
+        ("playbooks/drain.yaml", "check: jobs_hit", "check: jobs_hot", "there is no jobs_hot (did you mean jobs_hit?)"),
+        ("playbooks/drain.yaml", "name: drain", "name: other", "stands in a file of another name"),
+        ("playbooks/drain.yaml", "target: node", "target: rack", "there is no rack"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_by_file_and_line(folder: Path, name: str, old: str, new: str, text: str) -> None:
+    line = edit(folder, name, old, new)
+    said = problem(folder)
+    file, at, rest = said.split(":", 2)
+    assert file == name
+    assert abs(int(at) - line) <= 1
+    assert text in rest
+
+
+_SLOW, _FABRIC = "playbooks/slow-node.yaml", "playbooks/restart-fabric-manager.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "text"),
+    [
+        (_SLOW, "when: validate.failed", "when: valdate.failed", "there is no step valdate (did you mean validate?)"),
+        (_SLOW, "when: validate.failed", "when: verify.passed", "the step verify comes later"),
+        (_SLOW, "when: validate.failed", "when: validate", "has to be STEP.passed or STEP.failed"),
+        (_SLOW, "when: validate.failed", "when: drain.failed", "the step drain never fails, it asks a person"),
+        (_SLOW, "when: validate.failed", "when: requeue.passed", "the step requeue is made of parts"),
+        (_SLOW, "check: still_slow", "check: still_slw", "there is no still_slw (did you mean still_slow?)"),
+        (_SLOW, "wait: empty", "wait: node_answers", "wait: there is no node_answers"),
+        (_SLOW, "check: node_answers", "check: still_slow", "has to stand before the first step that takes"),
+        (_SLOW, "senses: 2", "sense: 2", "still_slow does not read sense (did you mean senses?)"),
+        (_SLOW, "senses: 2", "senses: two", "senses has to be a whole number"),
+        (_SLOW, "senses: 2", "senses: 20", "senses lies between 1 and 7"),
+        (_SLOW, "    do: diagnose\n", "    do: diagnose\n    wait_s: 60\n", "wait_s: this step does not wait"),
+        (_SLOW, "    wait: repair\n", "    wait: repair\n    wait_s: 60\n", "a repair ends only by a person"),
+        (_FABRIC, "service: nvidia-fabricmanager", "service: a b", "'a b' is no name of a service"),
+        (_FABRIC, "service: nvidia-fabricmanager", "service: 7", "service has to be a text"),
+        (_FABRIC, "      service: nvidia-fabricmanager", "      {}", "restart_service needs input.service"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_step_is_named(folder: Path, name: str, old: str, new: str, text: str) -> None:
+    edit(folder, name, old, new)
+    said = problem(folder)
+    assert said.startswith(f"{name}:")
+    assert text in said
+
+
+def test_a_step_that_is_two_things(folder: Path) -> None:
+    line = edit(folder, "playbooks/drain.yaml", "    do: drain\n", "    do: drain\n    wait: repair\n")
+    said = problem(folder)
+    assert said.startswith(f"playbooks/drain.yaml:{line - 2}:")
+    assert "the step drain has do and wait" in said
+
+
+def test_all_mistakes_come_at_once(folder: Path) -> None:
+    edit(folder, "policies.yaml", "severity: P1", "severity: P9")
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: 0")
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder)
+    assert [one.file for one in caught.value.problems] == ["guards.yaml", "policies.yaml"]
+
+
+@pytest.mark.parametrize("text", ["a: [", "\t- x", "- a\n b: c", "a: b: c", "\x00", "&a [*a, *b]"])
+def test_what_is_no_yaml_is_a_problem_with_a_line(folder: Path, text: str) -> None:
+    (folder / "guards.yaml").write_text(text)
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder)
+    assert {one.file for one in caught.value.problems} == {"guards.yaml"}
+
+
+@pytest.mark.parametrize("name", ["xid.yaml", "sxid.yaml", "policies.yaml", "playbooks/resume.yaml"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder)
+    assert f"{name}:1: the file is missing" in [str(one) for one in caught.value.problems]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RulesInvalid, match="there is no folder"):
+        load(tmp_path / "nothing")
+
+
+def test_the_watches_that_ship_are_the_defaults() -> None:
+    assert load(SHIPPED).watches == WatchSettings()
+
+
+@pytest.mark.parametrize(
+    "name", ["guards.yaml", "topology.yaml", "watches.yaml", "nvlink5.yaml", "xid154.yaml", "xid74.yaml"]
+)
+def test_a_file_that_may_be_left_out(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    policies = folder / "policies.yaml"
+    kept = [rule for rule in policies.read_text().split("\n\n- ") if "driver-asks-re" not in rule]
+    policies.write_text("\n\n- ".join(one for one in kept if "driver-asks-drain" not in one))
+    (folder / "policies.yaml").write_text(policies.read_text().replace(', "driver-asks-*"', ""))
+    assert load(folder).rules
+
+
+def test_off_is_a_mode_and_dates_are_words(folder: Path) -> None:
+    edit(folder, "policies.yaml", "  playbook: gpu-fatal", "  mode: off\n  playbook: gpu-fatal")
+    window = "{nodes: ['gpu[01-03]'], why: roll-out, since: 2026-11-20T08:00:00Z}"
+    edit(folder, "guards.yaml", "maintenance: []", f"maintenance: [{window}]")
+    rules = load(folder)
+    assert rules.rules[0].mode is Mode.off
+    assert rules.guards.maintenance[0].nodes == ("gpu01", "gpu02", "gpu03")
+    assert rules.guards.maintenance[0].since == datetime(2026, 11, 20, 8, 0, tzinfo=UTC)
+
+
+def test_planned_work_needs_a_time_zone(folder: Path) -> None:
+    window = "{nodes: [gpu01], why: roll-out, since: 2026-11-20T08:00:00}"
+    edit(folder, "guards.yaml", "maintenance: []", f"maintenance: [{window}]")
+    assert "since: has no time zone" in problem(folder)
+
+
+def test_guards_of_a_cluster_fall_back_to_the_others_and_to_the_settings(folder: Path) -> None:
+    edit(folder, "guards.yaml", "clusters: {}", "clusters: {pod2: {max_nodes: 4}}")
+    edit(folder, "guards.yaml", "partitions: {}", "partitions: {debug: {partition_share: 0.5}}")
+    rules = load(folder, overrides={"max_share": 0.5, "max_nodes": 7})
+    assert (rules.guards.max_share, rules.guards.max_nodes) == (0.5, 7)
+    assert (rules.cluster_guards["pod2"].max_share, rules.cluster_guards["pod2"].max_nodes) == (0.5, 4)
+    assert rules.partition_guards["debug"].partition_share == 0.5
+    debug = rules.guards_in("pod2", "debug")
+    assert (debug.partition_share, debug.max_nodes, debug.max_share) == (0.5, 4, 0.5)
+    assert rules.guards_in("pod1", "debug").max_nodes == 7
+    assert rules.guards_in("pod2", "train").max_nodes == 4
+
+
+def test_topology(folder: Path) -> None:
+    places = '{"gpu[0001-0002]": {rack: r1}, "gpu[0002-0003]": {switch: leaf1}}'
+    edit(folder, "topology.yaml", "places: {}", f"places: {places}")
+    edit(folder, "topology.yaml", "gpu_pci: {}", 'gpu_pci: {h100: ["00000000:18:00.0"]}')
+    topology = load(folder).topology
+    assert {name: (place.rack, place.switch) for name, place in topology.places.items()} == {
+        "gpu0001": ("r1", ""),
+        "gpu0002": ("r1", "leaf1"),
+        "gpu0003": ("", "leaf1"),
+    }
+    assert topology.gpu_pci == {"h100": ("0000:18:00",)}
+
+
+def test_clusters_that_number_their_nodes_alike_have_places_of_their_own(folder: Path) -> None:
+    places = '{"pod1/gpu[1-2]": {rack: r1}, "pod2/gpu[1-2]": {rack: r2}, gpu3: {rack: r3}}'
+    edit(folder, "topology.yaml", "places: {}", f"places: {places}")
+    topology = load(folder).topology
+    where = [(cluster, node) for cluster in ("pod1", "pod2", "pod3") for node in ("gpu2", "gpu3")]
+    assert [topology.place(*one).rack for one in where] == ["r1", "r3", "r2", "r3", "", "r3"]
+
+
+def test_a_node_in_two_racks_is_a_mistake(folder: Path) -> None:
+    edit(folder, "topology.yaml", "places: {}", 'places: {"gpu[1-3]": {rack: r1}, gpu3: {rack: r2}}')
+    assert "gpu3 has two places: rack r1 and rack r2" in problem(folder)

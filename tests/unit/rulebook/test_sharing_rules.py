@@ -1,0 +1,71 @@
+"""`rules/sharing.yaml`: what is right is taken as a policy too, what is wrong is named by line."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from healer.model import PlaceKind, Remedy, Severity
+from healer.rulebook.ruleset import RulesInvalid, load
+from tests.support.loop import SHIPPED, shipped
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    (folder / "sharing.yaml").write_text(text)
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder, prove=False)
+    return [str(one) for one in caught.value.problems]
+
+
+def test_each_entry_is_a_policy_that_tells_people_and_takes_no_node() -> None:
+    rules = shipped()
+    assert rules.sharings
+    for entry in rules.sharings:
+        policy = rules.by_name[entry.name]
+        assert (policy.faults, policy.playbook) == ((entry.fault,), None)
+        assert Remedy.notify in policy.remedy
+        assert policy.severity <= Severity.P2
+
+
+def test_the_file_may_be_left_out(folder: Path) -> None:
+    (folder / "sharing.yaml").unlink()
+    assert load(folder, prove=False).sharings == ()
+
+
+def test_an_entry_of_the_sites_own(folder: Path) -> None:
+    text = (
+        "- {name: my-pdu, title: Power, place: pdu, faults: [host-*], source: ours, at_least: 2, share: 0.1}"
+    )
+    (folder / "sharing.yaml").write_text(text)
+    (entry,) = load(folder, prove=False).sharings
+    assert (entry.place, entry.at_least, entry.share, entry.within_s) == (PlaceKind.pdu, 2, 0.1, 300)
+
+
+GOOD = "- {name: a-pdu, title: Power, place: pdu, faults: [x], source: ours}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("place: pdu", "place: shelf", "'shelf' is not one of its words"),
+        ("faults: [x]", "faults: []", "faults: the list is empty"),
+        ("faults: [x]", 'faults: ["xid-["]', "not a name or a glob"),
+        ("faults: [x]", "faults: [x], at_least: 0", "at_least: has to be from 1"),
+        ("faults: [x]", "faults: [x], share: 2", "share: has to be from 0 to 1"),
+        ("faults: [x]", "faults: [x], within_s: 0", "within_s: has to be above 0"),
+        ("faults: [x]", "faults: [x], playbook: drain", "unknown field playbook"),
+        ("name: a-pdu", "name: gpu-lost", "there is a rule gpu-lost already"),
+        ("name: a-pdu", "name: A PDU", "has to be small letters"),
+    ],
+)
+def test_mistakes(folder: Path, old: str, new: str, says: str) -> None:
+    (told,) = problems(folder, "# ours\n" + GOOD.replace(old, new))
+    assert told.startswith("sharing.yaml:2:")
+    assert says in told

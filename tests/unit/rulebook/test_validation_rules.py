@@ -1,0 +1,56 @@
+"""What `healer rules check` says of `rules/validation/depths.yaml`."""
+
+from pathlib import Path
+
+import pytest
+
+from healer.model import Remedy, Validation
+from healer.rulebook.source import Problem, Source
+from healer.rulebook.validation_rules import read_validation
+
+GOOD = """\
+depths:
+  quick: {tests: [gpus, versions], limit_s: 60}
+  soft: {tests: [gpus, burn], limit_s: 600}
+fits: {restart_service: quick}
+otherwise: soft
+"""
+
+
+SCRIPTS = dict.fromkeys(("gpus", "versions", "burn"), "#!/bin/sh\n")
+
+
+def read(folder: Path, text: str) -> tuple[Validation, list[str]]:
+    path = folder / "depths.yaml"
+    path.write_text(text)
+    problems: list[Problem] = []
+    found = read_validation(Source(path, "validation/depths.yaml", problems), SCRIPTS)
+    return found, [str(one) for one in problems]
+
+
+def test_a_site_has_depths_of_its_own_or_none(tmp_path: Path) -> None:
+    found, problems = read(tmp_path, GOOD)
+    assert problems == []
+    assert found.depths["soft"].tests == ("gpus", "burn")
+    assert (found.depth_for(Remedy.restart_service), found.depth_for(None)) == ("quick", "soft")
+    assert read_validation(None, SCRIPTS) == Validation()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("quick: {tests", "fit: {tests", 2, "fit is what follows from the remedy"),
+        ("[gpus, versions]", "[gpus, gpus]", 2, "a list of different tests"),
+        ("[gpus, versions]", "[]", 2, "not empty"),
+        ("[gpus, versions]", "[gpu]", 2, "there is no script gpu (did you mean gpus?)"),
+        ("limit_s: 60}", "limit_s: 0}", 2, "limit_s: above 0"),
+        ("limit_s: 60}", "limit: 60}", 2, "unknown field limit"),
+        ("restart_service: quick", "diagnose: quick", 4, "diagnose is no rung of the ladder"),
+        ("restart_service: quick", "restart_service: quickly", 4, "there is no depth quickly"),
+        ("otherwise: soft", "otherwise: none", 5, "there is no depth 'none'"),
+    ],
+)
+def test_each_mistake_is_told_with_its_line(tmp_path: Path, old: str, new: str, line: int, says: str) -> None:
+    assert old in GOOD
+    _, found = read(tmp_path, GOOD.replace(old, new))
+    assert any(one.startswith(f"validation/depths.yaml:{line}:") and says in one for one in found), found

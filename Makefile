@@ -11,7 +11,7 @@ FAST_JOBS ?= auto
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast fresh check lint bench scoreboard clean
+.PHONY: help setup demo test test-fast fresh golden check lint bench scoreboard clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test-fast: ## lint, import rules and the pure unit tests, in about a minute
 
 fresh: ## a second checkout without development packages, on each Python of this machine: make demo, healer up
 	@tools/fresh --lowest
+
+golden: ## what healer prints and shows, byte for byte as it is kept; KEEP=1 keeps what it does today
+	@tools/setup --dev
+	@.venv/bin/python -m tests.support.golden $(if $(KEEP),--keep) $(ONLY)
 
 lint: ## format, lint, import rules, declared packages
 	@tools/setup --dev

@@ -13,7 +13,6 @@ from healer.adapters.clock import SystemClock
 from healer.adapters.munge import Munge, NoMunge
 from healer.adapters.notify.slack import SlackReplies
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
-from healer.adapters.postgres.by_cluster import ReconcileByCluster, RunsByCluster
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
@@ -24,12 +23,11 @@ from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.message_book import PostgresMessageBook
 from healer.adapters.postgres.reads import PostgresReads
-from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
-from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.scrapes import PostgresScrapes
 from healer.adapters.postgres.senders import PostgresSenders
@@ -49,6 +47,8 @@ from healer.bootstrap.rule_files import RuleFiles
 from healer.bootstrap.tried import Tried
 from healer.console.reads import Arriving, NewSession, Session
 from healer.console.routes import router as console
+from healer.engine.command import Commands, Site
+from healer.engine.reconcile import Reconciler
 from healer.model import Role
 from healer.model.recordings import Recordings
 from healer.processes.rulebook import Rulebook
@@ -73,23 +73,16 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
     proof.start()
     columns = PostgresColumns(db)
     watched = Watched(settings)
-    runs = {
-        name: PostgresRunCommands(
-            db,
-            snapshots=snapshots,
-            scheduler=slurm,
-            rules=rules,
-            clock=clock,
-            poke=bootstrap.poke(settings, name),
+    has_sink = bootstrap.has_sink(settings)
+    sites = {
+        name: Site(
+            PostgresLedger(db, name, snapshots=snapshots, clock=clock, has_sink=has_sink),
+            slurm,
+            bootstrap.poke(settings, name),
         )
         for name, slurm in clusters.items()
     }
-    reconcile = {
-        name: PostgresReconcile(
-            db, snapshots=snapshots, scheduler=slurm, runs=runs[name], rules=rules, clock=clock
-        )
-        for name, slurm in clusters.items()
-    }
+    commands = Commands(sites, rules, clock)
     return Services(
         cluster=cluster,
         spool=_spool(settings.data_dir / "spool"),
@@ -108,9 +101,9 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         tokens=PostgresTokens(db, cluster),
         credentials=credentials(settings),
         hooks=PostgresHooks(db, snapshots=snapshots, rules=rules, clock=clock),
-        commands=PostgresCommands(db, cluster, has_sink=bootstrap.has_sink(settings)),
-        runs=RunsByCluster(db, runs),
-        reconcile=ReconcileByCluster(reconcile),
+        commands=PostgresCommands(db, cluster, has_sink=has_sink),
+        runs=commands,
+        reconcile=Reconciler(commands, rules, clock),
         messages=PostgresMessageBook(db),
         slack_secret=settings.slack_signing_secret,
         tell_slack=SlackReplies().tell,

@@ -4,9 +4,9 @@ A transaction notes how to take back what it writes, so a failed walk leaves not
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -54,6 +54,7 @@ from healer.model import (
     Waiting,
 )
 from healer.ports import AlreadyRequeued, Checkpoints, Clock, GateTx, LeaseLost
+from healer.ports.commanding import NodeTaken
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.ledger_tables import Tables, Undo
 
@@ -147,6 +148,22 @@ class MemoryLedger:
             if run.state is RunState.running and (run.wake_at is None or run.wake_at <= now)
         )
         return [run.id for run in due if run.epoch > 0 or not now - sent < run.created_at <= now]
+
+    def has_run(self, run: str) -> bool:
+        return run in self.tables.runs
+
+    def command(self) -> AbstractContextManager["MemoryTx"]:
+        return self.transaction()
+
+    def together(self, work: Callable[["MemoryTx", Sequence[T]], Sequence[object]]) -> Callable[[T], Any]:
+        def do(item: T) -> Any:
+            with self.transaction() as tx:
+                [result] = work(tx, [item])
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        return do
 
     def take_commands(self) -> list[Observation]:
         """What runs and people told the detector since the last call, as the inbox would give it."""
@@ -336,27 +353,72 @@ class MemoryTx:
             both = other.state is run.state is RunState.running and not (other.shadow or run.shadow)
             both = both and not (other.beside or run.beside)
             if both and other.id != run.id and run.node is not None and other.node == run.node:
-                raise ValueError(f"another run is working on {run.node}: {other.id}")
+                raise NodeTaken(run.node)
         self.undo.put(self._tables.runs, run.id, run)
 
     def set_run_state(
-        self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None
-    ) -> None:
+        self,
+        run: str,
+        state: RunState,
+        *,
+        why: str,
+        at: datetime,
+        question: str | None = None,
+        **change: Any,
+    ) -> Run:
         known = self._tables.runs[run]
         if known.state in ENDED_RUN_STATES:
-            return  # what has ended stays so
+            return known  # what has ended stays so
         ended = at if state in ENDED_RUN_STATES else None
-        self._put(
-            msgspec.structs.replace(
-                known,
-                state=state,
-                ended_at=ended,
-                wake_at=None,
-                question=question,
-                epoch=known.epoch + 1,
-                reason=known.reason or why,
-            )
+        changed = msgspec.structs.replace(
+            known,
+            state=state,
+            ended_at=ended,
+            wake_at=None,
+            question=question,
+            epoch=known.epoch + 1,
+            reason=known.reason or why,
+            **change,
         )
+        self._put(changed)
+        return changed
+
+    def read_gate(self) -> GateFacts:
+        return self._ledger.facts()
+
+    def lock_run(self, run: str) -> Run | None:
+        return self._tables.runs.get(run)
+
+    def known_runs(self, names: Sequence[str]) -> dict[str, Run]:
+        return {name: self._tables.runs[name] for name in names if name in self._tables.runs}
+
+    def waiting_on(self, nodes: Sequence[str]) -> list[Run]:
+        active = self._tables.active_runs()
+        return [run for run in active if run.node in nodes and run.state is not RunState.running]
+
+    def running_beside(self, node: str | None, playbook: str) -> str | None:
+        for run in self._tables.active_runs():
+            same = run.node == node and run.playbook == playbook and not run.shadow
+            if same and run.state is RunState.running:
+                return run.id
+        return None
+
+    def log(self, run: str) -> list[LogEntry]:
+        return list(self._tables.log.get(run, ()))
+
+    def add_starts(
+        self,
+        runs: Sequence[Run],
+        slots: Sequence[Slot],
+        decisions: Sequence[Decision],
+        records: Sequence[AuditRecord],
+    ) -> None:
+        for slot in slots:
+            self.grant_slot(slot)
+        for run in runs:
+            self.create_run(run)
+        self.undo.add(self._tables.decisions, *decisions)
+        self.undo.add(self._tables.audit, *records)
 
     def grant_slot(self, slot: Slot) -> None:
         held = self._tables.slots.get(slot.node)
@@ -443,7 +505,12 @@ class MemoryTx:
             self.undo.add(self._tables.requeues, use)
         self.undo.put(self._tables.requeued_by, key, self._run)
 
-    def tell(self, command: Command) -> None:
+    def tell(self, command: Command, *, request: str = "") -> None:
+        """What a person's request has told before is nothing."""
+        if request and request in self._tables.requests:
+            return
+        if request:
+            self.undo.put(self._tables.requests, request, command)
         self.undo.add(self._tables.commands, command)
 
     def drop_requeue(self, job: str, restarts: int) -> None:

@@ -104,6 +104,8 @@ class Tables:
     sent: list[tuple[datetime, Message | Ticket]] = field(default_factory=list)
     audit: list[AuditRecord] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
+    #: By the person's request that told it.
+    requests: dict[str, Command] = field(default_factory=dict)
     breaker: Breaker | None = None
     #: By name and digest.
     texts: dict[tuple[str, str], Trial] = field(default_factory=dict)

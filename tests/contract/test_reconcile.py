@@ -1,37 +1,25 @@
-"""Drift on PostgreSQL: told from one look, repaired through the gate, each repair once and in the audit."""
+"""Drift, on both ledgers: read in one look, repaired through the gate, each repair once and audited."""
 
 from typing import Any
 
 import msgspec
 import pytest
-import sqlalchemy as sa
 
-from healer.adapters.postgres.reconcile import PostgresReconcile
-from healer.model import Reservation, RunState
+from healer.model import Pause, Reservation, RunState
 from healer.model.drift import DriftKind
 from healer.ports import SchedulerUnavailable
 from healer.sim.slurm_core import SimScheduler
-from tests.contract.test_run_commands import Desk
-from tests.support.ledgers import CLUSTER
-from tests.support.loop import name, rules_in
+from tests.support.command_desk import Desk
+from tests.support.ledgers import CLUSTER, Bench, bench_of
+from tests.support.loop import name
 
 OURS = "healer:gpu-lost inc:00000001 x"
 
 
 class ReconcileDesk(Desk):
-    def __init__(self, engine: sa.Engine) -> None:
-        super().__init__(engine)
-        self.book = self.book_on(self.slurm)
-
-    def book_on(self, scheduler: Any) -> PostgresReconcile:
-        return PostgresReconcile(
-            self.engine,
-            snapshots=self.snapshots,
-            scheduler=scheduler,
-            runs=self.people,
-            rules=rules_in,
-            clock=self.clock,
-        )
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self.book = self.reconciler()
 
     def kinds(self) -> list[DriftKind]:
         return [one.kind for one in self.book.drifts(CLUSTER)]
@@ -40,18 +28,14 @@ class ReconcileDesk(Desk):
         found = self.book.repair(CLUSTER, by="ann", reason="tidy up", request=request)
         return [(one.done, one.text) for one in found]
 
-    def audited(self) -> list[str]:
-        with self.engine.connect() as conn:
-            return list(conn.execute(sa.text("SELECT verb FROM audit_records ORDER BY id")).scalars())
-
     def age(self, seconds: float = 120) -> None:
         self.clock.advance(seconds)
         self.poll()
 
 
-@pytest.fixture
-def desk(fresh_database: sa.Engine) -> ReconcileDesk:
-    return ReconcileDesk(fresh_database)
+@pytest.fixture(params=["memory", "postgres"])
+def desk(request: pytest.FixtureRequest) -> ReconcileDesk:
+    return ReconcileDesk(bench_of(request))
 
 
 def test_a_forgotten_drain_is_tested_and_returned_by_a_run_of_the_gate(desk: ReconcileDesk) -> None:
@@ -85,14 +69,8 @@ def test_the_same_repair_again_starts_nothing_new(desk: ReconcileDesk) -> None:
 def test_a_pause_holds_repairs_too(desk: ReconcileDesk) -> None:
     desk.slurm.annotate(name(1), extra='{"healer":{"incident":"00000001"}}')
     desk.age()
-    with desk.engine.begin() as conn:
-        conn.execute(
-            sa.text(
-                'INSERT INTO pauses (id, scope, name, "by", reason, since)'
-                " VALUES ('p1', 'all', '', 'bob', 'hands off', :now)"
-            ),
-            {"now": desk.clock.now()},
-        )
+    pause = Pause(id="p1", scope="all", name="", by="bob", reason="hands off", since=desk.clock.now())
+    desk.bench.pause(pause)
     ((done, text),) = desk.repair()
     assert not done and text.startswith("pause: Paused (all) by bob")
     assert desk.slurm.node(name(1)).extra
@@ -130,14 +108,14 @@ class Deaf:
 
 @pytest.mark.parametrize("does", [True, False])
 def test_a_repair_says_what_is_read_back_and_so_does_the_audit(desk: ReconcileDesk, does: bool) -> None:
-    desk.book = desk.book_on(Deaf(desk.slurm, does=does))
+    desk.book = desk.reconciler(Deaf(desk.slurm, does=does))
     desk.slurm.reserve(
         Reservation(name="healer_00000002", nodes=(name(2),), users=("root",), maintenance=True)
     )
     desk.age()
     shown = desk.slurm.snapshot()
     nodes = {one: node for one, node in shown.nodes.items() if one != name(2)}
-    desk.show(msgspec.structs.replace(shown, nodes=nodes))
+    desk.bench.show(msgspec.structs.replace(shown, nodes=nodes))
     ((done, text),) = desk.repair()
     assert done is does
     assert does or "stands in Slurm all the same" in text
@@ -152,7 +130,7 @@ def test_a_reservation_on_a_node_that_is_gone_is_ended(desk: ReconcileDesk) -> N
     desk.age()
     shown = desk.slurm.snapshot()
     nodes = {one: node for one, node in shown.nodes.items() if one != name(2)}
-    desk.show(msgspec.structs.replace(shown, nodes=nodes))
+    desk.bench.show(msgspec.structs.replace(shown, nodes=nodes))
     ((done, _),) = desk.repair()
     assert done
     assert desk.slurm.snapshot().reservations == {}

@@ -1,69 +1,19 @@
-"""What people do to runs, on PostgreSQL: the same gate as the walk, one transaction each, nothing twice."""
+"""What people do to runs, on both ledgers: the same gate as the walk, one transaction each, nothing twice."""
 
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
-from healer.adapters.postgres.claims import write_entry
-from healer.adapters.postgres.run_commands import PostgresRunCommands
-from healer.api.services import Conflict, GuardRefused, Invalid, NotFound, RunRequest
-from healer.engine.drive import Driver
+from healer.api.services import Conflict, GuardRefused, Invalid, NotFound
 from healer.model import Guard, LogEntry, Outcome, RunState, StepEvent
-from healer.sim.slurm_core import SimScheduler
-from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, entry, facts, run
-from tests.support.loop import name, rules_in
+from tests.support.command_desk import Desk
+from tests.support.ledgers import START, begin, bench_of, entry, facts, run
+from tests.support.loop import name
 
 
-class Desk(PostgresBench):
-    """A ledger on PostgreSQL with a simulated Slurm, a person's commands and a worker."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        super().__init__(engine)
-        self.slurm = SimScheduler(CLUSTER, self.clock, 20)
-        self.poked: list[str] = []
-        self.people = PostgresRunCommands(
-            engine,
-            snapshots=self.snapshots,
-            scheduler=self.slurm,
-            rules=rules_in,
-            clock=self.clock,
-            poke=self.poked.extend,
-        )
-        self.driver = Driver(ledger=self.ledger, scheduler=self.slurm, rules=rules_in, clock=self.clock)
-        self.poll()
-
-    def poll(self) -> None:
-        self.show(self.slurm.snapshot())
-
-    def ask(self, playbook: str = "drain", number: int = 1, **fields: Any) -> RunRequest:
-        given = {"id": f"r-{playbook}-{number}", "playbook": playbook, "by": "ann", "reason": "noisy fan"}
-        where = {} if "job" in fields else {"node": name(number)}
-        return RunRequest(**(given | {"cluster": CLUSTER} | where | fields))
-
-    def work(self, run_name: str, seconds: int = 20) -> RunState:
-        for _ in range(seconds):
-            self.driver.drive(run_name)
-            self.clock.advance(1)
-            self.poll()
-        return self.state(run_name)
-
-    def state(self, run_name: str) -> RunState:
-        with self.engine.connect() as conn:
-            found = conn.execute(sa.text("SELECT state FROM runs WHERE id = :id"), {"id": run_name})
-            return RunState(found.scalar_one())
-
-    def log(self, run_name: str) -> list[tuple[str, str]]:
-        with self.engine.connect() as conn:
-            rows = conn.execute(
-                sa.text("SELECT step, event FROM run_log WHERE run = :id ORDER BY seq"), {"id": run_name}
-            )
-            return [(row.step, row.event) for row in rows]
-
-
-@pytest.fixture
-def desk(fresh_database: sa.Engine) -> Desk:
-    return Desk(fresh_database)
+@pytest.fixture(params=["memory", "postgres"])
+def desk(request: pytest.FixtureRequest) -> Desk:
+    return Desk(bench_of(request))
 
 
 def test_a_persons_drain_and_resume_go_all_the_way(desk: Desk) -> None:
@@ -164,9 +114,9 @@ def test_a_retry_begins_every_part_again_that_is_stuck(desk: Desk) -> None:
         entry("requeue:1", StepEvent.failed, data={"final": True}),
         entry("requeue:2", StepEvent.done),
     ]
-    with desk.engine.begin() as conn:
+    with desk.ledger.command() as tx:
         for one in told:
-            write_entry(conn, one)
+            tx.write(one)
     desk.people.retry("r1", by="ann", reason="mended", request="q1")
     assert desk.state("r1") is RunState.running
     assert desk.log("r1")[4:] == [("requeue:1", "retry")]
@@ -381,8 +331,5 @@ def test_an_approval_may_name_them_too_and_the_audit_says_so(desk: Desk) -> None
     desk.people.approve("r1", by="ann", reason="it lies", request="q1", restart=[job])
     desk.work("r1")
     assert desk.slurm.snapshot().jobs[job].restarts == 1
-    with desk.engine.connect() as conn:
-        told = conn.execute(
-            sa.text("SELECT data FROM audit_records WHERE verb = 'run.approved'")
-        ).scalar_one()
-    assert told["restart"] == {job: 0}
+    (approved,) = [record for record in desk.records() if record.verb == "run.approved"]
+    assert approved.data["restart"] == {job: 0}

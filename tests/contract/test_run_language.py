@@ -1,14 +1,11 @@
-"""Inputs, waits, an approval within a run, going back to a step, and taking it all back, on PostgreSQL."""
+"""Inputs, waits, an approval within a run, going back to a step, and taking it all back, on both ledgers."""
 
 import pytest
-import sqlalchemy as sa
 
-from healer.adapters.postgres.run_commands import PostgresRunCommands
 from healer.api.services import Conflict, Invalid, RunRequest
-from healer.engine.drive import Driver
 from healer.model import Input, InputType, Playbook, Ruleset, RunState, Step, Verb
-from tests.contract.test_run_commands import Desk
-from tests.support.ledgers import CLUSTER, facts
+from tests.support.command_desk import Desk
+from tests.support.ledgers import CLUSTER, bench_of, facts
 from tests.support.loop import name, rules_in, shipped
 
 BURN_IN = Playbook(
@@ -33,19 +30,9 @@ def rules() -> Ruleset:
     return rules_in(playbooks=shipped().playbooks | {BURN_IN.name: BURN_IN})
 
 
-@pytest.fixture
-def desk(fresh_database: sa.Engine) -> Desk:
-    made = Desk(fresh_database)
-    made.people = PostgresRunCommands(
-        made.engine,
-        snapshots=made.snapshots,
-        scheduler=made.slurm,
-        rules=rules,
-        clock=made.clock,
-        poke=made.poked.extend,
-    )
-    made.driver = Driver(ledger=made.ledger, scheduler=made.slurm, rules=rules, clock=made.clock)
-    return made
+@pytest.fixture(params=["memory", "postgres"])
+def desk(request: pytest.FixtureRequest) -> Desk:
+    return Desk(bench_of(request), rules)
 
 
 def burn_in(**given: str | int | bool) -> RunRequest:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import tables
 from healer.adapters.postgres import verdicts as verdict_rows
+from healer.adapters.postgres.audit_rows import RECORD, record_of
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
@@ -39,7 +40,7 @@ from healer.model import (
     StepEvent,
     VerdictAt,
 )
-from healer.ports import Ledger, RunClaim
+from healer.ports import RunClaim
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
@@ -53,7 +54,7 @@ LEASE_S = 21
 class Bench(Protocol):
     """A ledger under test, and what others write into it or read from it."""
 
-    ledger: Ledger
+    ledger: "MemoryLedger | PostgresLedger"
     clock: SimClock
 
     def show(self, snapshot: SlurmSnapshot) -> None: ...
@@ -64,6 +65,7 @@ class Bench(Protocol):
     def verdicts(self, incident: str) -> list[VerdictAt]: ...
     def save(self, checkpoint: Observation) -> None: ...
     def audited(self) -> list[str]: ...
+    def records(self) -> list[AuditRecord]: ...
     def messages(self) -> list[str]: ...
     def commands(self) -> list[Command]: ...
 
@@ -96,7 +98,10 @@ class MemoryBench:
         self.saved.hear([checkpoint])
 
     def audited(self) -> list[str]:
-        return [one.verb for one in self.ledger.tables.audit]
+        return [one.verb for one in self.records()]
+
+    def records(self) -> list[AuditRecord]:
+        return self.ledger.tables.audit
 
     def messages(self) -> list[str]:
         return list(self.ledger.tables.messages)
@@ -144,8 +149,11 @@ class PostgresBench:
         PostgresInbox(self.engine, CLUSTER).add([checkpoint])
 
     def audited(self) -> list[str]:
-        rows = self._read(sa.select(tables.audit_records.c.verb).order_by(tables.audit_records.c.id))
-        return [row.verb for row in rows]
+        return [one.verb for one in self.records()]
+
+    def records(self) -> list[AuditRecord]:
+        rows = self._read(sa.select(*RECORD).order_by(tables.audit_records.c.id))
+        return [record_of(row) for row in rows]
 
     def messages(self) -> list[str]:
         return [row.id for row in self._read(sa.select(tables.messages.c.id).order_by(tables.messages.c.at))]

@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres import (
     audit,
@@ -23,8 +25,10 @@ from healer.adapters.postgres import (
 )
 from healer.adapters.postgres.checkpoints import newest_durable
 from healer.adapters.postgres.claims import Claims, PostgresClaim
-from healer.adapters.postgres.engine import ledger_errors
-from healer.adapters.postgres.lines import write_decisions, write_runs
+from healer.adapters.postgres.engine import ledger_errors, translated
+from healer.adapters.postgres.lane import Lane
+from healer.adapters.postgres.lines import write_decisions, write_entries, write_runs
+from healer.adapters.postgres.rows import logs_of
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
@@ -34,6 +38,7 @@ from healer.model import (
     LIFTING_VERBS,
     AuditRecord,
     Breaker,
+    Command,
     Decision,
     FaultBurst,
     Finding,
@@ -57,11 +62,14 @@ from healer.model import (
     Veto,
 )
 from healer.ports import Clock
+from healer.ports.commanding import NodeTaken
 from healer.ports.lease import LEASE, UNHEARD
 
 #: The storm count looks back this far, so incidents resolved within it are still read.
 _RECENT = timedelta(minutes=5)
 _ENDED = ("done", "undone", "rejected", "cancelled")
+_WAITING = ("waiting", "held", "stuck", "proposed", "waiting_approval")
+T = TypeVar("T")
 
 
 class PostgresLedger:
@@ -94,7 +102,7 @@ class PostgresLedger:
         )
 
     @contextmanager
-    def transaction(self) -> Iterator["PostgresWalkTx"]:
+    def transaction(self) -> Iterator["PostgresTx"]:
         with ledger_errors():
             if self._connection is not None:
                 with self._connection.begin():
@@ -103,8 +111,8 @@ class PostgresLedger:
                 with self._engine.begin() as conn:
                     yield self._tx(conn)
 
-    def _tx(self, conn: sa.Connection) -> "PostgresWalkTx":
-        return PostgresWalkTx(conn, self.cluster, self._snapshots, self._clock, self._has_sink)
+    def _tx(self, conn: sa.Connection) -> "PostgresTx":
+        return PostgresTx(conn, self.cluster, self._snapshots, self._clock, self._has_sink)
 
     def claim(self, run: str) -> AbstractContextManager[PostgresClaim | None]:
         return self._claims.claim(run)
@@ -120,6 +128,29 @@ class PostgresLedger:
     def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:
         with ledger_errors(), self._engine.begin() as conn:
             return rule_texts.note(conn, self.cluster, texts, first_runs, now)
+
+    def has_run(self, run: str) -> bool:
+        query = sa.select(runs.c.id).where(runs.c.cluster == self.cluster, runs.c.id == run)
+        with translated(), self._engine.connect() as conn:
+            return conn.execute(query).first() is not None
+
+    @contextmanager
+    def command(self) -> Iterator["PostgresTx"]:
+        with translated(), self._engine.begin() as conn:
+            yield self._tx(conn)
+
+    def together(self, work: Callable[["PostgresTx", Sequence[T]], Sequence[object]]) -> Callable[[T], Any]:
+        def work_on(conn: sa.Connection, items: Sequence[T]) -> Sequence[object]:
+            with conn.begin():
+                return work(self._tx(conn), items)
+
+        lane = Lane[T](self._engine, work_on)
+
+        def do(item: T) -> Any:
+            with translated():
+                return lane.do(item)
+
+        return do
 
     def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
         """New, woken, or maybe left by a dead worker: its lease is not renewed (`lease.is_unheard`)."""
@@ -145,8 +176,8 @@ class PostgresLedger:
             return list(rows.scalars())
 
 
-class PostgresWalkTx:
-    """`healer.ports.WalkTx` on an open transaction."""
+class PostgresTx:
+    """`healer.ports.WalkTx` and `CommandTx` on an open transaction."""
 
     def __init__(
         self,
@@ -204,6 +235,27 @@ class PostgresWalkTx:
         doc = self.conn.execute(sa.select(runs.c.doc).where(runs.c.id == name)).scalar()
         return msgspec.convert(doc, Run) if doc else None
 
+    def lock_run(self, run: str) -> Run | None:
+        query = sa.select(runs.c.doc, runs.c.epoch).where(runs.c.cluster == self._cluster, runs.c.id == run)
+        row = self.conn.execute(query.with_for_update()).first()
+        return msgspec.structs.replace(msgspec.convert(row.doc, Run), epoch=row.epoch) if row else None
+
+    def known_runs(self, names: Sequence[str]) -> dict[str, Run]:
+        rows = self.conn.execute(sa.select(runs.c.id, runs.c.doc).where(runs.c.id.in_(names)))
+        return {row.id: msgspec.convert(row.doc, Run) for row in rows}
+
+    def waiting_on(self, nodes: Sequence[str]) -> list[Run]:
+        here = runs.c.cluster == self._cluster, runs.c.node.in_(nodes)
+        rows = self.conn.execute(sa.select(runs.c.doc).where(*here, runs.c.state.in_(_WAITING)))
+        return [msgspec.convert(doc, Run) for doc in rows.scalars()]
+
+    def running_beside(self, node: str | None, playbook: str) -> str | None:
+        here = runs.c.cluster == self._cluster, runs.c.node == node, runs.c.playbook == playbook
+        return self.conn.scalar(sa.select(runs.c.id).where(*here, runs.c.state == "running", ~runs.c.shadow))
+
+    def log(self, run: str) -> list[LogEntry]:
+        return logs_of(self.conn, [run]).get(run, [])
+
     def is_returning(self, run: str) -> bool:
         query = sa.select(run_log.c.seq).where(
             run_log.c.run == run,
@@ -214,6 +266,9 @@ class PostgresWalkTx:
 
     def lock_gate(self) -> GateFacts:
         return gate.lock_gate(self.conn, self._cluster, self._snapshots, self._clock.now())
+
+    def read_gate(self) -> GateFacts:
+        return gate.read_facts(self.conn, self._cluster, self._snapshots, self._clock.now())
 
     def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
         return gate.read_sweeps(self.conn, self._cluster, playbooks, since)
@@ -277,10 +332,30 @@ class PostgresWalkTx:
     def create_run(self, run: Run) -> None:
         write_runs(self.conn, [run])
 
-    def set_run_state(
-        self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None
+    def add_starts(
+        self,
+        runs: Sequence[Run],
+        slots: Sequence[Slot],
+        decisions: Sequence[Decision],
+        records: Sequence[AuditRecord],
     ) -> None:
-        set_run_state(self.conn, run, state, why=why, at=at, question=question)
+        gate.grant_slots(self.conn, slots)
+        with _node_taken(""):
+            write_runs(self.conn, runs)
+        write_decisions(self.conn, decisions)
+        audit.append_many(self.conn, records)
+
+    def set_run_state(
+        self,
+        run: str,
+        state: RunState,
+        *,
+        why: str,
+        at: datetime,
+        question: str | None = None,
+        **change: Any,
+    ) -> Run:
+        return set_run_state(self.conn, run, state, why=why, at=at, question=question, **change)
 
     def grant_slot(self, slot: Slot) -> None:
         gate.grant_slot(self.conn, slot)
@@ -309,6 +384,12 @@ class PostgresWalkTx:
     def audit(self, record: AuditRecord) -> None:
         audit.append(self.conn, record)
 
+    def write(self, entry: LogEntry) -> None:
+        write_entries(self.conn, [entry])
+
+    def tell(self, command: Command, *, request: str) -> None:
+        inbox.put_command(self.conn, command, request=request)
+
     def consume(self, observations: Sequence[Observation]) -> None:
         inbox.consume(self.conn, observations, self._clock.now())
 
@@ -328,15 +409,22 @@ def set_run_state(
     ended = at if state in _ENDED else None
     change = {"question": None, **change}
     changed = msgspec.structs.replace(known, state=state, ended_at=ended, **change)
-    conn.execute(
-        sa.update(runs)
-        .where(runs.c.id == run)
-        .values(
-            state=state,
-            ended_at=ended,
-            wake_at=None,
-            epoch=runs.c.epoch + 1,
-            doc=msgspec.to_builtins(msgspec.structs.replace(changed, reason=changed.reason or why)),
-        )
-    )
+    values = {
+        "state": state,
+        "ended_at": ended,
+        "wake_at": None,
+        "epoch": runs.c.epoch + 1,
+        "doc": msgspec.to_builtins(msgspec.structs.replace(changed, reason=changed.reason or why)),
+    }
+    with _node_taken(known.node or ""):
+        conn.execute(sa.update(runs).where(runs.c.id == run).values(values))
     return changed
+
+
+@contextmanager
+def _node_taken(node: str) -> Iterator[None]:
+    """Of running runs a node has one: the index `runs_one_per_node` refuses another."""
+    try:
+        yield
+    except IntegrityError as error:
+        raise NodeTaken(node) from error

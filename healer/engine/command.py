@@ -1,0 +1,469 @@
+"""What people order: each command is judged here, by the gate and in one transaction, and audited.
+
+The API, the console, chat buttons, the command line and the people of a simulation all call `Commands`. What
+a command decides is a function over the ledger's transaction; `Commands` reads Slurm before it and wakes
+workers after it. `request` is the id of the very request: the same one again changes nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from healer.actions import calls_of
+from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
+from healer.api.views import Preview
+from healer.decisions import (
+    JudgeResult,
+    beginning,
+    decision_of,
+    judge,
+    limits,
+    reset,
+    restart_refused,
+    takes_canary,
+    takes_nothing,
+    with_restarts,
+)
+from healer.engine.restarts import agreed_restarts, offered_restarts, read_job
+from healer.engine.starts import (
+    Asked,
+    first_slot,
+    incident_meant,
+    run_asked,
+    start_runs,
+    take_over_untouched,
+    taken_sentence,
+    with_sweeps,
+)
+from healer.incidents.jobs import hit_among
+from healer.model import (
+    ENDED_RUN_STATES,
+    IRREVERSIBLE_VERBS,
+    AuditRecord,
+    Breaker,
+    Command,
+    CommandKind,
+    Component,
+    Incident,
+    LogEntry,
+    Outcome,
+    Playbook,
+    Ruleset,
+    Run,
+    RunState,
+    SlurmJob,
+    SlurmNode,
+    StepEvent,
+    Verb,
+)
+from healer.playbooks import UNDO, from_here, stuck_at, touched
+from healer.ports import Clock, Poke, Scheduler, SchedulerError, whole_job
+from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken
+
+_STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
+_GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
+
+
+class Site(NamedTuple):
+    """One cluster as commands need it: where runs are kept, its Slurm, and how workers are woken."""
+
+    ledger: CommandLedger
+    scheduler: Scheduler
+    poke: Poke
+
+
+class Order(NamedTuple):
+    """What a person wants done to a run or a cluster, of which `about` is the id or name."""
+
+    about: str
+    by: str
+    reason: str
+    request: str
+    at: datetime
+
+
+class Commands:
+    """Commands to the runs of all clusters. They raise GuardRefused, NotFound, Conflict, Forbidden, Invalid,
+    and Unavailable where the database does not answer: then nothing was done."""
+
+    def __init__(self, sites: Mapping[str, Site], rules: Callable[[], Ruleset], clock: Clock) -> None:
+        self._sites, self._rules, self._clock = sites, rules, clock
+        self._starts = {name: site.ledger.together(self._start_runs) for name, site in sites.items()}
+
+    def preview(self, request: RunRequest) -> Preview:
+        """The plan with live checks; does and stores nothing. Guards never raise here: they answer."""
+        site, rules, now = self.site(request.cluster), self._rules(), self._clock.now()
+        playbook = playbook_meant(rules, request)
+        with site.ledger.command() as tx:
+            facts = with_sweeps(tx, tx.read_gate(), playbook, rules, now)
+            incident = incident_meant(tx, request, facts)
+        node, job, jobs = _look(site.scheduler, request, incident)
+        run = run_asked(Asked(request, playbook, job), incident, now)
+        verdict = judge(beginning(run, playbook, incident), facts, rules, now)
+        return Preview(
+            playbook=playbook,
+            cluster=request.cluster,
+            node=request.node,
+            job=request.job,
+            outcome=verdict.outcome,
+            why=verdict.why,
+            answers=list(verdict.answers),
+            jobs_hit=jobs,
+            restarts=offered_restarts(site.scheduler, run, playbook, incident, facts, rules=rules, now=now),
+            limits=limits(facts, rules, now),
+            slurm=node,
+            not_available=_not_available(site.scheduler, playbook),
+        )
+
+    def start(self, request: RunRequest) -> Run:
+        """A guard's Hold comes back as a run in state `held`; its Refuse is GuardRefused."""
+        site = self.site(request.cluster)
+        playbook = playbook_meant(self._rules(), request)
+        restart = agreed_restarts(site.scheduler, playbook, request.node, request.restart)
+        # A playbook that takes nothing from its job may be about one that Slurm has forgotten.
+        job = read_job(site.scheduler, request.job) if request.job else None
+        if request.job and job is None and not takes_nothing(playbook):
+            raise NotFound(f"Slurm knows no job {request.job}")
+        try:
+            answer = self._starts[request.cluster](Asked(request, playbook, job, restart))
+        except NodeTaken as error:
+            raise Conflict(taken_sentence(request.node)) from error
+        return _woken(site, _or_refused(answer))
+
+    def _start_runs(self, tx: CommandTx, many: Sequence[Asked]) -> Sequence[object]:
+        return start_runs(tx, many, self._rules(), self._clock.now())
+
+    def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
+        """Forbidden where a second person is needed and `by` is who asked. `restart`: jobs on the run's node
+        whose restart `by` agrees to."""
+        site, rules, agreed = self._site_of(run), self._rules(), dict[str, int]()
+        if restart:  # Slurm is asked before the gate is locked
+            with site.ledger.command() as tx:
+                known = run_named(tx, run)
+            agreed = agreed_restarts(site.scheduler, rules.playbooks[known.playbook], known.node, restart)
+        with _changing(site) as tx:
+            answer = approve(tx, self._order(run, by, reason, request), agreed, rules)
+        return _woken(site, _or_refused(answer))
+
+    def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        with _changing(self._site_of(run)) as tx:
+            return stop(tx, self._order(run, by, reason, request), RunState.rejected)
+
+    def cancel(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        with _changing(self._site_of(run)) as tx:
+            return stop(tx, self._order(run, by, reason, request), RunState.cancelled)
+
+    def retry(self, run: str, *, by: str, reason: str, request: str, step: str | None = None) -> Run:
+        """A stuck run goes on at the step where it stopped. With `step`, one that waits or is stuck goes back
+        to that step, and does it and all after it again."""
+        site = self._site_of(run)
+        with _changing(site) as tx:
+            known = retry(tx, self._order(run, by, reason, request), step, self._rules())
+        return _woken(site, known)
+
+    def undo(self, run: str, *, by: str, reason: str, request: str) -> Run:
+        """Whatever the run is at, what it did is taken back, the last first, and it ends. A worker that still
+        works on it loses it: the state's new epoch fences it off."""
+        site = self._site_of(run)
+        with _changing(site) as tx:
+            known = undo(tx, self._order(run, by, reason, request), self._rules())
+        return _woken(site, known)
+
+    def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
+        """Open -> half-open. Conflict when it is not open."""
+        with _changing(self.site(cluster)) as tx:
+            return reset_breaker(tx, self._order(cluster, by, reason, request))
+
+    def site(self, cluster: str) -> Site:
+        """NotFound for a cluster that is none."""
+        if cluster not in self._sites:
+            raise NotFound(f"there is no cluster {cluster}; there are {', '.join(sorted(self._sites))}")
+        return self._sites[cluster]
+
+    def _site_of(self, run: str) -> Site:
+        for site in self._sites.values():
+            if site.ledger.has_run(run):
+                return site
+        raise NotFound(f"there is no run {run}")
+
+    def _order(self, about: str, by: str, reason: str, request: str) -> Order:
+        return Order(about, by, reason, request, self._clock.now())
+
+
+def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Ruleset) -> Run | JudgeResult:
+    """The run as it is then, or the verdict that refused it: stored too, so raise after the commit.
+
+    A run that waits for an approval at one of its steps goes on from there; one that has not begun is judged
+    by the gate as every other. The gate is locked first: the walk takes gate and run in this order too.
+    """
+    facts = tx.lock_gate()
+    run = run_named(tx, order.about)
+    playbook = rules.playbooks[run.playbook]
+    step = _step_to_approve(tx, run) if run.state is RunState.waiting else None
+    if step is None and run.state not in _STATES_TO_APPROVE:
+        return _approved_before(run, order, restart)
+    _check_second(run, playbook, order.by)
+    approved = with_restarts(run, restart, order.by)
+    incident = tx.incident(run.incident) if run.incident else None
+    if step is not None:
+        refused = restart_refused(approved, incident, facts, rules, order.at) if restart else None
+        if refused is not None:
+            return refused
+        agreement = {"by": order.by} | ({"restart": dict(restart)} if restart else {})
+        _mark(tx, run, [step], StepEvent.done, f"{order.by} approved: {order.reason}", order, data=agreement)
+        return _go_on(tx, approved, "run.approved", order)
+    approved = msgspec.structs.replace(approved, approved_by=order.by)
+    facts = with_sweeps(tx, facts, playbook, rules, order.at)
+    proposal = beginning(approved, playbook, incident)
+    verdict = restart_refused(approved, incident, facts, rules, order.at) or judge(
+        proposal, facts, rules, order.at
+    )
+    tx.add_decision(decision_of(proposal, verdict, order.at))
+    if verdict.outcome is Outcome.refused:
+        _audit_run(tx, run, "run.approved", order)
+        return verdict
+    acts = verdict.outcome is Outcome.act
+    if acts:
+        if not run.beside:
+            freed = take_over_untouched(tx, approved, facts, rules, order.at)
+            if run.node in facts.running and not freed:
+                raise Conflict(f"another run is working on {run.node}")
+        if (slot := first_slot(run, playbook, incident)) is not None:
+            tx.grant_slot(slot)
+        if takes_canary(facts, proposal):
+            tx.save_breaker(msgspec.structs.replace(facts.breaker, canary=run.id))
+    state = RunState.running if acts else RunState.held
+    known = tx.set_run_state(
+        run.id, state, why=verdict.why, at=order.at, approved_by=order.by, input=approved.input
+    )
+    _audit_run(tx, known, "run.approved", order)
+    return known
+
+
+def _approved_before(run: Run, order: Order, restart: Mapping[str, int]) -> Run:
+    """The same approval once more; Conflict where it is not the same."""
+    if run.approved_by != order.by:
+        raise Conflict(f"run {run.id} is {run.state}: there is nothing to approve")
+    if not restart.items() <= run.input.get("restart", {}).items():
+        raise Conflict(f"run {run.id} is {run.state}: a restart is agreed to before that")
+    return run
+
+
+def _check_second(run: Run, playbook: Playbook, by: str) -> None:
+    # DOWN that only frees a node needs one person; any other DOWN the gate holds when it is due.
+    never_alone = IRREVERSIBLE_VERBS - {Verb.down}
+    if run.by == by and any(step.do in never_alone for step in playbook.steps):
+        raise Forbidden("a step that cannot be undone needs a second person: you asked for it yourself")
+
+
+def _step_to_approve(tx: CommandTx, run: Run) -> str | None:
+    """The step at which the run waits for an approval."""
+    log = tx.log(run.id)
+    last = log[-1] if log else None
+    waits = last is not None and last.event is StepEvent.waiting and last.data.get("approval")
+    return last.step if last is not None and waits else None
+
+
+def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
+    """Rejects a run that asks, or cancels one that has not ended; the detector hears of it."""
+    tx.lock_gate()
+    run = run_named(tx, order.about)
+    if run.state is state:
+        return run
+    if run.state in ENDED_RUN_STATES:
+        raise Conflict(f"run {run.id} has ended ({run.state})")
+    if state is RunState.rejected and run.state not in _STATES_TO_APPROVE:
+        raise Conflict(f"run {run.id} is {run.state}: cancel it instead")
+    verb = f"run.{state}"
+    known = tx.set_run_state(run.id, state, why=order.reason, at=order.at)
+    _audit_run(tx, known, verb, order)
+    if known.incident:
+        news = Command(
+            kind=CommandKind.run_changed,
+            cluster=known.cluster,
+            at=order.at,
+            by=order.by,
+            incident=known.incident,
+            reason=order.reason,
+            data={"run": run.id, "playbook": known.playbook, "state": str(state)},
+        )
+        tx.tell(news, request=f"{order.request}:{verb}")
+    return known
+
+
+def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
+    tx.lock_gate()
+    run = run_named(tx, order.about)
+    if run.state is RunState.running:
+        return run
+    if step is not None:
+        keys = _steps_from(tx, run, step, rules)
+    elif run.state is RunState.stuck:
+        # Of several jobs one may be stuck while the last line of the log speaks of another.
+        keys = stuck_at(rules.playbooks[run.playbook], tx.log(run.id), order.at)
+    else:
+        raise Conflict(f"run {run.id} is {run.state}: only a stuck run is retried")
+    _mark(tx, run, keys, StepEvent.retry, f"{order.by}: {order.reason}", order)
+    return _go_on(tx, run, "run.retried", order)
+
+
+def _steps_from(tx: CommandTx, run: Run, step: str, rules: Ruleset) -> list[str]:
+    if run.state not in _GOES_BACK:
+        raise Conflict(f"run {run.id} is {run.state}: one that is stuck or waits can go back to a step")
+    log = tx.log(run.id)
+    if any(entry.step == UNDO for entry in log):
+        raise Conflict(f"run {run.id} is being taken back: retry it without a step")
+    try:
+        keys = from_here(rules.playbooks[run.playbook], log, step)
+    except ValueError as error:
+        raise Invalid("step", str(error)) from error
+    if not keys:
+        raise Conflict(f"run {run.id} has not come to the step {step} yet")
+    return keys
+
+
+def undo(tx: CommandTx, order: Order, rules: Ruleset) -> Run:
+    tx.lock_gate()
+    run = run_named(tx, order.about)
+    log = tx.log(run.id)
+    if any(entry.step == UNDO for entry in log):
+        return run
+    if run.state in ENDED_RUN_STATES:
+        raise Conflict(f"run {run.id} has ended ({run.state}): start a playbook that brings it back")
+    if not touched(rules.playbooks[run.playbook], log):
+        raise Conflict(f"run {run.id} has changed nothing yet: cancel it")
+    _mark(tx, run, [UNDO], StepEvent.done, f"{order.by}: {order.reason}", order, data={"by": order.by})
+    return _go_on(tx, run, "run.undo", order)
+
+
+def reset_breaker(tx: CommandTx, order: Order) -> Breaker:
+    facts = tx.lock_gate()
+    try:
+        breaker = reset(facts.breaker, order.by, order.reason, order.at)
+    except ValueError as error:
+        raise Conflict(str(error)) from error
+    tx.save_breaker(breaker)
+    data = {"reason": order.reason, "request": order.request}
+    _audit(tx, facts.cluster, "breaker.reset", f"breaker/{facts.cluster}", order, data)
+    return breaker
+
+
+def run_named(tx: CommandTx, run: str) -> Run:
+    known = tx.lock_run(run)
+    if known is None:
+        raise NotFound(f"there is no run {run}")
+    return known
+
+
+def playbook_meant(rules: Ruleset, request: RunRequest) -> Playbook:
+    """Raises NotFound, and Invalid where the request names another target than the playbook has."""
+    playbook = rules.playbooks.get(request.playbook)
+    if playbook is None:
+        raise NotFound(
+            f"there is no playbook {request.playbook}; there are {', '.join(sorted(rules.playbooks))}"
+        )
+    wanted, other = ("node", "job") if playbook.target == "node" else ("job", "node")
+    if getattr(request, wanted) is None:
+        raise Invalid(wanted, f"{playbook.name} works on a {wanted}: name it")
+    if getattr(request, other) is not None:
+        raise Invalid(other, f"{playbook.name} works on a {wanted}, not on a {other}")
+    return playbook
+
+
+def _look(
+    scheduler: Scheduler, request: RunRequest, incident: Incident | None
+) -> tuple[SlurmNode | None, SlurmJob | None, list[SlurmJob]]:
+    """The node and the job that the request names, and which jobs it would hit."""
+    try:
+        if request.job:
+            job = whole_job(scheduler, request.job)
+            return None, job, [job] if job else []
+        node = scheduler.node(request.node or "")
+        root = incident.root if incident else Component(cluster=request.cluster, node=request.node)
+        hit, certain = hit_among(scheduler.jobs_on(node.name), root, node_gpus=node.gpus)
+        return node, None, hit if certain else []
+    except SchedulerError as error:
+        raise Conflict(f"Slurm: {error}") from error
+
+
+def _not_available(scheduler: Scheduler, playbook: Playbook) -> dict[str, str]:
+    """Steps that this Slurm's adapters cannot do, and why; nothing where Slurm does not answer."""
+    try:
+        lacks = scheduler.unavailable()
+    except SchedulerError:
+        return {}
+    missing = {step.id: [call for call in calls_of(step) if call in lacks] for step in playbook.steps}
+    return {step: f"not available here: {lacks[calls[0]]}" for step, calls in missing.items() if calls}
+
+
+@contextmanager
+def _changing(site: Site) -> Iterator[CommandTx]:
+    """One transaction. Conflict where a run that is to go on finds another one at work on its node."""
+    try:
+        with site.ledger.command() as tx:
+            yield tx
+    except NodeTaken as error:
+        raise Conflict(f"another run is working on {error}") from error
+
+
+def _or_refused(answer: Run | JudgeResult) -> Run:
+    if isinstance(answer, Run):
+        return answer
+    assert answer.answer is not None
+    raise GuardRefused(answer.answer)
+
+
+def _woken(site: Site, run: Run) -> Run:
+    """The workers hear of a run that goes on, after the commit."""
+    if run.state is RunState.running:
+        site.poke([run.id])
+    return run
+
+
+def _mark(
+    tx: CommandTx,
+    run: Run,
+    steps: Sequence[str],
+    event: StepEvent,
+    text: str,
+    order: Order,
+    *,
+    data: dict[str, Any] | None = None,
+) -> None:
+    for step in steps:
+        tx.write(
+            LogEntry(
+                run=run.id,
+                at=order.at,
+                epoch=run.epoch + 1,
+                step=step,
+                event=event,
+                text=text,
+                data=data or {},
+            )
+        )
+
+
+def _go_on(tx: CommandTx, run: Run, verb: str, order: Order) -> Run:
+    known = tx.set_run_state(run.id, RunState.running, why=order.reason, at=order.at, input=run.input)
+    _audit_run(tx, known, verb, order)
+    return known
+
+
+def _audit_run(tx: CommandTx, run: Run, verb: str, order: Order) -> None:
+    data = {
+        "reason": order.reason,
+        "incident": run.incident,
+        "state": str(run.state),
+        "request": order.request,
+    }
+    if verb == "run.approved" and (agreed := run.input.get("restart")):
+        data["restart"] = agreed
+    _audit(tx, run.cluster, verb, f"run/{run.id}", order, data)
+
+
+def _audit(tx: CommandTx, cluster: str, verb: str, subject: str, order: Order, data: dict[str, Any]) -> None:
+    tx.audit(AuditRecord(cluster=cluster, at=order.at, actor=order.by, verb=verb, subject=subject, data=data))

@@ -1,0 +1,279 @@
+"""Runs that people ask for: those asked for at the same time begin in one transaction, over one picture.
+
+Each is judged after the other, and sees what was granted before it (`healer.decisions.gate.after`).
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from healer.api.services import Conflict, Invalid, NotFound, RunRequest
+from healer.decisions import (
+    after,
+    beginning,
+    decision_of,
+    first_verb,
+    is_untouched,
+    judge,
+    restart_refused,
+    slot_later,
+    stands_beside,
+    with_restarts,
+)
+from healer.decisions.sweeps import since_of, sweeping, with_one_more
+from healer.model import (
+    REMOVING_VERBS,
+    AuditRecord,
+    Command,
+    CommandKind,
+    Decision,
+    GateFacts,
+    Incident,
+    LogEntry,
+    Outcome,
+    Playbook,
+    Ruleset,
+    Run,
+    RunState,
+    Slot,
+    SlurmJob,
+    StepEvent,
+)
+from healer.playbooks.inputs import InputInvalid, taken
+from healer.ports.commanding import ALONE, CommandTx
+
+
+class Asked(NamedTuple):
+    """A request with its playbook, its job as Slurm knows it, and the jobs to be restarted with it."""
+
+    request: RunRequest
+    playbook: Playbook
+    job: SlurmJob | None = None
+    restart: Mapping[str, int] = {}
+
+
+def start_runs(tx: CommandTx, many: Sequence[Asked], rules: Ruleset, now: datetime) -> list[object]:
+    """For each a run, the verdict that refused it, what was wrong with the request, or ALONE.
+
+    A request that is repeated gets the run that there is. Of two on the same node or job the later one is for
+    a transaction of its own.
+    """
+    facts = tx.lock_gate()
+    known = tx.known_runs([asked.request.id for asked in many])
+    nodes = [asked.request.node for asked in many if asked.request.node is not None]
+    batch = _Batch(tx, rules, now, tx.waiting_on(nodes))
+    seen, results = set[str](), list[object]()
+    for asked in many:
+        request = asked.request
+        about = {request.id, f"node {request.node}", f"job {request.job}"} - {"node None", "job None"}
+        if seen & about:
+            results.append(ALONE)
+        elif request.id in known:
+            results.append(known[request.id])
+        else:
+            seen |= about
+            result, facts = batch.begin(asked, facts)
+            results.append(result)
+    tx.add_starts(batch.runs, batch.slots, batch.decisions, batch.records)
+    return results
+
+
+class _Batch:
+    """What one transaction begins, under the gate's lock. Each kind of row is written at once, at the end."""
+
+    def __init__(self, tx: CommandTx, rules: Ruleset, now: datetime, waiting: Sequence[Run]) -> None:
+        self._tx, self._rules, self._now, self._waiting = tx, rules, now, waiting
+        self.runs: list[Run] = []
+        self.slots: list[Slot] = []
+        self.decisions: list[Decision] = []
+        self.records: list[AuditRecord] = []
+
+    def begin(self, asked: Asked, facts: GateFacts) -> tuple[object, GateFacts]:
+        """The run, the verdict that refuses it or the error, and the facts for the next one."""
+        tx, rules, now, request = self._tx, self._rules, self._now, asked.request
+        try:
+            incident = incident_meant(tx, request, facts)
+            run = run_asked(asked, incident, now)
+        except (NotFound, Invalid) as error:
+            return error, facts
+        facts = with_sweeps(tx, facts, asked.playbook, rules, now)
+        proposal = beginning(run, asked.playbook, incident)
+        verdict = restart_refused(run, incident, facts, rules, now) or judge(proposal, facts, rules, now)
+        acts = verdict.outcome is Outcome.act
+        if acts and (conflict := self._conflict(run, facts)) is not None:
+            return conflict, facts
+        self.decisions.append(decision_of(proposal, verdict, now))
+        kept = {} if acts else {"guard": verdict.guard, "why": verdict.why}
+        if verdict.outcome is Outcome.refused:
+            self._audit(request, "run.refused", kept)
+            return verdict, facts
+        if not acts:
+            run = msgspec.structs.replace(run, state=RunState.held, question=verdict.why)
+            self._audit(request, "run.held", kept)
+            self.runs.append(run)
+            return run, facts
+        if not run.beside:
+            self._take_over_waiting(run)
+            take_over_untouched(tx, run, facts, rules, now)
+        if (slot := first_slot(run, asked.playbook, incident)) is not None:
+            self.slots.append(slot)
+        self._audit(request, "run.started", kept)
+        self.runs.append(run)
+        facts = after(facts, proposal, run.id, now)
+        sweeps = asked.playbook.name in sweeping(rules)
+        return run, with_one_more(facts, run) if sweeps else facts
+
+    def _conflict(self, run: Run, facts: GateFacts) -> Conflict | None:
+        """Who works on the node already. The gate's lock is held: no other run begins meanwhile."""
+        if run.beside:
+            other = self._tx.running_beside(run.node, run.playbook)
+            does = f"run {other} does the same on {run.node}: wait for it or cancel it"
+            return None if other is None else Conflict(does)
+        other = _at_work(self._tx, run, facts)
+        if other is None or is_untouched(other, self._rules.playbooks.get(other.playbook), facts):
+            return None
+        return Conflict(taken_sentence(run.node))
+
+    def _take_over_waiting(self, run: Run) -> None:
+        """A person's run takes over one that only waits on the same node."""
+        for other in self._waiting:
+            if other.node != run.node:
+                continue
+            why = f"taken over by {run.by} with {run.playbook} ({run.id})"
+            self._tx.set_run_state(other.id, RunState.done, why=why, at=self._now)
+            entry = LogEntry(
+                run=other.id,
+                at=self._now,
+                epoch=other.epoch + 1,
+                step="taken-over",
+                event=StepEvent.skipped,
+                text=why,
+            )
+            self._tx.write(entry)
+
+    def _audit(self, request: RunRequest, verb: str, data: dict[str, Any]) -> None:
+        about = {
+            "playbook": request.playbook,
+            "node": request.node,
+            "job": request.job,
+            "reason": request.reason,
+            **({"restart": list(request.restart)} if request.restart else {}),
+            **data,
+        }
+        self.records.append(
+            AuditRecord(
+                cluster=request.cluster,
+                at=self._now,
+                actor=request.by,
+                verb=verb,
+                subject=f"run/{request.id}",
+                data=about,
+            )
+        )
+
+
+def incident_meant(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Incident | None:
+    """The incident that the request names, else the one whose slot the node holds. Raises NotFound."""
+    if request.incident is not None:
+        found = tx.incident(request.incident)
+        if found is None:
+            raise NotFound(f"there is no incident {request.incident}")
+        return found
+    slot = facts.held.get(request.node or "")
+    return tx.incident(slot.incident) if slot and slot.incident else None
+
+
+def with_sweeps(
+    tx: CommandTx, facts: GateFacts, playbook: Playbook, rules: Ruleset, now: datetime
+) -> GateFacts:
+    """What the guard over sweeps looks at, where this playbook is one; as it is, where it was read before."""
+    books = sweeping(rules)
+    if playbook.name not in books or facts.sweeps is not None:
+        return facts
+    return msgspec.structs.replace(facts, sweeps=tx.sweeps(books, since_of(rules, facts.cluster, now)))
+
+
+def run_asked(asked: Asked, incident: Incident | None, now: datetime) -> Run:
+    """The run as it would begin now. A job has many names (`4700_3`, `4711+1`): the run has the one by
+    which Slurm lists and restarts it, which caps, fences and guards know it by. Raises Invalid."""
+    request, playbook, job = asked.request, asked.playbook, asked.job
+    run = Run(
+        id=request.id,
+        cluster=request.cluster,
+        playbook=playbook.name,
+        state=RunState.running,
+        by=request.by,
+        reason=request.reason,
+        created_at=now,
+        node=request.node,
+        job=job.id if job else request.job,
+        incident=incident.id if incident else None,
+        rule=incident.rule if incident else playbook.name,
+        beside=stands_beside(playbook),
+        input={
+            "reason_text": f"{request.by}: {request.reason}",
+            "restarts": job.restarts if job else None,
+            **_inputs(playbook, request),
+        },
+    )
+    return with_restarts(run, asked.restart, request.by)
+
+
+def first_slot(run: Run, playbook: Playbook, incident: Incident | None) -> Slot | None:
+    """What a run is granted with its begin; None where it takes nothing yet."""
+    if first_verb(playbook) not in REMOVING_VERBS or run.node is None or slot_later(playbook):
+        return None
+    return Slot(
+        cluster=run.cluster,
+        node=run.node,
+        incident=run.incident,
+        run=run.id,
+        granted_at=run.created_at,
+        unusable=incident.unusable if incident else False,
+    )
+
+
+def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Ruleset, now: datetime) -> bool:
+    """Ends the run that works on the node if it has only waited until now: a person goes first.
+
+    The gate's lock is held: what has no slot now takes nothing before this commits, and nothing after it.
+    """
+    other = _at_work(tx, run, facts)
+    if other is None or not is_untouched(other, rules.playbooks.get(other.playbook), facts):
+        return False
+    why = f"taken over by {run.approved_by or run.by} with {run.playbook} ({run.id})"
+    tx.set_run_state(other.id, RunState.done, why=why, at=now)
+    if other.incident is not None:
+        news = Command(
+            kind=CommandKind.run_changed,
+            cluster=other.cluster,
+            at=now,
+            by=other.by,
+            incident=other.incident,
+            reason=why,
+            data={"run": other.id, "playbook": other.playbook, "state": "done", "early": True},
+        )
+        tx.tell(news, request=f"{run.id}:over:{other.id}")
+    return True
+
+
+def taken_sentence(node: str | None) -> str:
+    return f"another run is working on {node}: wait for it or cancel it"
+
+
+def _at_work(tx: CommandTx, run: Run, facts: GateFacts) -> Run | None:
+    """The other run that works on this run's node."""
+    name = facts.running.get(run.node or "")
+    return tx.lock_run(name) if name is not None and name != run.id else None
+
+
+def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
+    """What the person gave, as the playbook's types say. Raises Invalid, which names the input."""
+    if not playbook.inputs and not request.inputs:
+        return {}
+    try:
+        return {"inputs": taken(playbook, request.inputs)}
+    except InputInvalid as error:
+        raise Invalid(f"inputs.{error.name}", str(error)) from error

@@ -1,0 +1,66 @@
+"""People's commands at a ledger of either kind, with a simulated Slurm and a worker."""
+
+from collections.abc import Callable
+from typing import Any
+
+from healer.api.services import RunRequest
+from healer.engine.command import Commands, Site
+from healer.engine.drive import Driver
+from healer.engine.reconcile import Reconciler
+from healer.model import AuditRecord, Decision, Ruleset, RunState
+from healer.sim.slurm_core import SimScheduler
+from tests.support.ledgers import CLUSTER, Bench
+from tests.support.loop import name, rules_in
+
+
+class Desk:
+    def __init__(self, bench: Bench, rules: Callable[[], Ruleset] = rules_in) -> None:
+        self.bench, self.clock, self.ledger, self.rules = bench, bench.clock, bench.ledger, rules
+        self.slurm = SimScheduler(CLUSTER, self.clock, 20)
+        self.poked: list[str] = []
+        self.people = self.people_with(self.slurm)
+        self.driver = Driver(ledger=self.ledger, scheduler=self.slurm, rules=rules, clock=self.clock)
+        self.poll()
+
+    def people_with(self, scheduler: Any) -> Commands:
+        """Commands that reach Slurm through this scheduler."""
+        site = Site(self.ledger, scheduler, self.poked.extend)
+        return Commands({CLUSTER: site}, self.rules, self.clock)
+
+    def reconciler(self, scheduler: Any = None) -> Reconciler:
+        people = self.people if scheduler is None else self.people_with(scheduler)
+        return Reconciler(people, self.rules, self.clock)
+
+    def poll(self) -> None:
+        self.bench.show(self.slurm.snapshot())
+
+    def ask(self, playbook: str = "drain", number: int = 1, **fields: Any) -> RunRequest:
+        given = {"id": f"r-{playbook}-{number}", "playbook": playbook, "by": "ann", "reason": "noisy fan"}
+        where = {} if "job" in fields else {"node": name(number)}
+        return RunRequest(**(given | {"cluster": CLUSTER} | where | fields))
+
+    def work(self, run: str, seconds: int = 20) -> RunState:
+        for _ in range(seconds):
+            self.driver.drive(run)
+            self.clock.advance(1)
+            self.poll()
+        return self.state(run)
+
+    def state(self, run: str) -> RunState:
+        with self.ledger.command() as tx:
+            known = tx.run(run)
+        assert known is not None
+        return known.state
+
+    def log(self, run: str) -> list[tuple[str, str]]:
+        with self.ledger.command() as tx:
+            return [(entry.step, str(entry.event)) for entry in tx.log(run)]
+
+    def decisions(self) -> list[Decision]:
+        return self.bench.decisions()
+
+    def records(self) -> list[AuditRecord]:
+        return self.bench.records()
+
+    def audited(self) -> list[str]:
+        return self.bench.audited()

@@ -1,16 +1,19 @@
 """The people around healer: technicians who repair, engineers who answer late, and who find what nobody told.
 
-They act as people do through the pages: they approve, reject, cancel, and ask for playbooks.
+They act as people do through the pages, by the same commands: they approve, reject, cancel, and ask for
+playbooks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import cast
 
-import msgspec
-
-from healer.decisions import stands_beside, with_restarts
-from healer.model import Command, CommandKind, Run, RunState, StepEvent
+from healer.api.services import Conflict, GuardRefused, RunRequest
+from healer.engine.command import Commands
+from healer.engine.command import Site as Managed
+from healer.model import Run, RunState
 from healer.playbooks import takes_restarts
+from healer.ports import Scheduler
 from healer.sim.fleet.healing import Healer
 from healer.sim.fleet.schedule import Fault
 from healer.sim.fleet.site import CLUSTER, Record, Site
@@ -32,7 +35,7 @@ class People:
         self.site, self.healer = site, healer
         self._seen: dict[str, RunState] = {}
         self._blocked: str | None = None
-        self._asked = 0
+        self._asked = self._word = 0
         self._answers = site.scenario.people.answer_min * 60
         #: What people did, by kind.
         self.did: dict[str, int] = {}
@@ -40,6 +43,9 @@ class People:
         #: Faults that people found because nobody had told of their node.
         self.undiagnosed: set[str] = set()
         healer.on_told = self._notice
+        scheduler = cast(Scheduler, healer.controller)
+        managed = Managed(healer.ledger, scheduler, lambda _runs: healer.wake())
+        self._commands = Commands({CLUSTER: managed}, lambda: healer.rules, site.clock)
 
     def look(self) -> None:
         for run in list(self.healer.runs.values()):
@@ -101,9 +107,7 @@ class People:
             self._end(run, RunState.rejected)
             return
         self._count("approvals")
-        approved = msgspec.structs.replace(run, approved_by=WHO, state=RunState.held, epoch=run.epoch + 1)
-        self.healer.runs[name] = with_restarts(approved, self._stood(run), WHO)
-        self.healer.wake()
+        self._approve_run(run, self._stood(run))
 
     def _is_right(self, run: Run) -> bool:
         """Something is wrong with the node, or Slurm itself took it out; or the job does stand still."""
@@ -112,16 +116,29 @@ class People:
         shown = self.site.snapshot().nodes.get(run.node)
         return bool(self.site.active.get(run.node)) or (shown is not None and shown.held)
 
-    def _stood(self, run: Run) -> dict[str, int]:
+    def _approve_run(self, run: Run, restart: Sequence[str] = ()) -> None:
+        """A guard that refuses is asked again later, as long as the run waits for its approval."""
+        known = self.healer.runs.get(run.id)
+        if known is None or known.state is not run.state:
+            return
+        self._word += 1
+        request = f"approval-{self._word}"
+        try:
+            self._commands.approve(run.id, by=WHO, reason="looked at", request=request, restart=restart)
+        except (GuardRefused, Conflict):
+            self._later(AWAY_AGAIN_S, lambda: self._approve_run(run))
+        self.healer.wake()
+
+    def _stood(self, run: Run) -> tuple[str, ...]:
         """The large job, where the run would wait for it although its node's fault has stopped it: whoever
         lets the run go ticks its restart."""
         job = self.site.snapshot().jobs[self.site.job]
         faults = self.site.active.get(run.node or "", ())
         offered = takes_restarts(self.healer.rules.playbooks[run.playbook])
         if not offered or run.node not in job.nodes or not any(one.way.stops for one in faults):
-            return {}
+            return ()
         self._count("restarts agreed to")
-        return {job.id: job.restarts}
+        return (job.id,)
 
     def _approve_step(self, name: str) -> None:
         """A run on a job that asks before it goes on."""
@@ -133,15 +150,7 @@ class People:
             self._end(run, RunState.cancelled)
             return
         self._count("approvals")
-        log = self.healer.ledger.tables.log[name]
-        log.append(
-            msgspec.structs.replace(
-                log[-1], at=self.site.now, event=StepEvent.done, text=f"{WHO} approved", data={"by": WHO}
-            )
-        )
-        with self.healer.ledger.transaction() as tx:
-            tx.set_run_state(name, RunState.running, why=f"{WHO} approved", at=self.site.now)
-        self.healer.wake()
+        self._approve_run(run)
 
     def _cancel(self, name: str) -> None:
         """A run that is stuck is given up; its node is looked after by hand."""
@@ -159,39 +168,24 @@ class People:
         self._ask(RETURN, node)
 
     def _end(self, run: Run, state: RunState) -> None:
-        with self.healer.ledger.transaction() as tx:
-            tx.set_run_state(run.id, state, why=WHO, at=self.site.now)
-        told = {"run": run.id, "playbook": run.playbook, "state": str(state)}
-        self.healer.ledger.tables.commands.append(
-            Command(
-                kind=CommandKind.run_changed,
-                cluster=CLUSTER,
-                at=self.site.now,
-                by=WHO,
-                incident=run.incident,
-                reason="looked at",
-                data=told,
-            )
-        )
+        self._word += 1
+        end = self._commands.reject if state is RunState.rejected else self._commands.cancel
+        end(run.id, by=WHO, reason="looked at", request=f"end-{self._word}")
         self.healer.wake()
 
     def _ask(self, playbook: str, node: str) -> None:
         self._asked += 1
-        run = Run(
-            id=f"{self._asked:06d}-{WHO}",
-            cluster=CLUSTER,
-            playbook=playbook,
-            state=RunState.held,
-            by=WHO,
-            reason="by hand",
-            created_at=self.site.now,
-            node=node,
-            rule=playbook,
-            beside=stands_beside(self.healer.rules.playbooks[playbook]),
-            input={"reason_text": f"{WHO}: by hand"},
-        )
-        with self.healer.ledger.transaction() as tx:
-            tx.create_run(run)
+        self._start(playbook, node, f"{self._asked:06d}-{WHO}")
+
+    def _start(self, playbook: str, node: str, name: str) -> None:
+        """What a guard refuses, or another run on the node, is asked for again while it is still wanted."""
+        request = RunRequest(id=name, playbook=playbook, cluster=CLUSTER, by=WHO, reason="by hand", node=node)
+        try:
+            self._commands.start(request)
+        except (GuardRefused, Conflict):
+            wanted = self.site.slurm.node(node).held if playbook == RETURN else self.site.active.get(node)
+            if wanted:
+                self._later(AWAY_AGAIN_S, lambda: self._start(playbook, node, name))
         self.healer.wake()
 
     # --- what nobody acts on ---

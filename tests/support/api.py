@@ -1,7 +1,7 @@
 """The API on a real database, with a cluster of four nodes and no other process beside it."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,10 +25,10 @@ from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.message_book import PostgresMessageBook
 from healer.adapters.postgres.reads import PostgresReads
-from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.scrapes import PostgresScrapes
@@ -38,22 +38,19 @@ from healer.adapters.postgres.tables import incidents, runs
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.api.app import create_app
-from healer.api.services import Conflict, GuardRefused, NotFound, RunRequest, Services
-from healer.api.views import AuditVerified, Preview, RestartOffer
+from healer.api.services import Services
+from healer.api.views import AuditVerified
 from healer.bootstrap.done import done
+from healer.engine.command import Commands, Site
+from healer.engine.reconcile import Reconciler
 from healer.model import (
     Alias,
-    Answer,
-    AnswerKind,
-    Breaker,
-    BreakerState,
     Catalogue,
     Cause,
     Component,
     ContextKind,
     ContextRule,
     FaultClass,
-    Guard,
     GuardSettings,
     Incident,
     Playbook,
@@ -61,7 +58,6 @@ from healer.model import (
     Rule,
     Ruleset,
     Run,
-    RunState,
     Scope,
     Severity,
     Signal,
@@ -135,6 +131,12 @@ RULES = Ruleset(
         "requeue": Playbook(
             name="requeue", title="Requeue a job", target="job", steps=(Step(id="requeue", do=Verb.requeue),)
         ),
+        "empty": Playbook(
+            name="empty",
+            title="Empty a node",
+            target="node",
+            steps=(Step(id="drain", do=Verb.drain), Step(id="move", do=Verb.requeue, for_each="jobs_agreed")),
+        ),
         "collect": Playbook(
             name="collect",
             title="Collect evidence",
@@ -145,101 +147,6 @@ RULES = Ruleset(
     },
     topology=Topology(),
 )
-
-
-#: Jobs on a node: one whose restart may be agreed to, and one that Slurm would not requeue.
-OFFERS = [
-    RestartOffer(
-        job="4711",
-        restarts=2,
-        name="train",
-        user="alice",
-        nodes=16,
-        possible=True,
-        why="Every guard allows it.",
-    ),
-    RestartOffer(
-        job="4712",
-        restarts=0,
-        name="shell",
-        user="bob",
-        nodes=1,
-        possible=False,
-        why="Job 4712 is no batch job.",
-    ),
-]
-
-
-class TableRuns:
-    """`RunCommands` that keeps runs in their table and asks no gate: gpu0004 is refused, gpu0003 held."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self.engine = engine
-        self.started = 0
-
-    def preview(self, request: RunRequest) -> Preview:
-        return Preview(
-            playbook=RULES.playbooks[request.playbook],
-            cluster=request.cluster,
-            node=request.node,
-            job=request.job,
-            outcome="act",
-            why="nothing is against it",
-            restarts=OFFERS,
-        )
-
-    def start(self, request: RunRequest) -> Run:
-        if request.node == "gpu0004":
-            why = "1 of 1 slots is in use"
-            raise GuardRefused(Answer(guard=Guard.slots, kind=AnswerKind.refuse, why=why, limit=1, used=1))
-        with self.engine.begin() as conn:
-            known = conn.execute(sa.select(runs.c.doc).where(runs.c.id == request.id)).scalar()
-            if known is not None:
-                return msgspec.convert(known, Run)
-            self.started += 1
-            run = Run(
-                id=request.id,
-                cluster=request.cluster,
-                playbook=request.playbook,
-                state=RunState.held if request.node == "gpu0003" else RunState.waiting_approval,
-                by=request.by,
-                reason=request.reason,
-                created_at=datetime.now(UTC),
-                node=request.node,
-                job=request.job,
-                input={"restart": list(request.restart)},
-            )
-            save_run(conn, run)
-            return run
-
-    def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
-        return msgspec.structs.replace(self._move(run, RunState.running), input={"restart": list(restart)})
-
-    def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        return self._move(run, RunState.rejected)
-
-    def cancel(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        return self._move(run, RunState.cancelled)
-
-    def retry(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        return self._move(run, RunState.running)
-
-    def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
-        return Breaker(cluster=cluster, state=BreakerState.half_open, reset_by=by, reset_reason=reason)
-
-    def _move(self, run: str, state: RunState) -> Run:
-        with self.engine.begin() as conn:
-            doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run)).scalar()
-            if doc is None:
-                raise NotFound(f"there is no run {run}")
-            known = msgspec.convert(doc, Run)
-            if known.state in {RunState.rejected, RunState.cancelled}:
-                raise Conflict(f"the run is {known.state.value}")
-            moved = msgspec.structs.replace(known, state=state)
-            conn.execute(
-                sa.update(runs).where(runs.c.id == run).values(state=state, doc=msgspec.to_builtins(moved))
-            )
-            return moved
 
 
 class SomeFiles:
@@ -356,11 +263,13 @@ class Api:
         if nodes:
             self.snapshots.put(snapshot(nodes))
         self.tokens = PostgresTokens(self.engine, CLUSTER)
-        self.run_commands = TableRuns(self.engine)
         self.events = PostgresEvents(self.engine)
         self.evidence = PostgresEvidence(self.engine)
         self.signals = PostgresSignals(self.engine)
         clock = SystemClock()
+        self.slurm = SimScheduler(CLUSTER, clock, max(nodes, 1))
+        ledger = PostgresLedger(self.engine, CLUSTER, snapshots=self.snapshots, clock=clock, has_sink=False)
+        commands = Commands({CLUSTER: Site(ledger, self.slurm, lambda _: None)}, lambda: RULES, clock)
         columns = PostgresColumns(self.engine)
         self.samples = PostgresSamples(self.engine, CLUSTER)
         self.services = Services(
@@ -384,15 +293,8 @@ class Api:
             done=lambda name, since, until: done(self.engine, name, RULES, since, until),
             rehearsals=PostgresRehearsals(self.engine),
             rule_files=SomeFiles(),
-            runs=self.run_commands,
-            reconcile=PostgresReconcile(
-                self.engine,
-                snapshots=self.snapshots,
-                scheduler=SimScheduler(CLUSTER, clock, 4),
-                runs=self.run_commands,
-                rules=lambda: RULES,
-                clock=clock,
-            ),
+            runs=commands,
+            reconcile=Reconciler(commands, lambda: RULES, clock),
             messages=PostgresMessageBook(self.engine),
             idempotency=PostgresIdempotency(self.engine),
             audit=NoAudit(),
@@ -401,6 +303,14 @@ class Api:
             ready=lambda: readiness(self.engine, [CLUSTER], clock.now(), stale_s=30),
         )
         self.app: FastAPI = create_app(self.services)
+
+    def look(self) -> None:
+        """Reads the simulated Slurm, as the poller does."""
+        self.snapshots.put(self.slurm.snapshot())
+
+    def runs(self) -> list[Run]:
+        with self.engine.connect() as conn:
+            return [msgspec.convert(doc, Run) for doc in conn.execute(sa.select(runs.c.doc)).scalars()]
 
     def token(self, role: Role | str, **bound: Any) -> str:
         name = bound.pop("name", str(role))

@@ -15,8 +15,8 @@ from healer.adapters.postgres import references, tables
 from healer.commands import Failed
 from healer.commands.cli import build
 from healer.incidents.lifecycle import PROBATION
-from healer.model import IncidentState, Inventory, Verdict
-from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, serving, snapshot
+from healer.model import IncidentState, Inventory, Run, RunState, Verdict
+from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, save_run, serving, snapshot
 
 Healer = Callable[..., Result]
 
@@ -96,34 +96,74 @@ def test_lists_as_tables_and_as_json(healer: Healer, served: tuple[Api, httpx.Cl
     assert "job 4711 of alice" in shown.stdout
 
 
-def test_a_run_from_plan_to_approval(healer: Healer) -> None:
+def test_a_run_from_plan_to_start(healer: Healer) -> None:
     plan = healer("run", "drain", "--node", "gpu0001", "--dry-run")
     assert "Drain a node: act" in plan.stdout
     assert healer("runs", "--json").stdout == "[]\n"
     assert healer("run", "drain", "--node", "gpu0001").exit_code == 2
     made = healer("run", "drain", "--node", "gpu0001", "--reason", "fan", "--json")
     run = json.loads(made.stdout)
-    approved = healer("approve", run["id"], "--reason", "seen")
-    assert approved.stdout == f"run {run['id']}: running\n"
+    assert run["state"] == "running"
     assert run["id"] in healer("runs").stdout
     assert "asked by ann: fan" in healer("runs", run["id"]).stdout
 
 
-def test_restarts_are_offered_by_the_plan_and_named_with_the_run(healer: Healer) -> None:
-    plan = healer("run", "drain", "--node", "gpu0001", "--dry-run").stdout
-    assert "waits for job 4711 alice; --restart 4711:2 restarts it with the run" in plan
-    assert "waits for job 4712 bob, which cannot be restarted: Job 4712 is no batch job." in plan
-    named = ("--restart", "4711", "--restart", "4713", "--json")
-    made = json.loads(healer("run", "drain", "--node", "gpu0001", "--reason", "lies", *named).stdout)
-    assert made["input"]["restart"] == ["4711", "4713"]
-    approved = json.loads(healer("approve", made["id"], "--reason", "lies", *named).stdout)
-    assert approved["input"]["restart"] == ["4711", "4713"]
+def test_a_run_that_waits_is_approved(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    waits(served, "drain")
+    assert healer("approve", "r1", "--reason", "seen").stdout == "run r1: running\n"
 
 
-def test_a_refusal_is_one_sentence(healer: Healer) -> None:
+def waits(served: tuple[Api, httpx.Client], playbook: str) -> None:
+    """A run r1 of healer's own on gpu0001, which waits for an approval."""
+    run = Run(
+        id="r1",
+        cluster=CLUSTER,
+        playbook=playbook,
+        state=RunState.waiting_approval,
+        by="healer",
+        reason="GPU fell off the bus",
+        created_at=datetime.now(UTC),
+        node="gpu0001",
+        rule="gpu-lost",
+    )
+    api, _ = served
+    with api.engine.begin() as conn:
+        save_run(conn, run)
+
+
+def test_restarts_are_offered_by_the_plan_and_named_with_the_run(
+    healer: Healer, served: tuple[Api, httpx.Client]
+) -> None:
+    api, _ = served
+    jobs = [api.slurm.add_job(gpus=2, user=user) for user in ("alice", "carl")]
+    bound = api.slurm.add_job(gpus=2, user="bob", requeue=False)
+    api.look()
+    plan = healer("run", "empty", "--node", "gpu0001", "--dry-run").stdout
+    assert f"waits for job {jobs[0]} alice; --restart {jobs[0]}:0 restarts it with the run" in plan
+    assert f"waits for job {bound} bob, which cannot be restarted: " in plan
+    named = ("--restart", jobs[0], "--restart", jobs[1], "--json")
+    made = json.loads(healer("run", "empty", "--node", "gpu0001", "--reason", "lies", *named).stdout)
+    assert made["input"]["restart"] == dict.fromkeys(jobs, 0)
+
+
+def test_an_approval_names_restarts_too(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    api, _ = served
+    job = api.slurm.add_job()
+    api.look()
+    waits(served, "empty")
+    approved = healer("approve", "r1", "--reason", "lies", "--restart", job, "--json").stdout
+    assert json.loads(approved)["input"]["restart"] == {job: 0}
+
+
+def test_a_refusal_is_one_sentence(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    api, _ = served
+    api.slurm.person_drain("gpu0004", "PSU", "bob")
+    api.look()
     refused = healer("run", "drain", "--node", "gpu0004", "--reason", "x")
     assert isinstance(refused.exception, Failed)
-    assert str(refused.exception) == "1 of 1 slots is in use (409)"
+    assert str(refused.exception) == (
+        "gpu0004 was taken out by bob (PSU); a person's reason is never replaced. (409)"
+    )
 
 
 def test_pauses(healer: Healer) -> None:

@@ -64,10 +64,11 @@ def start_runs(tx: CommandTx, many: Sequence[Asked], rules: Ruleset, now: dateti
     known = tx.known_runs([asked.request.id for asked in many])
     nodes = [asked.request.node for asked in many if asked.request.node is not None]
     batch = _Batch(tx, rules, now, tx.waiting_on(nodes))
-    seen, results = set[str](), list[object]()
+    seen, results = set[tuple[str, str | None]](), list[object]()
     for asked in many:
         request = asked.request
-        about = {request.id, f"node {request.node}", f"job {request.job}"} - {"node None", "job None"}
+        places = ("run", request.id), ("node", request.node), ("job", request.job)
+        about = {place for place in places if place[1] is not None}
         if seen & about:
             results.append(ALONE)
         elif request.id in known:

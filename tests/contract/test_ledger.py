@@ -39,6 +39,7 @@ from healer.model import (
     Veto,
 )
 from healer.ports import AlreadyRequeued, GateTx
+from healer.ports.commanding import NodeTaken
 from tests.support.ledgers import (
     CLUSTER,
     START,
@@ -256,7 +257,7 @@ def test_a_run_that_has_ended_is_no_active_one(bench: Bench, state: RunState) ->
 
 def test_one_running_run_per_node(bench: Bench) -> None:
     begin(bench, run())
-    with pytest.raises(Exception, match=r"runs_one_per_node|another run"), bench.ledger.transaction() as tx:
+    with pytest.raises(NodeTaken), bench.ledger.transaction() as tx:
         tx.save_incident(incident())
         tx.create_run(run("r2"))
     with bench.ledger.transaction() as tx:
@@ -266,7 +267,7 @@ def test_one_running_run_per_node(bench: Bench) -> None:
 
 def test_no_run_becomes_the_second_running_one_either(bench: Bench) -> None:
     begin(bench, run(), run("r2", state=RunState.held))
-    with pytest.raises(Exception, match=r"runs_one_per_node|another run"), bench.ledger.transaction() as tx:
+    with pytest.raises(NodeTaken), bench.ledger.transaction() as tx:
         tx.set_run_state("r2", RunState.running, why="may go", at=START)
 
 

@@ -330,7 +330,8 @@ class PostgresTx:
         write_decisions(self.conn, [decision])
 
     def create_run(self, run: Run) -> None:
-        write_runs(self.conn, [run])
+        with _node_taken(run.node or ""):
+            write_runs(self.conn, [run])
 
     def add_starts(
         self,

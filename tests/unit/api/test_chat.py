@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import hmac
 import json
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,8 +13,8 @@ import msgspec
 import pytest
 
 from healer.api.services import Conflict
-from healer.model import Notifications, Person, Role
-from tests.support.api import CLUSTER, Api
+from healer.model import Notifications, Person, Role, Run, RunState
+from tests.support.api import CLUSTER, Api, save_run
 from tests.support.wait import wait_until
 
 Served = tuple[Api, httpx.Client]
@@ -72,31 +73,37 @@ def slack(served: Served) -> Slack:
 
 @pytest.fixture
 def run(slack: Slack) -> str:
-    """A run that a person may still decide on: the stand-in takes an approval of any."""
-    headers = slack.api.headers("operator", name="bob")
-    body = {"node": "gpu0001", "reason": "noisy fan"}
-    return slack.client.post("/api/v1/playbooks/drain/runs", json=body, headers=headers).json()["id"]
+    """A run that a person may decide on."""
+    return waiting_run(slack, "gpu0001")
+
+
+def waiting_run(slack: Slack, node: str) -> str:
+    run = Run(
+        id=f"run-on-{node}",
+        cluster=CLUSTER,
+        playbook="drain",
+        state=RunState.waiting_approval,
+        by="healer",
+        reason="GPU fell off the bus",
+        created_at=datetime.now(UTC),
+        node=node,
+        rule="gpu-lost",
+    )
+    with slack.api.engine.begin() as conn:
+        save_run(conn, run)
+    return run.id
 
 
 def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
-    asked: list[tuple[str, ...]] = []
-    runs = slack.api.app.state.services.runs
-    approve, reject = runs.approve, runs.reject
-
-    def noted(verb: Any) -> Any:
-        def call(name: str, *, by: str, reason: str, request: str) -> Any:
-            asked.append((name, by, reason))
-            return verb(name, by=by, reason=reason, request=request)
-
-        return call
-
-    runs.approve, runs.reject = noted(approve), noted(reject)
+    other = waiting_run(slack, "gpu0002")
     assert slack.press("U0ANN", "approve", run) == "ann approved drain on gpu0001."
-    said = slack.press("U0ANN", "reject", f"by_hand:{run}")
-    assert said == "ann rejected drain on gpu0001. Nothing is done; the incident stays open."
-    assert asked == [
-        (run, "ann", "approved in Slack"),
-        (run, "ann", "rejected in Slack: I look after it by hand"),
+    said = slack.press("U0ANN", "reject", f"by_hand:{other}")
+    assert said == "ann rejected drain on gpu0002. Nothing is done; the incident stays open."
+    headers = slack.api.headers("auditor")
+    records = slack.client.get("/api/v1/audit?verb=run.", headers=headers).json()["items"]
+    assert [(one["subject"], one["verb"], one["actor"], one["data"]["reason"]) for one in records] == [
+        (f"run/{other}", "run.rejected", "ann", "rejected in Slack: I look after it by hand"),
+        (f"run/{run}", "run.approved", "ann", "approved in Slack"),
     ]
 
 

@@ -53,7 +53,8 @@ from healer.model import (
     Veto,
     Waiting,
 )
-from healer.ports import AlreadyRequeued, Checkpoints, Clock, GateTx, LeaseLost
+from healer.ports.clock import Clock
+from healer.ports.transactions import AlreadyRequeued, Checkpoints, GateTx, LeaseLost
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.ledger_tables import Tables, Undo
 
@@ -66,7 +67,8 @@ T = TypeVar("T")
 
 
 class MemoryLedger:
-    """`healer.ports.Ledger`. `snapshot` is what the gate sees of Slurm; its owner keeps it fresh."""
+    """`healer.ports.transactions.Ledger`. `snapshot` is what the gate sees of Slurm; its owner keeps it
+    fresh."""
 
     def __init__(self, cluster: str, clock: Clock) -> None:
         self.cluster, self.clock = cluster, clock
@@ -244,7 +246,7 @@ def _settled(entry: LogEntry) -> bool:
 
 
 class MemoryTx:
-    """`healer.ports.WalkTx` and `GateTx` at once."""
+    """`healer.ports.transactions.WalkTx` and `GateTx` at once."""
 
     #: Of a transaction of the gate: most walks need none.
     facts: GateFacts
@@ -460,7 +462,8 @@ def _on_node_since(run: Run, incident: Incident) -> bool:
 
 
 class MemoryClaim:
-    """`healer.ports.RunClaim`. No time-out takes it; a person who ends the run does, as in PostgreSQL."""
+    """`healer.ports.transactions.RunClaim`. No time-out takes it; a person who ends the run does, as in
+    PostgreSQL."""
 
     def __init__(self, ledger: MemoryLedger, run: Run) -> None:
         self._ledger = ledger

@@ -38,7 +38,7 @@ from healer.model import (
     VerdictAt,
     Veto,
 )
-from healer.ports import AlreadyRequeued, GateTx
+from healer.ports.transactions import AlreadyRequeued, GateTx
 from tests.support.ledgers import (
     CLUSTER,
     START,

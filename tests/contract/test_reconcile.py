@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.reconcile import PostgresReconcile
 from healer.model import Reservation, RunState
 from healer.model.drift import DriftKind
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 from healer.sim.slurm_core import SimScheduler
 from tests.contract.test_run_commands import Desk
 from tests.support.ledgers import CLUSTER

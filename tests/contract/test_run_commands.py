@@ -7,9 +7,10 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.run_commands import PostgresRunCommands
-from healer.api.services import Conflict, GuardRefused, Invalid, NotFound, RunRequest
 from healer.engine.drive import Driver
 from healer.model import Guard, LogEntry, Outcome, RunState, StepEvent
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from healer.sim.slurm_core import SimScheduler
 from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, entry, facts, run
 from tests.support.loop import name, rules_in

@@ -4,9 +4,10 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.run_commands import PostgresRunCommands
-from healer.api.services import Conflict, Invalid, RunRequest
 from healer.engine.drive import Driver
 from healer.model import Input, InputType, Playbook, Ruleset, RunState, Step, Verb
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, Invalid
 from tests.contract.test_run_commands import Desk
 from tests.support.ledgers import CLUSTER, facts
 from tests.support.loop import name, rules_in, shipped

@@ -38,8 +38,7 @@ from healer.adapters.postgres.tables import incidents, runs
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.api.app import create_app
-from healer.api.services import Conflict, GuardRefused, NotFound, RunRequest, Services
-from healer.api.views import AuditVerified, Preview, RestartOffer
+from healer.api.services import Services
 from healer.bootstrap.done import done
 from healer.model import (
     Alias,
@@ -75,6 +74,9 @@ from healer.model import (
     Verdict,
 )
 from healer.model.recordings import Recorded, Recordings
+from healer.ports.api_answers import AuditVerified, Preview, RestartOffer
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, GuardRefused, NotFound
 from healer.sim.slurm_core import SimScheduler
 from tests.support.wait import wait_until
 

@@ -39,7 +39,7 @@ from healer.model import (
     StepEvent,
     VerdictAt,
 )
-from healer.ports import Ledger, RunClaim
+from healer.ports.transactions import Ledger, RunClaim
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger

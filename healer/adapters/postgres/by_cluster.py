@@ -10,16 +10,17 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.run_rows import cluster_of
-from healer.api.services import NotFound, Reconcile, RunCommands, RunRequest
-from healer.api.views import Preview
 from healer.model import Breaker, Run
 from healer.model.drift import Drift, Reconciled
+from healer.ports.api_answers import Preview
+from healer.ports.people_commands import Reconcile, RunCommands, RunRequest
+from healer.ports.request_errors import NotFound
 
 T = TypeVar("T")
 
 
 class RunsByCluster:
-    """`healer.api.services.RunCommands` over those of each cluster. NotFound for a cluster that is none."""
+    """`healer.ports.people_commands.RunCommands` of each cluster. NotFound for a cluster that is none."""
 
     def __init__(self, engine: sa.Engine, runs: Mapping[str, RunCommands]) -> None:
         self._engine, self._runs = engine, runs
@@ -58,7 +59,7 @@ class RunsByCluster:
 
 
 class ReconcileByCluster:
-    """`healer.api.services.Reconcile` over those of each cluster."""
+    """`healer.ports.people_commands.Reconcile` over those of each cluster."""
 
     def __init__(self, parts: Mapping[str, Reconcile]) -> None:
         self._parts = parts

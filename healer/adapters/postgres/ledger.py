@@ -56,7 +56,7 @@ from healer.model import (
     Trial,
     Veto,
 )
-from healer.ports import Clock
+from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, UNHEARD
 
 #: The storm count looks back this far, so incidents resolved within it are still read.
@@ -65,7 +65,7 @@ _ENDED = ("done", "undone", "rejected", "cancelled")
 
 
 class PostgresLedger:
-    """`healer.ports.Ledger` of one cluster.
+    """`healer.ports.transactions.Ledger` of one cluster.
 
     The detector gives the connection that holds its lock: what it commits, it commits as the one detector.
     """
@@ -146,7 +146,7 @@ class PostgresLedger:
 
 
 class PostgresWalkTx:
-    """`healer.ports.WalkTx` on an open transaction."""
+    """`healer.ports.transactions.WalkTx` on an open transaction."""
 
     def __init__(
         self,

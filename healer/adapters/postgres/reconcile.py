@@ -12,7 +12,6 @@ from healer.adapters.postgres import audit, gate
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, runs
-from healer.api.services import Conflict, GuardRefused, NotFound, RunCommands, RunRequest
 from healer.decisions.drift import drifts
 from healer.decisions.guards import pause, stale
 from healer.model import (
@@ -29,7 +28,10 @@ from healer.model import (
 )
 from healer.model.drift import Drift, Reconciled, Repair
 from healer.model.notes import is_our_note
-from healer.ports import Clock, Scheduler, SchedulerError
+from healer.ports.clock import Clock
+from healer.ports.people_commands import RunCommands, RunRequest
+from healer.ports.request_errors import Conflict, GuardRefused, NotFound
+from healer.ports.slurm import Scheduler, SchedulerError
 
 _ENDED = [str(state) for state in ENDED_RUN_STATES]
 #: These are runs of playbooks: the gate judges them, and a worker does them.
@@ -37,7 +39,7 @@ _PLAYBOOKS = {Repair.validate: "validate", Repair.release: "release"}
 
 
 class PostgresReconcile:
-    """`healer.api.services.Reconcile`."""
+    """`healer.ports.people_commands.Reconcile`."""
 
     def __init__(
         self,

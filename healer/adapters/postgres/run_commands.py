@@ -24,8 +24,6 @@ from healer.adapters.postgres.run_rows import (
 )
 from healer.adapters.postgres.run_starts import Asked, Starts, free, run_asked, slot_for, with_sweeps
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
-from healer.api.views import Preview
 from healer.decisions import (
     JudgeResult,
     beginning,
@@ -59,14 +57,19 @@ from healer.model import (
     Verb,
 )
 from healer.playbooks import UNDO, from_here, stuck_at, touched
-from healer.ports import Clock, Poke, Scheduler, SchedulerError, whole_job
+from healer.ports.api_answers import Preview
+from healer.ports.clock import Clock
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
+from healer.ports.slurm import Scheduler, SchedulerError, whole_job
+from healer.ports.transactions import Poke
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
 
 
 class PostgresRunCommands:
-    """`healer.api.services.RunCommands`."""
+    """`healer.ports.people_commands.RunCommands`."""
 
     def __init__(
         self,

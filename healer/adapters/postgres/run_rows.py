@@ -4,8 +4,9 @@ import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tables import incidents, runs
-from healer.api.services import Invalid, NotFound, RunRequest
 from healer.model import GateFacts, Incident, Playbook, Ruleset, Run
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Invalid, NotFound
 
 
 def cluster_of(conn: sa.Connection, run: str) -> str:

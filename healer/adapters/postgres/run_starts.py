@@ -20,7 +20,6 @@ from healer.adapters.postgres.lines import write_decisions, write_entries, write
 from healer.adapters.postgres.run_rows import incident_of, run_of
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import runs
-from healer.api.services import Conflict, GuardRefused, Invalid, NotFound, RunRequest
 from healer.decisions import (
     JudgeResult,
     after,
@@ -54,7 +53,10 @@ from healer.model import (
     StepEvent,
 )
 from healer.playbooks.inputs import InputInvalid, taken
-from healer.ports import Clock, Poke
+from healer.ports.clock import Clock
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
+from healer.ports.transactions import Poke
 
 #: A person's run takes over one of these on the same node.
 _TAKEN_OVER = ["waiting", "held", "stuck", "proposed", "waiting_approval"]

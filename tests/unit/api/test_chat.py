@@ -11,8 +11,8 @@ import httpx
 import msgspec
 import pytest
 
-from healer.api.services import Conflict
 from healer.model import Notifications, Person, Role
+from healer.ports.request_errors import Conflict
 from tests.support.api import CLUSTER, Api
 from tests.support.wait import wait_until
 

@@ -101,7 +101,8 @@ def _modules() -> list[Path]:
     found = modules(
         "decisions", "actions", "playbooks", "incidents", "telling/messages.py", "telling/news.py",
         "telling/tickets.py", "detection", "observations", "adapters/bmc",
-        "adapters/nodes", "adapters/commands", "engine/drive.py", "engine/walk.py", "engine/permission.py", "ports/lease.py", "engine/upkeep.py",
+        "adapters/nodes", "adapters/commands", "engine/drive.py", "engine/walk.py", "engine/permission.py",
+        "engine/upkeep.py", "ports/lease.py",
         "model/inventory.py", "model/routes.py", "model/sharing.py",
     )  # fmt: skip
     return [

@@ -47,6 +47,7 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
+# What a person wrote on an incident. A docstring here would be a part of /openapi.json.
 class Note(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     by: str

@@ -57,8 +57,8 @@ def in_turn() -> sa.ColumnElement[bool]:
 
 class NamedTickets:
     """`healer.ports.outbound.Tickets`: gives each delivery the name that the sink gave the ticket before. A
-    search may not show yet what was opened a moment ago; the name does. What opens one ends with the incident's
-    page, where `console_url` says how the site reaches healer."""
+    search may not show yet what was opened a moment ago; the name does. What opens one ends with the
+    incident's page, where `console_url` says how the site reaches healer."""
 
     def __init__(
         self, engine: sa.Engine, tickets: Tickets, console_url: Callable[[], str] = lambda: ""

@@ -26,7 +26,7 @@ from healer.adapters.slurm.rest import RestScheduler
 from healer.adapters.slurm.token import FileToken
 from healer.embedded.slurm import RealSlurm
 from healer.model import SlurmCall
-from healer.ports import Scheduler
+from healer.ports.slurm import Scheduler
 from healer.sim.clock import WallClock
 from healer.sim.slurm import SimScheduler
 from tests.support.slurm import sbatch

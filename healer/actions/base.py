@@ -24,7 +24,13 @@ from healer.model import (
     Ticket,
     Validation,
 )
-from healer.ports import Bmc, Checkpoints, EvidenceBook, NodeExec, Readings, Scheduler, SiteCommands
+from healer.ports.bmc import Bmc
+from healer.ports.evidence_book import EvidenceBook
+from healer.ports.measurements import Readings
+from healer.ports.node_exec import NodeExec
+from healer.ports.site_commands import SiteCommands
+from healer.ports.slurm import Scheduler
+from healer.ports.transactions import Checkpoints
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

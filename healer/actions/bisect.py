@@ -19,7 +19,7 @@ from healer.actions.group_job import LOOK_AGAIN_S, WAITS_AGAIN_S, Round, few
 from healer.actions.halving import LEAST, Found, search
 from healer.model import Command, CommandKind, SlurmJob, SlurmNode, SlurmSnapshot, kind_of
 from healer.model.hostlist import expand
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 
 #: After its end the job's nodes have so long to come to rest; what is not idle then is left out.
 GATHER = timedelta(minutes=5)

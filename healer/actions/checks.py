@@ -12,7 +12,7 @@ from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.senses import MEASURED, not_looked, senses_of, spoken, too_few
 from healer.model import CommandKind, Component, Evidence, Incident, SlurmJob, SlurmNode
 from healer.model.reasons import slurm_kind
-from healer.ports import SchedulerUnavailable, UnknownNode, whole_jobs
+from healer.ports.slurm import SchedulerUnavailable, UnknownNode, whole_jobs
 
 
 def _nothing(_: Context) -> None:

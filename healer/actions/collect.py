@@ -6,7 +6,8 @@ from healer.actions import keyed
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.nodes import TESTS_AGAIN_S
 from healer.model import Bundle, EvidenceFile
-from healer.ports import EvidenceBroken, NodeExec
+from healer.ports.evidence_book import EvidenceBroken
+from healer.ports.node_exec import NodeExec
 
 #: Pieces fetched at one visit (256 KB each, about 0.2 s): a worker's thread is not kept for a large file.
 PIECES = 16

@@ -11,7 +11,7 @@ from healer.actions.look import LOOK_AGAIN_S, at_node_and_jobs
 from healer.actions.reason import is_ours
 from healer.decisions.irreversible import STUCK_FOR
 from healer.model import SlurmJob, SlurmNode, StepEvent
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 #: Jobs that still run may do so for hours.
 RUN_ON_S = 5.0

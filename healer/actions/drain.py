@@ -17,7 +17,7 @@ from healer.model import Message, Severity, SlurmNode
 from healer.model.permits import permit_for
 from healer.model.reasons import slurm_kind
 from healer.model.reserved import our_reservation
-from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerError, SchedulerRefused, SchedulerUnavailable
 
 #: Slurm keeps whole seconds of a reason's time.
 _ROUNDING = timedelta(seconds=1)

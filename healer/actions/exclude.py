@@ -11,7 +11,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result, Sk
 from healer.actions.look import at_job
 from healer.decisions.remarks import Remark, remark_in, with_remark
 from healer.model import SlurmJob
-from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import NotAvailable, SchedulerRefused, SchedulerUnavailable
 
 
 def missing(ctx: Context, job: SlurmJob) -> list[str]:

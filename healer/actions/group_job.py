@@ -16,7 +16,7 @@ from healer.actions.test_results import Ended, told_in
 from healer.actions.test_script import batch
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import SlurmJob, SlurmSnapshot, Submission, rates_in
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
 #: Nodes of a group are not idle.

@@ -14,7 +14,7 @@ from healer.detection.flight_recorder import Group, RecorderError, read
 from healer.detection.stands import Stand, said, stand_of
 from healer.model import GpuActivity, JobOnNode, LogEntry, SlurmJob, StepEvent
 from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
-from healer.ports import NodeError
+from healer.ports.node_exec import NodeError
 
 #: All nodes of a job are asked for a proof; a larger job's hang is for a person.
 MOST_NODES = 32

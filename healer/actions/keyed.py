@@ -6,7 +6,7 @@ To begin it again under the same key is nothing, so a worker that died behind th
 from collections.abc import Callable
 
 from healer.actions.base import Again, Context, Failed, Result
-from healer.ports import NodeError, NodeExec, NodeUnavailable
+from healer.ports.node_exec import NodeError, NodeExec, NodeUnavailable
 
 LOOK_AGAIN_S = 2.0
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 from healer.actions.base import Again, Context, Done, Failed, Skipped
 from healer.actions.reason import holder_of, own_words
 from healer.model import SlurmJob, SlurmNode
-from healer.ports import SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import SchedulerUnavailable, UnknownNode
 
 LOOK_AGAIN_S = 2.0
 

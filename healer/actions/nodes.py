@@ -5,7 +5,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.keyed import LOOK_AGAIN_S, no_way
 from healer.actions.look import at_node
 from healer.model import SlurmNode
-from healer.ports import NodeError, NodeExec, NodeUnavailable
+from healer.ports.node_exec import NodeError, NodeExec, NodeUnavailable
 
 #: Tests run for minutes.
 TESTS_AGAIN_S = 5.0

@@ -7,7 +7,7 @@ other programs, and no proof. What could not be taken away `healer reconcile` sh
 from healer.actions.reason import is_ours
 from healer.model import Run, SlurmNode
 from healer.model.notes import is_our_note, note_of
-from healer.ports import NotAvailable, Scheduler, SchedulerError
+from healer.ports.slurm import NotAvailable, Scheduler, SchedulerError
 
 
 def write(scheduler: Scheduler, run: Run, state: str) -> str | None:

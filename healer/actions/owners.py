@@ -8,7 +8,7 @@ from healer.actions.base import Again, Context, Done, Result, Skipped
 from healer.decisions.remarks import Remark, plain, remark_in, with_remark
 from healer.decisions.wishes import wish_of
 from healer.model import LogEntry, SlurmJob, StepEvent
-from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import NotAvailable, SchedulerRefused, SchedulerUnavailable
 
 _OVER = frozenset({StepEvent.done, StepEvent.skipped, StepEvent.failed})
 

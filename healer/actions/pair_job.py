@@ -20,7 +20,7 @@ from healer.actions.test_results import Ended
 from healer.actions.test_script import batch
 from healer.model import Command, CommandKind, SlurmJob, SlurmSnapshot, Submission, kind_of
 from healer.model.reserved import our_reservation
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
 #: No idle node may be borrowed now.

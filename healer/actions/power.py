@@ -15,7 +15,8 @@ from healer.actions.reason import reason_of
 from healer.actions.reboot import BOOT_MOVES, boot_of
 from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
 from healer.model.power import OFF, ON
-from healer.ports import BmcError, BmcUnavailable, SchedulerRefused, SchedulerUnavailable
+from healer.ports.bmc import BmcError, BmcUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
 #: A node that is still off so long after `On` is told once more.

@@ -11,7 +11,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.look import at_free_node
 from healer.actions.reason import is_ours, reason_of
 from healer.model import SlurmNode, StepEvent
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
 _UNDER_WAY = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED"})

@@ -9,7 +9,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result, Sk
 from healer.actions.look import at_job
 from healer.model import SlurmJob
 from healer.model.permits import held_after_launch
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 
 def _probe(ctx: Context) -> Result | None:

@@ -3,7 +3,7 @@
 from healer.actions import keyed
 from healer.actions.base import Action, Again, Context, Done, Result
 from healer.actions.keyed import LOOK_AGAIN_S
-from healer.ports import NodeExec
+from healer.ports.node_exec import NodeExec
 
 ALL = "all"
 

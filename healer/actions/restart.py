@@ -12,7 +12,7 @@ from healer.actions import exclude, spares
 from healer.actions.base import Again, Context, Done, Failed, Result, Skipped
 from healer.actions.signals import time_is_over
 from healer.model import SlurmJob
-from healer.ports import SchedulerRefused, SchedulerUnavailable, whole_job
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable, whole_job
 
 #: Slurm's error numbers (facts, d.4) that mean: this job cannot be restarted, whoever asks.
 _NEVER = {2037: "the job forbids it (--no-requeue)", 2039: "it is no batch job", 2107: "not the leader"}

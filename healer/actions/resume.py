@@ -12,7 +12,7 @@ from healer.actions.look import look
 from healer.actions.reason import holder_of, is_ours, own_words
 from healer.model import CommandKind, Reservation, SlurmNode
 from healer.model.run import tests_of, tried_of
-from healer.ports import Scheduler, SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import Scheduler, SchedulerRefused, SchedulerUnavailable
 
 #: Slurm refuses a return of a node that has not registered as configured, and one amid a reboot would lose it
 #: half way (d.8, 4 and 5).

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from healer.actions.base import Again, Context
 from healer.decisions.wishes import wish_of
 from healer.model import LogEntry, SlurmJob
-from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import NotAvailable, SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.links import port_of
 from healer.model import CommandSeen, StepEvent
-from healer.ports import CommandFailed
+from healer.ports.site_commands import CommandFailed
 
 LOOK_AGAIN_S = 2.0
 #: What may stand in a command's words, and what it is replaced by.

@@ -10,7 +10,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.look import look
 from healer.decisions.spares import choose, free_spares
 from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
-from healer.ports import NotAvailable, SchedulerRefused
+from healer.ports.slurm import NotAvailable, SchedulerRefused
 
 
 def hand_over(ctx: Context, job: SlurmJob) -> Again | None:

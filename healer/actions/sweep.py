@@ -13,7 +13,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.actions.test_results import Ended
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import Command, CommandKind, SlurmJob
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
 

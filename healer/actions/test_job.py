@@ -29,7 +29,7 @@ from healer.model import (
 )
 from healer.model.reserved import our_reservation
 from healer.model.run import tried_of
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
 #: The job's own limit where the step gives none (`input.limit_s`).

@@ -11,7 +11,7 @@ from healer.actions.look import look
 from healer.actions.reason import holder_of, own_words, reason_of
 from healer.model import Reservation, SlurmNode
 from healer.model.reserved import ours_on, reservation_for
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 #: What every test job of ours is called: `healer-test-<short id>`.
 TEST_JOBS = "healer-test-"

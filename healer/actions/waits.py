@@ -8,7 +8,7 @@ from healer.actions.look import at_node_and_jobs
 from healer.actions.reason import holder_of
 from healer.decisions.wishes import agreed, wish_of
 from healer.model import SlurmJob
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
 #: A checkpoint is worth so much less the longer the job goes on after it.

@@ -5,7 +5,8 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from healer.api.services import Credential, CredentialRefused, Unavailable
+from healer.ports.callers import Credential, CredentialRefused
+from healer.ports.request_errors import Unavailable
 
 _FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/munge/bin")
 #: munged answers within milliseconds.
@@ -23,7 +24,7 @@ _META = re.compile(rb"^([A-Z_]+): +([^\n]*)$", re.MULTILINE)
 
 
 class Munge:
-    """`healer.api.services.Credentials`. `socket` is munged's, where it is not the usual one."""
+    """`healer.ports.callers.Credentials`. `socket` is munged's, where it is not the usual one."""
 
     def __init__(self, socket: Path | None = None) -> None:
         self._socket = socket
@@ -55,7 +56,7 @@ class Munge:
 
 
 class NoMunge:
-    """`healer.api.services.Credentials` of a cluster whose munge is not named, where there are several: the
+    """`healer.ports.callers.Credentials` of a cluster whose munge is not named, where there are several: the
     usual socket's key may be another cluster's, and its root would enrol nodes of this one."""
 
     def __init__(self, cluster: str) -> None:

@@ -26,8 +26,8 @@ from pathlib import Path
 import structlog
 
 from healer.adapters.spool_records import records_of, size_of, write
-from healer.api.services import NoRoom
-from healer.ports import Spooled, SpoolState
+from healer.ports.disk_queue import Spooled, SpoolState
+from healer.ports.request_errors import NoRoom
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class _Folder:
 
 
 class FileSpool:
-    """`healer.ports.Spool` in `folder`. Thread-safe; one thread may take records out.
+    """`healer.ports.disk_queue.Spool` in `folder`. Thread-safe; one thread may take records out.
 
     What dead processes left is ours from the start, and `adopt` looks for more.
     """

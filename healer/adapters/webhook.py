@@ -22,7 +22,7 @@ import httpx
 import msgspec
 
 from healer import __version__
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 TIMEOUT_S = 10.0
 #: More than this of an answer is not read; a reference is short.

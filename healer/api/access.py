@@ -21,8 +21,10 @@ from starlette.requests import HTTPConnection
 
 from healer.api.problems import Problem, field_error, unauthenticated
 from healer.api.reach import PATIENCE_S, Crowded, Reach
-from healer.api.services import Caller, Services, Unavailable
+from healer.api.services import Services
 from healer.model import AuditRecord, Component, Role
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Unavailable
 
 SESSION_COOKIE = "healer_session"
 CSRF_HEADER = "x-healer-csrf"

@@ -16,9 +16,13 @@ from healer.api.once import count_refusal, once
 from healer.api.problems import Problem, field_error
 from healer.api.reading import Id, services_of
 from healer.api.rules import check_mode, playbook_named, rule_named, rule_view
-from healer.api.services import Caller, GuardRefused, NotFound, RunRequest, Services
-from healer.api.views import BreakerView, Preview, RuleRecord, RuleView
+from healer.api.services import Services
+from healer.api.views import RuleView
 from healer.model import Breaker, Mode, Pause, Playbook, Role, Run, RunState
+from healer.ports.api_answers import BreakerView, Preview, RuleRecord
+from healer.ports.callers import Caller
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import GuardRefused, NotFound
 
 router = APIRouter(tags=["acting"])
 router.include_router(on_incidents.router)

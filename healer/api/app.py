@@ -46,9 +46,11 @@ from healer.api.otlp import OtlpRoutes
 from healer.api.reach import Reach, Readying
 from healer.api.refusals import loss_of
 from healer.api.senders import Senders
-from healer.api.services import Caller, Services, Unavailable
+from healer.api.services import Services
 from healer.api.signals import SignalRoutes
 from healer.api.spooling import Spooling, events_lane, steps_lane
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Unavailable
 
 log = logging.getLogger("healer.api")
 

@@ -21,8 +21,10 @@ from starlette.responses import Response
 from healer.api.access import ALLOWED
 from healer.api.problems import Problem, field_error
 from healer.api.reading import services_of
-from healer.api.services import Caller, Conflict, Forbidden, GuardRefused, NotFound, Services, Unavailable
+from healer.api.services import Services
 from healer.model import REJECTIONS, Person, Role, Run, RunState
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, NotFound, Unavailable
 
 router = APIRouter(tags=["acting"])
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ import msgspec
 
 from healer.model import Catalogue, Column, DeviceKind
 from healer.model.samples import Report
-from healer.ports import Devices
+from healer.ports.measurements import Devices
 
 
 class DevicePartView(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,8 +30,10 @@ from healer.api.bodies import Body, Word
 from healer.api.documents import answers
 from healer.api.fleet import Fleet
 from healer.api.problems import Problem, field_error
-from healer.api.services import Caller, Credential, CredentialRefused, Services, TooMany
+from healer.api.services import Services
 from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.ports.callers import Caller, Credential, CredentialRefused
+from healer.ports.request_errors import TooMany
 
 router = APIRouter(tags=["signals"])
 

@@ -27,9 +27,11 @@ from healer.api.problems import Problem, field_error
 from healer.api.quotas import KINDS, Kind, Quotas
 from healer.api.receiving import Receiver
 from healer.api.senders import Senders
-from healer.api.services import Caller, Services, Unavailable
+from healer.api.services import Services
 from healer.api.unpacking import check_encoding, too_large, unpacked
 from healer.model import Component, LossReason, Role, SlurmSnapshot
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Unavailable
 from healer.signals import wire
 from healer.signals.values import TOO_OLD
 

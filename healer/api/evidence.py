@@ -9,9 +9,10 @@ from healer.api.access import confine, need
 from healer.api.answers import answer
 from healer.api.documents import answers
 from healer.api.reading import Id, services_of
-from healer.api.services import Caller, NotFound
-from healer.api.views import Page
 from healer.model import AuditRecord, EvidenceFile, Role
+from healer.ports.api_answers import Page
+from healer.ports.callers import Caller
+from healer.ports.request_errors import NotFound
 
 router = APIRouter(tags=["reading"])
 

@@ -5,8 +5,9 @@ import threading
 import time
 
 from healer.api.reach import Reach
-from healer.api.services import Services, Unavailable
+from healer.api.services import Services
 from healer.model import SlurmSnapshot
+from healer.ports.request_errors import Unavailable
 
 _FRESH_S = 1.0
 #: While the database is away the old picture still says which nodes there are, for as long as tokens that

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from healer.api.services import Unavailable
+from healer.ports.request_errors import Unavailable
 
 #: A sender waits this long for a database that is away before it hears 503.
 WAIT_S = 5.0

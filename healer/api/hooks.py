@@ -28,11 +28,14 @@ from healer.api.group_commit import Busy, GroupCommit
 from healer.api.measuring import MeasuringRoutes
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.quotas import owner_of, share_of
-from healer.api.services import Arrival, Caller, HookStanding, Services, Unavailable
+from healer.api.services import Services
 from healer.api.views import HookAnswer, Rejected
-from healer.decisions import HookAsk
-from healer.model import Permit, Role, Verdict
+from healer.model import HookAsk, Permit, Role, Verdict
 from healer.model.permits import DRAINING_HOOKS
+from healer.ports.callers import Caller
+from healer.ports.hook_answers import HookStanding
+from healer.ports.request_errors import Unavailable
+from healer.ports.signal_stores import Arrival
 from healer.signals.hooks import HOOKS, HookSeen, HooksSeen, arrivals, hook_reports, nodes_of_hooks
 
 #: How a node stands is read this often, for all hooks.

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from healer.api.services import UnknownBook
 from healer.api.summed import Summed
 from healer.model import Catalogue, Component, Ruleset, UnknownSeries
-from healer.ports import ColumnBook
+from healer.ports.measurements import ColumnBook
+from healer.ports.signal_stores import UnknownBook
 from healer.signals.measured import Unknown
 from healer.signals.parts import Shown, unknown_shape
 from healer.signals.translate import Translator

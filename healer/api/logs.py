@@ -9,10 +9,11 @@ from starlette.routing import Route
 
 from healer.api.entry import Entry, aside, confine, known_query, media_type, read_body
 from healer.api.problems import Problem
-from healer.api.services import Caller, Services
+from healer.api.services import Services
 from healer.api.signals import SignalRoutes
 from healer.api.views import Accepted
 from healer.model import LossReason, Role
+from healer.ports.callers import Caller
 from healer.signals.journal import export_records
 from healer.signals.logs import Logged, Record, json_records, kernel_records, record_of
 from healer.signals.wire import Known

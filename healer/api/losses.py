@@ -8,7 +8,7 @@ import msgspec
 from healer.api.metrics import LOST
 from healer.api.summed import Summed
 from healer.model import Loss, LossReason
-from healer.ports import LossBook
+from healer.ports.signal_stores import LossBook
 
 #: Kinds of losses that are counted apart between two writes; tokens have few names, so this is never met.
 KINDS = 2000

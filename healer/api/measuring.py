@@ -33,10 +33,13 @@ from healer.api.group_commit import Busy, GroupCommit, in_thread
 from healer.api.intake import Body, Intake, Refused, Tally, Translators
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import Problem, field_error
-from healer.api.services import Arrival, Caller, DiskFull, NoRoom, Services, Unavailable
+from healer.api.services import Services
 from healer.api.views import Accepted, Rejected
 from healer.model import Component, LossReason, Observation, Role
 from healer.model.samples import StepBatch
+from healer.ports.callers import Caller
+from healer.ports.request_errors import DiskFull, NoRoom, Unavailable
+from healer.ports.signal_stores import Arrival
 from healer.signals import wire
 from healer.signals.devices import with_devices
 from healer.signals.measured import Measured

@@ -12,9 +12,9 @@ from healer.api.bodies import Reason, Word
 from healer.api.documents import answers
 from healer.api.once import once
 from healer.api.reading import Cursor, Id, Limit, Name, Viewer, services_of
-from healer.api.services import Caller
-from healer.api.views import Page
 from healer.model import Delivery, DeliveryState, Role
+from healer.ports.api_answers import Page
+from healer.ports.callers import Caller
 
 router = APIRouter()
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import numpy as np
 
-from healer.api.views import GpuView, JobStepView, LinkView, NodeView, RankView, StepTimesView
 from healer.model import Catalogue, Column, Part
 from healer.model.samples import Report, StepBatch
 from healer.observations.step_grid import (
@@ -18,6 +17,7 @@ from healer.observations.step_grid import (
     median_over_ranks,
     slowest,
 )
+from healer.ports.api_answers import GpuView, JobStepView, LinkView, NodeView, RankView, StepTimesView
 
 #: How far back a node's values and a job's steps are read.
 VALUES = timedelta(minutes=15)

@@ -14,8 +14,9 @@ from healer.api.documents import answers
 from healer.api.once import once
 from healer.api.problems import field_error
 from healer.api.reading import Id, services_of
-from healer.api.services import Caller, Conflict, NotFound
 from healer.model import Command, CommandKind, Incident, Review, Role
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Conflict, NotFound
 
 router = APIRouter()
 

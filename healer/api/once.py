@@ -11,7 +11,10 @@ from starlette.responses import Response
 
 from healer.api.metrics import REFUSALS
 from healer.api.problems import field_error, problem_of
-from healer.api.services import Caller, GuardRefused, Kept, Services
+from healer.api.services import Services
+from healer.ports.callers import Caller
+from healer.ports.request_errors import GuardRefused
+from healer.ports.request_keys import Kept
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 #: Errors that say nothing lasting: a repeat with the same key asks again.

@@ -15,19 +15,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from healer.api.services import (
+from healer.ports.request_errors import (
     Conflict,
     Forbidden,
     GuardRefused,
     Invalid,
-    KeyInFlight,
-    KeyReused,
     NoRoom,
     NotFound,
     TooMany,
     Unavailable,
     Unstorable,
 )
+from healer.ports.request_keys import KeyInFlight, KeyReused
 from healer.signals.wire import BadBody
 
 log = logging.getLogger("healer.api")

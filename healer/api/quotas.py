@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from healer.api.group_commit import SHARE, SHARE_OF_BOUND
 from healer.api.problems import Problem
-from healer.api.services import Caller
+from healer.ports.callers import Caller
 
 #: Tokens that are remembered. One that is forgotten, the longest unheard, begins with its whole burst.
 TOKENS = 20_000

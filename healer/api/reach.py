@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from healer.api.services import Unavailable
-from healer.api.views import Readiness
+from healer.ports.api_answers import Readiness
+from healer.ports.request_errors import Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")

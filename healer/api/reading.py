@@ -15,22 +15,24 @@ from healer.api.documents import answers
 from healer.api.newest import STEPS, VALUES, step_times, with_signals
 from healer.api.problems import Problem
 from healer.api.rules import playbook_list, rule_list
-from healer.api.services import Caller, NotFound, Services
+from healer.api.services import Services
 from healer.api.stream import event_stream
-from healer.api.views import (
+from healer.api.views import RuleView
+from healer.detection.alerts import firing
+from healer.model import AuditRecord, Incident, Pause, Playbook, Role, Run, differences, facts_with, kind_of
+from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.ports.api_answers import (
     AuditVerified,
     BreakerView,
     IncidentDetail,
     JobView,
     NodeView,
     Page,
-    RuleView,
     RunDetail,
     Stats,
 )
-from healer.detection.alerts import firing
-from healer.model import AuditRecord, Incident, Pause, Playbook, Role, Run, differences, facts_with, kind_of
-from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.ports.callers import Caller
+from healer.ports.request_errors import NotFound
 
 router = APIRouter(tags=["reading"])
 

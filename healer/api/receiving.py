@@ -13,8 +13,8 @@ from starlette.types import Receive
 
 from healer.api.problems import Problem
 from healer.api.quotas import owner_of
-from healer.api.services import Caller
 from healer.api.unpacking import too_large
+from healer.ports.callers import Caller
 
 #: A body of 8 MB needs 280 kB/s for this; senders are on the cluster's own network.
 WHOLE_S = 30.0

@@ -12,9 +12,9 @@ from healer.api.bodies import Reason, Word
 from healer.api.documents import answers
 from healer.api.once import once
 from healer.api.reading import services_of
-from healer.api.services import Caller
 from healer.model import Role
 from healer.model.drift import Drift, Reconciled
+from healer.ports.callers import Caller
 
 router = APIRouter(tags=["acting"])
 

@@ -12,8 +12,10 @@ from healer.api.bodies import Reason, Text, Word
 from healer.api.documents import answers
 from healer.api.once import once
 from healer.api.reading import Id, services_of
-from healer.api.services import Caller, Conflict, NotFound, Services
+from healer.api.services import Services
 from healer.model import Reference, Role, differences, facts_with, kind_of
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Conflict, NotFound
 
 router = APIRouter(tags=["acting"])
 

@@ -1,8 +1,8 @@
 """What an answer that is an error means for what was sent: which kind of loss, and of how many entries."""
 
 from healer.api.problems import Problem, problem_of
-from healer.api.services import DiskFull, NoRoom, Unavailable
 from healer.model import LossReason
+from healer.ports.request_errors import DiskFull, NoRoom, Unavailable
 
 #: By status, where nothing tells more. 401, 403 and 404 are no losses: who sends there may not, and the audit
 #: has refusals of bound tokens.

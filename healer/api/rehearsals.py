@@ -14,11 +14,13 @@ from healer.api.documents import answers
 from healer.api.once import once
 from healer.api.problems import Problem, field_error
 from healer.api.reading import Id, Name, services_of
-from healer.api.services import Caller, Conflict, NotFound, Services
-from healer.api.views import Page
+from healer.api.services import Services
 from healer.model import Role
 from healer.model.recordings import Recordings
 from healer.model.rehearsal import Outcomes, Rehearsal
+from healer.ports.api_answers import Page
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Conflict, NotFound
 from healer.rulebook.rule_diff import unified
 
 router = APIRouter(tags=["rules"])

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from healer.api.problems import field_error
-from healer.api.services import NotFound
-from healer.api.views import ForecastCounts, RuleRecord, RuleView
+from healer.api.views import ForecastCounts, RuleView
 from healer.decisions.trials import standing
 from healer.model import ForecastScore, Mode, Playbook, Review, Rule, Ruleset, Trial
+from healer.ports.api_answers import RuleRecord
+from healer.ports.request_errors import NotFound
 
 
 def rule_list(rules: Ruleset, records: Mapping[str, RuleRecord], trials: Sequence[Trial]) -> list[RuleView]:

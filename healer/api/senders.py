@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from healer.api.services import Caller
 from healer.api.summed import Summed
 from healer.model import Sender
-from healer.ports import SenderBook
+from healer.ports.callers import Caller
+from healer.ports.signal_stores import SenderBook
 
 #: Pairs of token and route that are summed up between two writes; what is more is not told apart.
 PAIRS = 50_000

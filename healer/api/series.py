@@ -10,9 +10,9 @@ from healer.api.documents import answers
 from healer.api.newest import VALUES
 from healer.api.problems import field_error
 from healer.api.reading import Cursor, Id, Limit, Name, Viewer, services_of
-from healer.api.services import NotFound
-from healer.api.views import Page
 from healer.model import DEVICE_MARK, Loss, Sender, Signal, UnknownSeries
+from healer.ports.api_answers import Page
+from healer.ports.request_errors import NotFound
 
 router = APIRouter(tags=["reading"])
 

@@ -25,9 +25,11 @@ from healer.api.group_commit import Busy, GroupCommit
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import field_error
 from healer.api.quotas import owner_of, share_of
-from healer.api.services import Arrival, Caller, Services
+from healer.api.services import Services
 from healer.api.views import Accepted, Rejected
 from healer.model import Role
+from healer.ports.callers import Caller
+from healer.ports.signal_stores import Arrival
 from healer.signals import wire
 from healer.signals.checkpoints import checkpoint_observations
 

@@ -19,10 +19,12 @@ import structlog
 
 from healer.api.losses import Losses
 from healer.api.reach import Reach
-from healer.api.services import Arrival, DiskFull, NoRoom, Services, Unavailable, Unstorable
+from healer.api.services import Services
 from healer.model import LossReason
 from healer.model.samples import StepBatch
-from healer.ports import Spool, Spooled
+from healer.ports.disk_queue import Spool, Spooled
+from healer.ports.request_errors import DiskFull, NoRoom, Unavailable, Unstorable
+from healer.ports.signal_stores import Arrival
 from healer.signals.packed import pack_steps, unpack_steps
 
 log = structlog.get_logger()

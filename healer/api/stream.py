@@ -7,8 +7,10 @@ from fastapi import Request
 
 from healer.api.access import Access
 from healer.api.problems import Problem
-from healer.api.services import Caller, Services, Unavailable
-from healer.api.views import Event
+from healer.api.services import Services
+from healer.ports.api_answers import Event
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Unavailable
 
 _encode = msgspec.json.Encoder().encode
 

@@ -14,8 +14,8 @@ from healer.api.metrics import exposition
 from healer.api.scraping import scrape_gauges
 from healer.api.services import Services
 from healer.api.spooling import Spooling
-from healer.api.views import Readiness
 from healer.model import Role
+from healer.ports.api_answers import Readiness
 
 router = APIRouter()
 

@@ -38,7 +38,10 @@ from healer.adapters.slurm.token import CommandToken, FileToken
 from healer.engine.drive import Driver
 from healer.model import Role, Ruleset
 from healer.observations.controller import POLL_S
-from healer.ports import Bmc, NodeExec, Poke, Scheduler, SchedulerError
+from healer.ports.bmc import Bmc
+from healer.ports.node_exec import NodeExec
+from healer.ports.slurm import Scheduler, SchedulerError
+from healer.ports.transactions import Poke
 from healer.processes.detector import Detector
 from healer.processes.left_jobs import LOOK_S as LEFT_S
 from healer.processes.left_jobs import left_jobs

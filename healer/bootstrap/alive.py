@@ -11,7 +11,7 @@ from healer.adapters.notify.alertmanager import Alertmanager
 from healer.adapters.postgres.beats import DEAD_AFTER_S, beats_on
 from healer.bootstrap.channels import ChannelBook
 from healer.model import Ruleset
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 from healer.settings import Settings
 
 log = structlog.get_logger()

@@ -4,7 +4,8 @@ from healer import bootstrap
 from healer.adapters.bmc.redfish import kinds_missing
 from healer.bootstrap.slurm_check import Look
 from healer.bootstrap.ssh_check import chosen
-from healer.ports import BmcError, SchedulerError
+from healer.ports.bmc import BmcError
+from healer.ports.slurm import SchedulerError
 from healer.settings import Settings, SettingsError
 
 NAME = "BMCs"

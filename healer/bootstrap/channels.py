@@ -14,7 +14,7 @@ from healer.adapters.notify.pagerduty import EVENTS_URL, PagerDuty
 from healer.adapters.notify.slack import API, SlackChannel
 from healer.adapters.notify.wecom import WeComBot
 from healer.model import Channel, ChannelKind, Notifications
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 from healer.settings import SECRET_OF, URL_OF, Settings, SettingsError
 
 #: Kinds that work without a secret; e-mail needs one where it logs in.

@@ -10,7 +10,7 @@ from setproctitle import setproctitle
 from healer import bootstrap
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.model import Role, SlurmSnapshot
-from healer.ports import Scheduler, SchedulerError
+from healer.ports.slurm import Scheduler, SchedulerError
 from healer.settings import SettingsError, load
 from healer.sim.injector import PACE, Injector
 from healer.sim.nodes import NodesClient

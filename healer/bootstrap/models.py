@@ -210,7 +210,7 @@ class NoCluster(Exception):
 
 @contextmanager
 def desk(settings: Settings, cluster: str | None) -> Iterator[ModelDesk]:
-    """Raises NoCluster, and healer.api.services.Unavailable when the database does not answer."""
+    """Raises NoCluster, and healer.ports.request_errors.Unavailable when the database does not answer."""
     db = bootstrap.engine(settings, name="healer model", pool_size=2)
     try:
         with translated():

@@ -10,9 +10,8 @@ from healer import bootstrap
 from healer.adapters.postgres.own import stored
 from healer.api.services import Services
 from healer.api.system import process_checks
-from healer.console.own import Own
-from healer.console.reads import Queue
 from healer.embedded.user import EmbeddedError
+from healer.ports.self_health import Own, Queue
 from healer.processes.rulebook import Rulebook
 from healer.settings import Settings
 
@@ -61,7 +60,7 @@ class BrokerWatch:
 
 
 class OwnHealth:
-    """`healer.console.own.OwnReads`."""
+    """`healer.ports.self_health.OwnReads`."""
 
     def __init__(self, settings: Settings, db: sa.Engine, wired: Services, app: FastAPI) -> None:
         self._db, self._wired, self._app = db, wired, app

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from healer.adapters.pull.promql import PromqlClient, PromqlHistory
-from healer.api.views import Readiness
 from healer.model import Catalogue, Ruleset
-from healer.ports import ColumnBook
+from healer.ports.api_answers import Readiness
+from healer.ports.measurements import ColumnBook
 from healer.ports.pull import HistoryAway, MetricHistory, NoHistory, Points
 from healer.settings import Settings
 from healer.signals.promql import step_for

@@ -13,7 +13,7 @@ _NAME = re.compile(r"(?:(?:playbooks|detection)/)?[a-z0-9][a-z0-9_.-]{0,80}\.yam
 
 
 class RuleFiles:
-    """`healer.api.services.RuleFiles`."""
+    """`healer.ports.queries.RuleFiles`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._folder = settings, rules_folder(settings)

@@ -20,7 +20,7 @@ from healer.detection.tick import Senses
 from healer.model import Catalogue, Ruleset, SlurmSnapshot
 from healer.observations import Picture
 from healer.observations.job_marks import JobMarks
-from healer.ports import Samples
+from healer.ports.measurements import Samples
 from healer.ports.pull import MetricHistory, NoHistory
 from healer.processes.drops import Drops
 from healer.processes.rulebook import Rulebook

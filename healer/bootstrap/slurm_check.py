@@ -8,7 +8,7 @@ from healer.adapters.slurm import rights
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.token import ends_at, user_of
 from healer.model import Mode
-from healer.ports import SchedulerError
+from healer.ports.slurm import SchedulerError
 from healer.settings import Settings
 
 #: How to come out of an adapter that does not answer.

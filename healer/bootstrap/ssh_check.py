@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from healer import bootstrap
 from healer.bootstrap.slurm_check import Look
 from healer.model import SlurmNode
-from healer.ports import NodeError, SchedulerError
+from healer.ports.node_exec import NodeError
+from healer.ports.slurm import SchedulerError
 from healer.settings import Settings, SettingsError
 
 NAME = "node actions"

@@ -11,7 +11,8 @@ from healer.adapters.notify.alertmanager import Alertmanager
 from healer.adapters.postgres import deliveries, routing
 from healer.bootstrap.channels import ChannelBook
 from healer.model import Channel, ChannelKind, Notifications, Ruleset
-from healer.ports import Clock, DeliveryFailed
+from healer.ports.clock import Clock
+from healer.ports.outbound import DeliveryFailed
 from healer.settings import Settings
 
 log = structlog.get_logger()

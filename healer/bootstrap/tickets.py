@@ -12,7 +12,7 @@ from healer.adapters.tickets.jira import JiraDesk
 from healer.adapters.tickets.servicenow import ServiceNowDesk
 from healer.adapters.tickets.webhook import WebhookTickets
 from healer.adapters.webhook import SignedWebhook
-from healer.ports import DeliveryFailed, Tickets
+from healer.ports.outbound import DeliveryFailed, Tickets
 from healer.settings import Settings, SettingsError
 from healer.settings import tickets as ticket_settings
 

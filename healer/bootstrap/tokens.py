@@ -14,7 +14,7 @@ from healer.settings import Settings
 
 @contextmanager
 def tokens(settings: Settings) -> Iterator[PostgresTokens]:
-    """Raises healer.api.services.Unavailable when the database does not answer."""
+    """Raises healer.ports.request_errors.Unavailable when the database does not answer."""
     db = bootstrap.engine(settings, name="healer token", pool_size=1)
     try:
         yield PostgresTokens(db, settings.each()[0].cluster or _only_cluster(db))

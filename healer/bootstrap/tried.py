@@ -9,7 +9,7 @@ from healer.model.rehearsal import Outcomes, Rehearsal
 
 
 class Tried:
-    """`healer.console.reads.RehearsalReads`."""
+    """`healer.ports.console_queries.RehearsalReads`."""
 
     def __init__(self, services: Services, book: PostgresRehearsals) -> None:
         self._services, self._book = services, book

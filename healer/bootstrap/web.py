@@ -38,19 +38,21 @@ from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.spool import FileSpool
 from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
-from healer.api.services import NotFound, Services
+from healer.api.services import Services
 from healer.bootstrap.done import done
 from healer.bootstrap.own import OwnHealth, queues
 from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.bootstrap.recordings import recordings_of
 from healer.bootstrap.rule_files import RuleFiles
 from healer.bootstrap.tried import Tried
-from healer.console.reads import Arriving, NewSession, Session
 from healer.console.routes import router as console
 from healer.engine.command import Commands, Site
 from healer.engine.reconcile import Reconciler
 from healer.model import Role
 from healer.model.recordings import Recordings
+from healer.ports.callers import NewSession, Session
+from healer.ports.console_answers import Arriving
+from healer.ports.request_errors import NotFound
 from healer.processes.rulebook import Rulebook
 from healer.rulebook.cases.casebook import CaseBook
 from healer.settings import Settings, SettingsError

@@ -119,9 +119,9 @@ def use(
 
 def refit(cluster: str | None = _CLUSTER, *, json: bool = AS_JSON) -> None:
     """Look now whether models are due or their classes have drifted, as the scheduler does each hour."""
-    from healer.api.services import Unavailable
     from healer.bootstrap.models import NoCluster
     from healer.bootstrap.refit import look_once
+    from healer.ports.request_errors import Unavailable
 
     try:
         looks = look_once(load(), cluster)
@@ -267,8 +267,8 @@ def _age(seconds: float) -> str:
 
 @contextmanager
 def _desk(cluster: str | None) -> "Iterator[ModelDesk]":
-    from healer.api.services import Unavailable
     from healer.bootstrap.models import NoCluster, desk
+    from healer.ports.request_errors import Unavailable
 
     try:
         with desk(load(), cluster) as found:

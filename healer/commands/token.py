@@ -117,8 +117,8 @@ def parse_lasts(text: str, option: str = "--expires") -> timedelta:
 
 @contextmanager
 def _tokens() -> Iterator[Any]:
-    from healer.api.services import Unavailable
     from healer.bootstrap.tokens import tokens
+    from healer.ports.request_errors import Unavailable
 
     try:
         with tokens(load()) as found:

@@ -2,10 +2,10 @@
 
 from fastapi import APIRouter, Request, Response
 
-from healer.console.own import OwnReads
 from healer.console.pages import Pages, guarded, link
-from healer.console.reads import AuditQuery
 from healer.console.views import approvals, caps, health, pauses, playbooks, runs, signals
+from healer.ports.console_queries import AuditQuery
+from healer.ports.self_health import OwnReads
 
 #: Records of pauses that are looked at for those that are over.
 PAUSE_RECORDS = 200

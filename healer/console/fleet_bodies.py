@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from healer.console import language
-from healer.console.reads import Standing
 from healer.console.views.colours import Colour, Told, bins, cells, kinds
 from healer.console.views.fleet import NodeRow
 from healer.model import Verdict
+from healer.ports.console_answers import Standing
 
 #: Versions that are kept, of all clusters and colours: a page that is further behind reads all anew.
 _KEPT = 64

@@ -6,13 +6,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import PAGE_ROWS, Pages, guarded, link, missing
-from healer.console.reads import BadCursor, IncidentDetail, IncidentQuery, Session
 from healer.console.render import PAGE_HEADERS, one_of
 from healer.console.views import charts, incident, timeline
 from healer.console.views.buttons import split_buttons
 from healer.console.views.queue import NEEDS_WORDS, Needs, Wanted, asking_ids, queue, queue_row
 from healer.console.views.report import report
 from healer.model import Incident, IncidentState, Role, Severity
+from healer.ports.callers import Session
+from healer.ports.console_answers import IncidentDetail
+from healer.ports.console_queries import BadCursor, IncidentQuery
 
 _FILTERS = ("severity", "state", "needs", "q")
 

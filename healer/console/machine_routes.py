@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 
 from healer.console import words
 from healer.console.pages import PAGE_ROWS, Pages, asking_by_incident, guarded, link, missing
-from healer.console.reads import IncidentQuery, JobHistory, RunQuery, Standing
 from healer.console.views import heat, incident, node, rules, runs, signals, unusual
 from healer.console.views.buttons import node_buttons
 from healer.console.views.job import WINDOW, checkpoint_steps, facts, job_view
@@ -32,6 +31,8 @@ from healer.model import (
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations.gpus import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
+from healer.ports.console_answers import JobHistory, Standing
+from healer.ports.console_queries import IncidentQuery, RunQuery
 from healer.ports.pull import HistoryAway
 
 #: Names that arrive and that no rule can use: the most frequent ones.

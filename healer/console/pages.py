@@ -11,12 +11,14 @@ from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
 from healer.api.problems import Problem
-from healer.console.reads import SESSION_COOKIE, BadCursor, ConsoleReads, Session, SessionOf, Standing
 from healer.console.render import Renderer
 from healer.console.runbooks import Runbooks, runbooks_dir
 from healer.console.views import fleet, standing
 from healer.console.views.buttons import may_act, may_respond
 from healer.model import Role
+from healer.ports.callers import SESSION_COOKIE, Session, SessionOf
+from healer.ports.console_answers import Standing
+from healer.ports.console_queries import BadCursor, ConsoleReads
 from healer.telling import links
 
 PAGE_ROWS = 50

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import Pages, guarded, link, missing
-from healer.console.reads import RunQuery
 from healer.console.views import playbooks, rules, runs
+from healer.ports.console_queries import RunQuery
 
 #: The newest runs, of all playbooks, by which the list tells how they ended; and those of one playbook.
 RUNS_SEEN, RUNS_SHOWN = 500, 20

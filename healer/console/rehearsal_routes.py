@@ -6,9 +6,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import Pages, guarded, link, missing
-from healer.console.reads import RehearsalReads
 from healer.console.views import rehearsal
 from healer.model.rehearsal import UNDER_WAY
+from healer.ports.console_queries import RehearsalReads
 from healer.rulebook.rule_diff import unified
 
 #: Changes that the list shows.

@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import Pages, guarded, link
-from healer.console.reads import AuditQuery, IncidentQuery, RunQuery
 from healer.console.render import PAGE_HEADERS
 from healer.console.views import handover, reports
+from healer.ports.console_queries import AuditQuery, IncidentQuery, RunQuery
 
 #: Runs that are looked at for those of the shift; it lists 100 of each kind at most.
 RUNS_READ = 300

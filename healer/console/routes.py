@@ -13,18 +13,8 @@ from healer.console.fleet_routes import fleet_routes
 from healer.console.incident_routes import incident_routes
 from healer.console.language_routes import language_routes
 from healer.console.machine_routes import machine_routes
-from healer.console.own import OwnReads
 from healer.console.pages import PAGE_ROWS, Pages, guarded, link, missing
 from healer.console.playbook_routes import playbook_routes
-from healer.console.reads import (
-    AuditQuery,
-    ConsoleReads,
-    RehearsalReads,
-    RunQuery,
-    SessionOf,
-    SignIn,
-    SignOut,
-)
 from healer.console.rehearsal_routes import rehearsal_routes
 from healer.console.render import speak
 from healer.console.report_routes import report_routes
@@ -32,6 +22,9 @@ from healer.console.sign_in import session_routes
 from healer.console.views import audit, runs
 from healer.console.views.buttons import from_here_buttons, run_buttons
 from healer.model import RunState
+from healer.ports.callers import SessionOf, SignIn, SignOut
+from healer.ports.console_queries import AuditQuery, ConsoleReads, RehearsalReads, RunQuery
+from healer.ports.self_health import OwnReads
 
 
 class Console(APIRouter):

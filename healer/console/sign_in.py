@@ -5,8 +5,8 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from healer.console.forms import fields, foreign_form, from_elsewhere, local
-from healer.console.reads import SESSION_COOKIE, SessionOf, SignIn, SignOut
 from healer.console.render import Renderer
+from healer.ports.callers import SESSION_COOKIE, SessionOf, SignIn, SignOut
 
 
 def session_routes(

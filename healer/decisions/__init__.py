@@ -25,7 +25,6 @@ from healer.decisions.gate import (
     GUARDS,
     SLOT_VERBS,
     JudgeResult,
-    Limit,
     after,
     judge,
     limits,
@@ -35,7 +34,6 @@ from healer.decisions.guards import is_paused
 from healer.decisions.history import COOLDOWN
 from healer.decisions.outcomes import decision_key, known_bad_in_service, run_state_of
 from healer.decisions.permit import (
-    HookAsk,
     own_permit,
     permit_of,
     releases,
@@ -56,9 +54,7 @@ __all__ = [
     "COOLDOWN",
     "GUARDS",
     "SLOT_VERBS",
-    "HookAsk",
     "JudgeResult",
-    "Limit",
     "adopts",
     "after",
     "after_news",

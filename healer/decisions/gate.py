@@ -19,6 +19,7 @@ from healer.model import (
     BreakerState,
     GateFacts,
     Guard,
+    Limit,
     Outcome,
     Proposal,
     RequeueUse,
@@ -216,16 +217,6 @@ def takes_canary(facts: GateFacts, proposal: Proposal) -> bool:
         and not proposal.begins
         and proposal.verb in NODE_REMOVING
     )
-
-
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """One cap for people. For the floor `used` is what stands in service and `limit` the least."""
-
-    guard: Guard
-    name: str
-    used: int
-    limit: int
-    nodes: int
 
 
 def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:

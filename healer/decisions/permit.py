@@ -15,6 +15,7 @@ from healer.decisions.ask import proposal_of
 from healer.decisions.gate import judge
 from healer.model import (
     GateFacts,
+    HookAsk,
     Incident,
     Mode,
     Outcome,
@@ -31,17 +32,6 @@ from healer.model.permits import DRAINING_HOOKS, held_after_launch
 RELEASE_WITHIN = timedelta(minutes=10)
 #: A drain that comes later than this after the answer is not the hook's: the hook has died, or did not fail.
 PERMIT_LASTS = timedelta(seconds=60)
-
-
-class HookAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """One hook that waits for its answer. `id` is its report's: the same when it runs twice."""
-
-    id: str
-    cluster: str
-    node: str
-    hook: str
-    job: str | None = None
-    restarts: int | None = None
 
 
 def isolates(incident: Incident, node: str) -> bool:

@@ -25,7 +25,7 @@ from healer.model import (
     SlurmSnapshot,
     kind_of,
 )
-from healer.ports import LedgerAway
+from healer.ports.transactions import LedgerAway
 
 SLOWER_THAN_FLEET = "slower-than-fleet"
 #: Nodes of one model that a figure has to be known of, this one among them.

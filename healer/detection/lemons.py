@@ -24,7 +24,7 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.observations.job_marks import JobMarks, Marks, faded
-from healer.ports import LedgerAway
+from healer.ports.transactions import LedgerAway
 
 LEMON_NODE = "lemon-node"
 #: From here on a node is told; below `OVER` it is over.

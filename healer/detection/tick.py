@@ -28,7 +28,7 @@ from healer.model.samples import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry import Telemetry
-from healer.ports import ColumnBook
+from healer.ports.measurements import ColumnBook
 
 #: The pace of the tick, in production and in simulated time.
 TICK_S = 5.0

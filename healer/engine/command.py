@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from healer.actions import calls_of
-from healer.api.services import Conflict, Forbidden, GuardRefused, Invalid, NotFound, RunRequest
-from healer.api.views import Preview
 from healer.decisions import (
     JudgeResult,
     beginning,
@@ -60,8 +58,13 @@ from healer.model import (
     Verb,
 )
 from healer.playbooks import UNDO, from_here, stuck_at, touched
-from healer.ports import Clock, Poke, Scheduler, SchedulerError, whole_job
+from healer.ports.api_answers import Preview
+from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
+from healer.ports.slurm import Scheduler, SchedulerError, whole_job
+from healer.ports.transactions import Poke
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})

@@ -54,24 +54,15 @@ from healer.model import (
 )
 from healer.model.run import restarted, tests_of, tried_of
 from healer.playbooks.advance import BEGIN, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
-from healer.ports import (
-    Bmc,
-    Checkpoints,
-    Clock,
-    EvidenceBook,
-    LeaseLost,
-    Ledger,
-    LedgerAway,
-    NodeError,
-    NodeExec,
-    NotAvailable,
-    Readings,
-    RunClaim,
-    Scheduler,
-    SchedulerError,
-    SiteCommands,
-)
+from healer.ports.bmc import Bmc
+from healer.ports.clock import Clock
+from healer.ports.evidence_book import EvidenceBook
 from healer.ports.lease import PROOFS
+from healer.ports.measurements import Readings
+from healer.ports.node_exec import NodeError, NodeExec
+from healer.ports.site_commands import SiteCommands
+from healer.ports.slurm import NotAvailable, Scheduler, SchedulerError
+from healer.ports.transactions import Checkpoints, LeaseLost, Ledger, LedgerAway, RunClaim
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from healer.incidents.hit import hits_wait, with_hits
 from healer.incidents.verdict import news
 from healer.model import Incident, Ruleset, SetAside
 from healer.observations import Picture
-from healer.ports import WalkTx
+from healer.ports.transactions import WalkTx
 
 
 def note_merged(work: Correlator, known: Mapping[str, Incident]) -> None:

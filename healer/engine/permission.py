@@ -65,7 +65,9 @@ from healer.model import (
 )
 from healer.model.reasons import is_ours
 from healer.playbooks.advance import Do
-from healer.ports import AlreadyRequeued, Clock, GateTx, RunClaim, Scheduler, SchedulerError
+from healer.ports.clock import Clock
+from healer.ports.slurm import Scheduler, SchedulerError
+from healer.ports.transactions import AlreadyRequeued, GateTx, RunClaim
 
 #: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
 HELD_AGAIN_S = 1.0

@@ -5,15 +5,17 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
-from healer.api.services import Conflict, GuardRefused, NotFound, RunRequest
 from healer.decisions.drift import drifts
 from healer.decisions.guards import pause, stale
 from healer.engine.command import Commands
 from healer.model import AnswerKind, AuditRecord, GateFacts, Proposal, Ruleset, SlurmNode, Verb
 from healer.model.drift import Drift, Reconciled, Repair
 from healer.model.notes import is_our_note
-from healer.ports import Clock, Scheduler, SchedulerError
+from healer.ports.clock import Clock
 from healer.ports.commanding import CommandTx
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, GuardRefused, NotFound
+from healer.ports.slurm import Scheduler, SchedulerError
 
 #: These are runs of playbooks: the gate judges them, and a worker does them.
 _PLAYBOOKS = {Repair.validate: "validate", Repair.release: "release"}

@@ -6,12 +6,12 @@ All of it reads Slurm itself: call it outside of a transaction. Raises Conflict 
 from collections.abc import Sequence
 from datetime import datetime
 
-from healer.api.services import Conflict, Invalid
-from healer.api.views import RestartOffer
 from healer.decisions import judge, restart_asked, with_restarts
 from healer.model import GateFacts, Incident, Outcome, Playbook, Ruleset, Run, SlurmJob
 from healer.playbooks import takes_restarts
-from healer.ports import Scheduler, SchedulerError, whole_job, whole_jobs
+from healer.ports.api_answers import RestartOffer
+from healer.ports.request_errors import Conflict, Invalid
+from healer.ports.slurm import Scheduler, SchedulerError, whole_job, whole_jobs
 
 
 def agreed_restarts(

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from healer.api.services import Conflict, Invalid, NotFound, RunRequest
 from healer.decisions import (
     after,
     beginning,
@@ -43,6 +42,8 @@ from healer.model import (
 )
 from healer.playbooks.inputs import InputInvalid, taken
 from healer.ports.commanding import ALONE, CommandTx
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, Invalid, NotFound
 
 
 class Asked(NamedTuple):

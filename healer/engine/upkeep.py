@@ -37,7 +37,7 @@ from healer.model import (
 )
 from healer.observations import Picture
 from healer.observations.picture import NodePicture
-from healer.ports import WalkTx
+from healer.ports.transactions import WalkTx
 from healer.telling.messages import breaker_page
 
 #: A person takes or forgets a reference rarely, and nothing is done for it.

@@ -84,7 +84,7 @@ from healer.model import (
 )
 from healer.model.permits import permit_for
 from healer.observations import Picture
-from healer.ports import Ledger, WalkTx
+from healer.ports.transactions import Ledger, WalkTx
 from healer.telling.messages import approval_page, opened_message, p0_page
 from healer.telling.tickets import stage_after, ticket_after
 

@@ -18,7 +18,7 @@ from healer.model import (
 )
 from healer.observations import Picture
 from healer.observations.history import REPLACED
-from healer.ports import WalkTx
+from healer.ports.transactions import WalkTx
 
 #: Open forecasts are looked at so often, for those whose time is over.
 LOOK = timedelta(minutes=10)

@@ -1,26 +1,14 @@
 """Incidents like this one, and how they ended. Pure: whoever asks brings those that may be alike."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from enum import StrEnum
 
-import msgspec
-
-from healer.model import Component, Incident, IncidentState, Review, Severity, Verb
+from healer.model import Component, Incident, Verb
+from healer.model.similar_incident import Same, Similar
 
 #: So many are told.
 SIMILAR_SHOWN = 5
 #: Of the same node, and of the same fault, so many are looked at, the newest.
 MAY_BE_ALIKE = 50
-
-
-class Same(StrEnum):
-    """What two incidents share, the closest first."""
-
-    part = "part"  # the same GPU or other part of the same node, whatever its fault was
-    node = "node"  # the same rule on the same node
-    model = "model"  # the same fault on another node with the same GPU model
-    fault = "fault"  # the same fault; whether the hardware is the same nobody knows
 
 
 #: Steps that may have made it well: what was done last before the end gets the credit.
@@ -31,28 +19,6 @@ _CURES = {
     Verb.power_cycle: "a power cycle",
     Verb.reroute: "a reroute",
 }
-
-
-class Similar(msgspec.Struct, frozen=True, kw_only=True):
-    """Another incident in short. `ended` says in a sentence how; `helped` is the last repair before its node
-    returned, `return_s` the time from the drain to that (None: it did not return, or was not drained)."""
-
-    id: str
-    cluster: str
-    same: Same
-    rule: str
-    fault: str
-    title: str
-    root: Component
-    opened: datetime
-    closed: datetime | None
-    state: IncidentState
-    severity: Severity
-    review: Review | None
-    review_cause: str | None
-    ended: str
-    helped: Verb | None = None
-    return_s: float | None = None
 
 
 def similar_to(

@@ -25,6 +25,8 @@ from healer.model.forecast import Outcome as ForecastOutcome
 from healer.model.gate import (
     Breaker,
     GateFacts,
+    HookAsk,
+    Limit,
     Maintenance,
     Pause,
     Permit,
@@ -140,6 +142,7 @@ from healer.model.signals import (
     SignalKind,
     UnknownSeries,
 )
+from healer.model.similar_incident import Similar
 from healer.model.slurm import (
     Controller,
     Reservation,
@@ -281,6 +284,7 @@ __all__ = [
     "GuardSettings",
     "Heard",
     "HitBasis",
+    "HookAsk",
     "Incident",
     "IncidentState",
     "IncidentVerdict",
@@ -296,6 +300,7 @@ __all__ = [
     "LastHeard",
     "LemonPart",
     "LemonScore",
+    "Limit",
     "LineBook",
     "LinkDown",
     "LogEntry",
@@ -360,6 +365,7 @@ __all__ = [
     "Sharing",
     "Signal",
     "SignalKind",
+    "Similar",
     "SiteCommand",
     "Slot",
     "SlurmCall",

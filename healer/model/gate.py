@@ -135,6 +135,17 @@ class Permit(msgspec.Struct, frozen=True, kw_only=True):
     check: str = ""
 
 
+class HookAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """One hook that waits for its answer. `id` is its report's: the same when it runs twice."""
+
+    id: str
+    cluster: str
+    node: str
+    hook: str
+    job: str | None = None
+    restarts: int | None = None
+
+
 class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     """Planned work, from rules/guards.yaml. Unset bounds are open."""
 
@@ -204,3 +215,13 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def granted_since(self, moment: datetime) -> tuple[datetime, ...]:
         """Of `granted` those later than that, oldest first."""
         return self._grants[bisect_right(self._grants, moment) :]
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """One cap for people. For the floor `used` is what stands in service and `limit` the least."""
+
+    guard: Guard
+    name: str
+    used: int
+    limit: int
+    nodes: int

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from healer.model import Column
 from healer.model.samples import Report
-from healer.ports import ColumnBook
+from healer.ports.measurements import ColumnBook
 
 #: Numbers of columns are given densely; what is far beyond the book's own bound is none.
 COLUMN_ID_MAX = 1 << 22

@@ -35,7 +35,7 @@ from healer.observations.groups import Groups, groups_of, node_groups_of, rack_g
 from healer.observations.layouts import NO_ROOM, NOT_LOOKED_UP, UNKNOWN, Layout, Layouts, Place, Stretch
 from healer.observations.rings import SLOT_S, SLOTS, Rings, Run, slot_of
 from healer.observations.rounds import in_rounds
-from healer.ports import ColumnBook
+from healer.ports.measurements import ColumnBook
 
 #: Signals live on these.
 MEASURED = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)

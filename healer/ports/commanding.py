@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from healer.model import AuditRecord, Command, Decision, GateFacts, LogEntry, Run, Slot
-from healer.ports import WalkTx
+from healer.ports.transactions import WalkTx
 
 T = TypeVar("T")
 

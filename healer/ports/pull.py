@@ -1,10 +1,11 @@
-"""What pulling needs: where its state stands, and what a Prometheus-compatible server remembers."""
+"""What pulling needs: targets and what they print, a book of its state, and a server's memory of metrics."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from healer.model import Column, ScrapeState
+from healer.model import Column, LossReason, ScrapeJob, ScrapeState
 
 if TYPE_CHECKING:
     from healer.model.samples import Report
@@ -15,8 +16,50 @@ Known = Callable[[str, str], bool]
 Points = dict[Column, list[tuple[float, float]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address of one job. `labels` are the job's and its group's."""
+
+    job: ScrapeJob
+    host: str
+    url: str
+    labels: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.job.name, self.url
+
+
+class Listed(NamedTuple):
+    """All targets, and what is wrong with the files that name them."""
+
+    targets: tuple[Target, ...]
+    troubles: tuple[str, ...] = ()
+
+
+class Fetched(NamedTuple):
+    """The body of one scrape as it was sent, and its `Content-Encoding`."""
+
+    body: bytes
+    packing: str
+
+
+class FetchFailed(Exception):
+    """Nothing came of one fetch. The text is one sentence; `reason`: what was sent and not stored, if any."""
+
+    def __init__(self, text: str, reason: LossReason | None = None) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Fetch(Protocol):
+    async def __call__(self, target: Target) -> Fetched:
+        """Raises FetchFailed."""
+        ...
+
+
 class ScrapeBook(Protocol):
-    """What each cluster's scraper told last. Raises `healer.api.services.Unavailable`."""
+    """What each cluster's scraper told last. Raises `request_errors.Unavailable`."""
 
     def put(self, state: ScrapeState) -> None: ...
 

@@ -208,6 +208,19 @@ class Scheduler(Protocol):
         ...
 
 
+class Snapshots(Protocol):
+    """Slurm's latest picture, written by the poller, read by the detector, the API and the gate."""
+
+    def put(self, snapshot: SlurmSnapshot) -> None: ...
+    def latest(self, cluster: str) -> SlurmSnapshot | None: ...
+
+    def put_controller(self, controller: Controller) -> None:
+        """How slurmctld does: beside the picture, because its figures change with every poll."""
+        ...
+
+    def controller(self, cluster: str) -> Controller | None: ...
+
+
 def whole_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
     """The job; the leader where it is a component of a heterogeneous one, which Slurm restarts as a whole."""
     job = scheduler.job(name)

@@ -10,7 +10,10 @@ from healer.model import AuditRecord, Observation, Ruleset, Sensed, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
 from healer.observations.history import KEPT
-from healer.ports import Clock, Inbox, Ledger, LedgerAway, Poke, Snapshots
+from healer.ports.clock import Clock
+from healer.ports.signal_stores import Inbox
+from healer.ports.slurm import Snapshots
+from healer.ports.transactions import Ledger, LedgerAway, Poke
 from healer.processes.recording import Recording
 from healer.telling.messages import blind_page
 

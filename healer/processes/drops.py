@@ -6,7 +6,7 @@ import structlog
 
 from healer.model import Loss, LossReason
 from healer.observations.telemetry import Counts
-from healer.ports import LossBook
+from healer.ports.signal_stores import LossBook
 
 log = structlog.get_logger()
 

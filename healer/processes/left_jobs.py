@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import ENDED_RUN_STATES, SlurmJob, SlurmSnapshot
-from healer.ports import Ledger, Scheduler, SchedulerRefused, Snapshots
+from healer.ports.slurm import Scheduler, SchedulerRefused, Snapshots
+from healer.ports.transactions import Ledger
 
 LOOK_S = 2.0
 #: It is not known any more, or has ended.

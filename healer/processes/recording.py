@@ -10,7 +10,8 @@ import structlog
 
 from healer.model import Loss, LossReason, Observation, Reference, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
-from healer.ports import Clock, LossBook
+from healer.ports.clock import Clock
+from healer.ports.signal_stores import LossBook
 from healer.recordings.recorder import Recorder
 
 log = structlog.get_logger()

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import structlog
 
-from healer.ports import Clock
+from healer.ports.clock import Clock
 
 log = structlog.get_logger()
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import structlog
 
 from healer.model.rehearsal import Rehearsal
-from healer.ports import Clock
+from healer.ports.clock import Clock
 from healer.processes.progress import Pace
 
 log = structlog.get_logger()

@@ -11,8 +11,10 @@ import structlog
 from healer.model import Controller, Ruleset
 from healer.observations.controller import POLL_S, noted, rest_s
 from healer.observations.places import Placing
-from healer.ports import Clock, Ledger, NotAvailable, Poke, Scheduler, SchedulerError, Snapshots
+from healer.ports.clock import Clock
 from healer.ports.lease import SENT
+from healer.ports.slurm import NotAvailable, Scheduler, SchedulerError, Snapshots
+from healer.ports.transactions import Ledger, Poke
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -21,7 +21,6 @@ from healer.api.group_commit import Busy, GroupCommit, in_thread
 from healer.api.intake import Body, Intake, Refused, Tally, Translators
 from healer.api.losses import Losses
 from healer.api.problems import Problem
-from healer.api.services import Arrival, SignalStore, Unavailable
 from healer.api.unpacking import unpacked
 from healer.model import (
     LossReason,
@@ -34,9 +33,12 @@ from healer.model import (
     TargetState,
     device_named,
 )
-from healer.ports import Clock, ColumnBook, Samples
-from healer.ports.pull import HistoryAway, ScrapeBook
-from healer.processes.targets import Listed, NoNode, Target, first_due, next_due, node_of
+from healer.ports.clock import Clock
+from healer.ports.measurements import ColumnBook, Samples
+from healer.ports.pull import Fetch, FetchFailed, HistoryAway, Listed, ScrapeBook, Target
+from healer.ports.request_errors import Unavailable
+from healer.ports.signal_stores import Arrival, SignalStore
+from healer.processes.targets import NoNode, first_due, next_due, node_of
 from healer.signals.measured import Measured
 from healer.signals.wire import BadBody
 
@@ -55,27 +57,6 @@ TOLD_MAX = 20_000
 #: Of which it is remembered that they are stored, as in the API.
 INVENTORIES = 20_000
 SOURCE = "scrape"
-
-
-class Fetched(NamedTuple):
-    """The body of one scrape as it was sent, and its `Content-Encoding`."""
-
-    body: bytes
-    packing: str
-
-
-class FetchFailed(Exception):
-    """Nothing came of one fetch. The text is one sentence; `reason`: what was sent and not stored, if any."""
-
-    def __init__(self, text: str, reason: LossReason | None = None) -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
-class Fetch(Protocol):
-    async def __call__(self, target: Target) -> Fetched:
-        """Raises FetchFailed."""
-        ...
 
 
 @dataclass(slots=True)

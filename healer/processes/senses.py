@@ -12,7 +12,9 @@ from healer.model import Ruleset, Sensed, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.clocks import BACK_S, ClockStepped
-from healer.ports import Clock, LedgerAway, Samples, TrendBook
+from healer.ports.clock import Clock
+from healer.ports.measurements import Samples, TrendBook
+from healer.ports.transactions import LedgerAway
 from healer.processes.drops import Drops
 
 log = structlog.get_logger()

@@ -1,37 +1,15 @@
 """What the scraper fetches, when, and whose it is. Pure."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
 from zlib import crc32
 
-from healer.model import DEVICE_MARK, ScrapeJob
+from healer.model import DEVICE_MARK
+from healer.ports.pull import Target
 from healer.signals.devices import device_name
 from healer.signals.wire import Known
 
 #: A target that stalls is asked less often, up to so many intervals apart: it holds a connection each time.
 STALLED_MOST = 4
 HOST, SERIES, DEVICE = "host", "series", "device"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One address of one job. `labels` are the job's and its group's."""
-
-    job: ScrapeJob
-    host: str
-    url: str
-    labels: dict[str, str]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.job.name, self.url
-
-
-class Listed(NamedTuple):
-    """All targets, and what is wrong with the files that name them."""
-
-    targets: tuple[Target, ...]
-    troubles: tuple[str, ...] = ()
 
 
 class NoNode(ValueError):

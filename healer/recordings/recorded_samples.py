@@ -7,7 +7,7 @@ from typing import Any
 
 from healer.model import Column
 from healer.model.samples import DOING, Report, StepBatch
-from healer.ports import ColumnBook
+from healer.ports.measurements import ColumnBook
 
 #: Layouts of reports that are kept: as many as kinds of nodes, and a few more while a fleet changes.
 LAYOUTS = 10_000

@@ -15,7 +15,7 @@ import msgspec
 
 from healer.model import Observation, ObservationKind, Reference, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
-from healer.ports import ColumnBook
+from healer.ports.measurements import ColumnBook
 from healer.recordings.recorded_samples import Layouts, steps_body
 
 #: Heartbeats in one entry: as many as a request may have, and fewer.

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from healer.model import Catalogue, Column, Combine, Scope, Signal
-from healer.ports import ColumnBook, TooManyColumns
+from healer.ports.measurements import ColumnBook, TooManyColumns
 
 #: NVLinks of one GPU that a `{link}` in an alias stands for: 18 on Hopper and Blackwell.
 LINKS = 18

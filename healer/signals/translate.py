@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from healer.model import Catalogue
-from healer.ports import ColumnBook
+from healer.ports.measurements import ColumnBook
 from healer.signals.columnar import Columnar
 from healer.signals.exposition import Exposition
 from healer.signals.gpu_names import GpuNames, Where

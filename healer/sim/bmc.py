@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 
 from healer.model import Power, ResetKind
 from healer.model.power import OFF, ON
-from healer.ports import BmcError, BmcUnavailable, Clock
+from healer.ports.bmc import BmcError, BmcUnavailable
+from healer.ports.clock import Clock
 
 __all__ = ["SimBmc"]
 

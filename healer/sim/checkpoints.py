@@ -6,7 +6,7 @@ from healer.model import JobCheckpoint, Observation, ObservationKind
 
 
 class MemoryCheckpoints:
-    """`healer.ports.Checkpoints`. Of each job only what `newest_durable` answers is kept."""
+    """`healer.ports.transactions.Checkpoints`. Of each job only what `newest_durable` answers is kept."""
 
     def __init__(self) -> None:
         self._newest: dict[str, JobCheckpoint] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from healer.model import Column
-from healer.ports import TooManyColumns
+from healer.ports.measurements import TooManyColumns
 
 
 class MemoryColumns:

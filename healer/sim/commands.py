@@ -3,11 +3,12 @@
 from datetime import datetime, timedelta
 
 from healer.model import CommandSeen
-from healer.ports import Clock, CommandFailed
+from healer.ports.clock import Clock
+from healer.ports.site_commands import CommandFailed
 
 
 class SimCommands:
-    """`healer.ports.SiteCommands`. `plant` says what a program answers; any other is missing."""
+    """`healer.ports.site_commands.SiteCommands`. `plant` says what a program answers; others are missing."""
 
     def __init__(self, clock: Clock, *, takes_s: float = 5.0) -> None:
         self._clock, self._takes = clock, timedelta(seconds=takes_s)

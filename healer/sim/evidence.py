@@ -3,11 +3,11 @@
 import hashlib
 
 from healer.model import EvidenceFile
-from healer.ports import EvidenceBroken
+from healer.ports.evidence_book import EvidenceBroken
 
 
 class MemoryEvidence:
-    """`healer.ports.EvidenceBook`."""
+    """`healer.ports.evidence_book.EvidenceBook`."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, dict[int, bytes]] = {}

@@ -15,7 +15,7 @@ import httpx
 
 from healer.model import SlurmJob, SlurmNode
 from healer.model.reasons import is_ours
-from healer.ports import NodeError
+from healer.ports.node_exec import NodeError
 from healer.sim.fleet_steps import Pace
 from healer.sim.senders import PCI, ROUND_S, Senders
 from healer.sim.sites import Site

@@ -53,8 +53,9 @@ from healer.model import (
     Veto,
     Waiting,
 )
-from healer.ports import AlreadyRequeued, Checkpoints, Clock, GateTx, LeaseLost
+from healer.ports.clock import Clock
 from healer.ports.commanding import NodeTaken
+from healer.ports.transactions import AlreadyRequeued, Checkpoints, GateTx, LeaseLost
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.ledger_tables import Tables, Undo
 

@@ -26,7 +26,8 @@ from typing import Any
 from setproctitle import setproctitle
 
 from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
-from healer.ports import Clock, NodeError, NodeUnavailable
+from healer.ports.clock import Clock
+from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.sim.calls import CallClient, CallFailed, CallServer, Gone
 from healer.sim.clock import WallClock
 

@@ -6,7 +6,7 @@ from healer.model import Column
 
 
 class SimReadings:
-    """`healer.ports.Readings`."""
+    """`healer.ports.measurements.Readings`."""
 
     def __init__(self) -> None:
         self._told: dict[str, dict[Column, list[tuple[datetime, float]]]] = {}

@@ -17,13 +17,15 @@ from healer.model import (
 )
 from healer.model.node_words import node_words, signed_reason
 from healer.observations.places import placed
-from healer.ports import Clock, Nodes, SchedulerRefused, UnknownNode
+from healer.ports.clock import Clock
+from healer.ports.slurm import Nodes, SchedulerRefused, UnknownNode
 from healer.signals.wire import normal_boot_id
 from healer.sim.told_rows import Shown, ToldRows
 
 
 class ReplaySlurm:
-    """`healer.ports.Scheduler` over recorded snapshots. Between them the picture holds: it is never stale."""
+    """`healer.ports.slurm.Scheduler` over recorded snapshots. Between them the picture holds: it is never
+    stale."""
 
     name = "replay"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from healer.incidents.similar import MAY_BE_ALIKE, Similar, similar_to
+from healer.incidents.similar import MAY_BE_ALIKE, similar_to
 from healer.incidents.verdict import newest_verdict
 from healer.model import (
     Decision,
@@ -16,6 +16,7 @@ from healer.model import (
     Outcome,
     Ruleset,
     Run,
+    Similar,
     SlurmSnapshot,
     StepEvent,
     Verb,

@@ -13,7 +13,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports import Nodes, SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import Nodes, SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.sim.calls import CallClient, CallFailed, CallServer, Gone
 from healer.sim.clock import WallClock
 from healer.sim.slurm_core import CRED_EXPIRE_S, SLURMD_TIMEOUT_S, SimScheduler, sim_nodes

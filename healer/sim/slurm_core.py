@@ -14,7 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports import Clock, Nodes, SchedulerRefused
+from healer.ports.clock import Clock
+from healer.ports.slurm import Nodes, SchedulerRefused
 from healer.sim import slurm_refusals as refusals
 from healer.sim.slurm_jobs import Job, find_job, number_jobs, show_job
 from healer.sim.slurm_nodes import sim_nodes

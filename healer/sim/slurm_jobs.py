@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from healer.model import SlurmJob
-from healer.ports import SchedulerRefused
+from healer.ports.slurm import SchedulerRefused
 
 _JOB_ID = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,4}))?", re.ASCII)
 #: What Slurm calls a hold, by who set it.

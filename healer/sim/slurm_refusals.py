@@ -3,7 +3,7 @@
 import re
 
 from healer.model import Reservation
-from healer.ports import SchedulerRefused
+from healer.ports.slurm import SchedulerRefused
 from healer.sim.slurm_jobs import Job
 
 _RESERVATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from healer.model import Reservation, SlurmJob, SlurmNode
-from healer.ports import SchedulerRefused, UnknownNode
+from healer.ports.slurm import SchedulerRefused, UnknownNode
 from healer.sim.slurm_jobs import Job, find_job, show_job, waits_for
 from healer.sim.slurm_nodes import Node, Traits, face_of, show_face, traits_of
 

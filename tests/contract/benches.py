@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.embedded.slurm import RealSlurm
 from healer.model import SlurmJob, SlurmNode, Submission
-from healer.ports import Scheduler
+from healer.ports.slurm import Scheduler
 from healer.sim.slurm import SimClient, SimScheduler
 from tests.support import slurm
 from tests.support.slurm import Hooks, hands

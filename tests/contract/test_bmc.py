@@ -11,7 +11,7 @@ import pytest
 from healer.adapters.bmc.redfish import Redfish
 from healer.bootstrap import bmc_check
 from healer.model import ResetKind
-from healer.ports import Bmc, BmcError, BmcUnavailable
+from healer.ports.bmc import Bmc, BmcError, BmcUnavailable
 from healer.settings import Settings, load
 from healer.sim.bmc import CYCLE_S, SimBmc
 from healer.sim.clock import SimClock, WallClock

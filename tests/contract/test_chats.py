@@ -19,7 +19,7 @@ from healer.adapters.notify.slack import SlackChannel
 from healer.adapters.notify.talk import Talk
 from healer.adapters.notify.wecom import WeComBot
 from healer.model import About, Message, Severity, Stage
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 from tests.support import chats as stand_in
 from tests.support.chats import Chats, MailServer, serve_chats, serve_mail
 from tests.support.tls import Certificates, certificates

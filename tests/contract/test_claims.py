@@ -26,7 +26,7 @@ from healer.model import (
     StepEvent,
     Ticket,
 )
-from healer.ports import GateTx, LeaseLost, LedgerAway, RunClaim
+from healer.ports.transactions import GateTx, LeaseLost, LedgerAway, RunClaim
 from tests.support.ledgers import (
     CLUSTER,
     LEASE_S,

@@ -37,8 +37,6 @@ from healer.adapters.postgres.tables import (
     slots,
 )
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
-from healer.console.own import Sink
-from healer.console.reads import AuditQuery, CheckpointSeen, IncidentQuery, OpenIncident, Requeue
 from healer.model import (
     Component,
     FaultClass,
@@ -57,6 +55,9 @@ from healer.model import (
     RunState,
     StepEvent,
 )
+from healer.ports.console_answers import CheckpointSeen, OpenIncident, Requeue
+from healer.ports.console_queries import AuditQuery, IncidentQuery
+from healer.ports.self_health import Sink
 from tests.support.api import CLUSTER, RULES, incident, save_incident, save_run, snapshot
 from tests.support.console_telemetry import steps_of
 

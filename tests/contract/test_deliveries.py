@@ -42,7 +42,7 @@ from healer.model import (
     Severity,
     StepEvent,
 )
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 from healer.settings import Settings
 from healer.settings import load as load_settings
 from healer.telling.messages import p0_page

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.retention import LOW_SHARE, free_share, tidy
 from healer.adapters.postgres.samples import PostgresSamples
-from healer.api.services import Arrival
 from healer.model import Component, Observation, ObservationKind
 from healer.model.samples import Report
+from healer.ports.signal_stores import Arrival
 
 AGES_MIN = (1, 8, 14, 31, 44, 52)
 

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.fleet_gauges import Kept, gauges, paces
 from healer.adapters.postgres.samples import PostgresSamples
-from healer.console.reads import NodeGauges
 from healer.model import Column, Part
 from healer.model.samples import Report
+from healer.ports.console_answers import NodeGauges
 from tests.support.api import CLUSTER, snapshot
 from tests.support.console_telemetry import steps_of
 from tests.support.wait import wait_until

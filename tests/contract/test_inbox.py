@@ -19,9 +19,10 @@ from healer.adapters.postgres.inbox import (
     put_command,
     unconsumed,
 )
-from healer.api.services import Arrival, Unavailable
 from healer.embedded.postgres import Postgres
 from healer.model import Command, CommandKind, Component, Observation, ObservationKind
+from healer.ports.request_errors import Unavailable
+from healer.ports.signal_stores import Arrival
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"

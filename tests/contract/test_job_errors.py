@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.job_history import job_history
-from healer.console.reads import JobErrors
+from healer.ports.console_answers import JobErrors
 from tests.support.detector import Place
 from tests.support.loop import CLUSTER, LOST, lines, name, shipped
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from healer.adapters.postgres.lane import Lane
 from healer.adapters.postgres.tables import run_log
 from healer.model import RunState, StepEvent
-from healer.ports import GateTx, LeaseLost, RunClaim
+from healer.ports.transactions import GateTx, LeaseLost, RunClaim
 from tests.support.ledgers import (
     START,
     Broken,

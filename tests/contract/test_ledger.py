@@ -38,8 +38,8 @@ from healer.model import (
     VerdictAt,
     Veto,
 )
-from healer.ports import AlreadyRequeued, GateTx
 from healer.ports.commanding import NodeTaken
+from healer.ports.transactions import AlreadyRequeued, GateTx
 from tests.support.ledgers import (
     CLUSTER,
     START,

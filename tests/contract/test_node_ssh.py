@@ -16,7 +16,7 @@ from healer import bootstrap
 from healer.adapters.nodes.ssh import AT_ONCE, Ssh
 from healer.adapters.nodes.verbs import NodeVerbs
 from healer.bootstrap import ssh_check
-from healer.ports import NodeError, NodeUnavailable
+from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.settings import Settings, SettingsError, load
 from healer.sim.clock import WallClock
 from healer.sim.slurm import SimScheduler, SimServer

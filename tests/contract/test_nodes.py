@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 
 from healer.model import GpuActivity, JobOnNode, JobStacks, RecorderFile, Stack
-from healer.ports import NodeError, NodeExec, NodeUnavailable
+from healer.ports.node_exec import NodeError, NodeExec, NodeUnavailable
 from healer.sim.clock import SimClock
 from healer.sim.nodes import FABRIC_MANAGER, NodesClient, NodesServer, SimNodes
 from tests.support.node_ssh import SshNode, ssh_site

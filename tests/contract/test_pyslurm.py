@@ -18,7 +18,7 @@ import pytest
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.pyslurm_client import PyslurmScheduler
 from healer.model import Reservation, SlurmCall, SlurmNode, Submission
-from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.sim.clock import WallClock
 from healer.sim.slurm import SimScheduler, SimServer
 from tests.support.fake_pyslurm import environment, fake_pyslurm

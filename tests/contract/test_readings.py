@@ -12,7 +12,7 @@ from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.model import Column, Part
 from healer.model.samples import Report
-from healer.ports import LedgerAway
+from healer.ports.transactions import LedgerAway
 
 PORT = Part(port="mlx5_0/1")
 SYMBOLS, STATE = Column("ib_symbol_error_total", PORT), Column("ib_state", PORT)

@@ -7,7 +7,7 @@ import pytest
 
 from healer.model import Pause, Reservation, RunState
 from healer.model.drift import DriftKind
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 from healer.sim.slurm_core import SimScheduler
 from tests.support.command_desk import Desk
 from tests.support.ledgers import CLUSTER, Bench, bench_of

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from healer.api.services import Conflict, GuardRefused, Invalid, NotFound
 from healer.model import Guard, LogEntry, Outcome, RunState, StepEvent
+from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from tests.support.command_desk import Desk
 from tests.support.ledgers import START, begin, bench_of, entry, facts, run
 from tests.support.loop import name

@@ -2,8 +2,9 @@
 
 import pytest
 
-from healer.api.services import Conflict, Invalid, RunRequest
 from healer.model import Input, InputType, Playbook, Ruleset, RunState, Step, Verb
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, Invalid
 from tests.support.command_desk import Desk
 from tests.support.ledgers import CLUSTER, bench_of, facts
 from tests.support.loop import name, rules_in, shipped

@@ -21,11 +21,12 @@ from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.samples import PostgresSamples, forget, slot_of
 from healer.adapters.postgres.unknown_series import REST, PostgresUnknownSeries
-from healer.api.services import Unavailable
 from healer.embedded.postgres import Postgres
 from healer.model import Column, Component, Observation, ObservationKind, Part, UnknownSeries
 from healer.model.samples import Report, StepBatch
-from healer.ports import LedgerAway, TooManyColumns
+from healer.ports.measurements import TooManyColumns
+from healer.ports.request_errors import Unavailable
+from healer.ports.transactions import LedgerAway
 from tests.support.processes import descendants
 
 CLUSTER = "pod1"

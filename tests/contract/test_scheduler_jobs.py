@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from healer.ports import SchedulerRefused
+from healer.ports.slurm import SchedulerRefused
 from tests.contract.benches import PATIENCE_S, Bench, job_of, running, submission, wait_for
 from tests.support.slurm import CRED_EXPIRE_S
 from tests.support.wait import wait_until

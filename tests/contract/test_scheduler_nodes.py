@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from healer.model import SlurmNode
-from healer.ports import SchedulerRefused, UnknownNode
+from healer.ports.slurm import SchedulerRefused, UnknownNode
 from tests.contract.benches import PATIENCE_S, Bench, job_of, mark, running, wait_for
 from tests.support.wait import wait_until
 

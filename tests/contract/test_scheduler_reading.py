@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from healer.model import Reservation, SlurmCall
-from healer.ports import NotAvailable, Scheduler, SchedulerRefused, UnknownNode
+from healer.ports.slurm import NotAvailable, Scheduler, SchedulerRefused, UnknownNode
 from healer.sim.slurm import SimClient
 from tests.contract.benches import Bench, job_of, running, submission, told, wait_for
 from tests.support.wait import wait_until

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from healer.model import Reservation
-from healer.ports import SchedulerRefused, UnknownNode
+from healer.ports.slurm import SchedulerRefused, UnknownNode
 from tests.contract.benches import PATIENCE_S, Bench, job_of, running, submission, wait_for
 from tests.support.wait import wait_until
 

@@ -9,8 +9,9 @@ import sqlalchemy as sa
 from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.senders import PostgresSenders
 from healer.api.senders import PAIRS, REST, Senders
-from healer.api.services import Caller, Unavailable
 from healer.model import Role, Sender
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Unavailable
 
 AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 

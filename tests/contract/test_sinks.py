@@ -17,7 +17,7 @@ from healer.adapters.postgres.tables import audit_records, messages
 from healer.adapters.tickets.webhook import WebhookTickets
 from healer.adapters.webhook import SignedWebhook
 from healer.model import Message, Severity, Ticket
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 from tests.support.sink import Sink, serve_sink
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)

@@ -14,7 +14,7 @@ import pytest
 from healer.adapters.commands import runner
 from healer.adapters.commands.runs import Commands
 from healer.model import CommandSeen
-from healer.ports import CommandFailed, SiteCommands
+from healer.ports.site_commands import CommandFailed, SiteCommands
 from healer.sim.clock import SimClock
 from healer.sim.commands import SimCommands
 from tests.support.wait import wait_until

@@ -13,7 +13,7 @@ from healer.adapters.slurm.cli import CliScheduler
 from healer.embedded import slurm_guard
 from healer.embedded.slurm import RealSlurm, SlurmNotStarted
 from healer.model import SlurmCall
-from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from tests.contract.benches import RealBench, job_of, wait_for
 from tests.support import trixie
 from tests.support.slurm import hands, sbatch

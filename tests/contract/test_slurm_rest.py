@@ -14,7 +14,7 @@ from healer.adapters.slurm.rest import RestScheduler
 from healer.adapters.slurm.token import CommandToken, FileToken, ends_at
 from healer.embedded import slurm_guard
 from healer.model import SlurmCall, SlurmJob
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 from tests.support.slurm import sbatch
 from tests.support.tls import certificates, serve_tls
 from tests.support.trixie import PLAIN_USER, TrixieSlurm

@@ -15,7 +15,7 @@ from healer.adapters.postgres.tickets import NamedTickets
 from healer.adapters.tickets.desk import DeskTickets
 from healer.adapters.tickets.jira import JiraDesk
 from healer.model import Ticket, TicketStage
-from healer.ports import Tickets
+from healer.ports.outbound import Tickets
 from healer.sim.clock import SimClock
 from tests.support.desks import TOKEN, Jira, serve_desk
 

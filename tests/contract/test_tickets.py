@@ -16,7 +16,7 @@ from healer.adapters.tickets.servicenow import ServiceNowDesk
 from healer.adapters.tickets.webhook import WebhookTickets
 from healer.adapters.webhook import SignedWebhook
 from healer.model import Severity, Ticket, TicketStage
-from healer.ports import DeliveryFailed, Tickets
+from healer.ports.outbound import DeliveryFailed, Tickets
 from tests.support import desks
 from tests.support.desks import TOKEN, USER, Desk, serve_desk
 

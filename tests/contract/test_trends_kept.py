@@ -13,7 +13,8 @@ from healer.detection.tick import Senses
 from healer.model import Column, Part, Ruleset, SlurmNode, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations import Picture
-from healer.ports import LedgerAway, Samples
+from healer.ports.measurements import Samples
+from healer.ports.transactions import LedgerAway
 from healer.processes.senses import KEEP_TRENDS, SensesLoop
 from healer.sim.columns import MemoryColumns
 from tests.support.loop import shipped

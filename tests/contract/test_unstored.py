@@ -9,9 +9,10 @@ import sqlalchemy as sa
 from healer.adapters.postgres.engine import make_engine, translated
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.samples import PostgresSamples
-from healer.api.services import Arrival, Unavailable, Unstorable
 from healer.model import Component, Observation, ObservationKind
 from healer.model.samples import StepBatch
+from healer.ports.request_errors import Unavailable, Unstorable
+from healer.ports.signal_stores import Arrival
 from healer.signals.step_times import step_batches
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)

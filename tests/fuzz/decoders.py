@@ -15,9 +15,9 @@ from healer.adapters.pull import file_sd, targets
 from healer.api import enroll, unpacking
 from healer.api.entry import decoded
 from healer.api.problems import Problem
-from healer.api.services import CredentialRefused
 from healer.model import LineBook, Observation, ScrapeJob
 from healer.model.samples import Report, StepBatch
+from healer.ports.callers import CredentialRefused
 from healer.rulebook.scrape_rules import read_scrape
 from healer.rulebook.source import Problem as FileProblem
 from healer.rulebook.source import Source

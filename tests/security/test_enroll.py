@@ -17,8 +17,8 @@ import sqlalchemy as sa
 
 from healer.adapters.munge import Munge
 from healer.api.enroll import REFUSALS_PER_MIN, named, wrong_host
-from healer.api.services import Unavailable
 from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.ports.request_errors import Unavailable
 from tests.support.api import CLUSTER, XID_79, Api, serving, snapshot
 from tests.support.munge import Realm, credential, realm
 from tests.support.wait import wait_until

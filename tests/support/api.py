@@ -39,7 +39,6 @@ from healer.adapters.postgres.tokens import PostgresTokens
 from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.api.app import create_app
 from healer.api.services import Services
-from healer.api.views import AuditVerified
 from healer.bootstrap.done import done
 from healer.engine.command import Commands, Site
 from healer.engine.reconcile import Reconciler
@@ -71,6 +70,7 @@ from healer.model import (
     Verdict,
 )
 from healer.model.recordings import Recorded, Recordings
+from healer.ports.api_answers import AuditVerified
 from healer.sim.slurm_core import SimScheduler
 from tests.support.wait import wait_until
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from healer.api.services import RunRequest
 from healer.engine.command import Commands, Site
 from healer.engine.drive import Driver
 from healer.engine.reconcile import Reconciler
 from healer.model import AuditRecord, Decision, Ruleset, RunState
+from healer.ports.people_commands import RunRequest
 from healer.sim.slurm_core import SimScheduler
 from tests.support.ledgers import CLUSTER, Bench
 from tests.support.loop import name, rules_in

@@ -3,8 +3,9 @@
 import random
 from datetime import timedelta
 
-from healer.console.reads import IncidentDetail, Note, SentMessage
 from healer.model import FaultClass, IncidentState, Message, Outcome, RunState, Severity
+from healer.ports.api_answers import Note
+from healer.ports.console_answers import IncidentDetail, SentMessage
 from tests.support.console_sample import CLUSTER, NOW, Story, milliseconds, node_name
 
 XID79 = (

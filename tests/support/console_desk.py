@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from healer.api.views import Saved, Spread, Stats
-from healer.console.own import Backlog, ModelSeen, Own, Sink, Stored
-from healer.console.period import Group, Period, RuleFigures
-from healer.console.reads import Queue
 from healer.model import Controller, Incident, Review, Trouble
 from healer.model.scrape import ScrapeState, TargetState
+from healer.ports.api_answers import Saved, Spread, Stats
+from healer.ports.period_figures import Group, Period, RuleFigures
+from healer.ports.self_health import Backlog, ModelSeen, Own, Queue, Sink, Stored
 from tests.support.console_sample import CLUSTER, NOW
 
 

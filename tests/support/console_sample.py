@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from healer.console.reads import IncidentDetail, Note, RunDetail, SentMessage, Standing
 from healer.incidents.verdict import verdict_of
 from healer.model import (
     Answer,
@@ -37,6 +36,8 @@ from healer.model import (
     Verb,
     VerdictAt,
 )
+from healer.ports.api_answers import Note
+from healer.ports.console_answers import IncidentDetail, RunDetail, SentMessage, Standing
 from healer.rulebook.ruleset import load
 
 

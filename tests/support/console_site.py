@@ -14,26 +14,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from healer.api import problems
-from healer.api.views import RestartOffer
-from healer.console.period import Period
-from healer.console.reads import (
-    Arriving,
-    AuditQuery,
-    BadCursor,
-    ChainState,
-    IncidentDetail,
-    IncidentQuery,
-    JobHistory,
-    NewSession,
-    NodeGauges,
-    OpenIncident,
-    Page,
-    RuleBook,
-    RunDetail,
-    RunQuery,
-    Session,
-    Standing,
-)
 from healer.console.routes import router
 from healer.console.views.runs import asks
 from healer.incidents.similar import similar_to
@@ -67,6 +47,22 @@ from healer.model import (
 )
 from healer.model.samples import Report, StepBatch
 from healer.model.unusual import Unusual
+from healer.ports.api_answers import RestartOffer
+from healer.ports.callers import NewSession, Session
+from healer.ports.console_answers import (
+    Arriving,
+    ChainState,
+    IncidentDetail,
+    JobHistory,
+    NodeGauges,
+    OpenIncident,
+    Page,
+    RuleBook,
+    RunDetail,
+    Standing,
+)
+from healer.ports.console_queries import AuditQuery, BadCursor, IncidentQuery, RunQuery
+from healer.ports.period_figures import Period
 from healer.ports.pull import Points
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data

@@ -7,18 +7,6 @@ from datetime import datetime, timedelta
 import msgspec
 import numpy as np
 
-from healer.console.reads import (
-    Arriving,
-    CheckpointSeen,
-    IncidentDetail,
-    JobErrors,
-    JobHistory,
-    NodeGauges,
-    Queue,
-    Requeue,
-    RuleBook,
-    RuleRecord,
-)
 from healer.model import (
     Cause,
     Column,
@@ -45,6 +33,18 @@ from healer.model.detection import Chart, ChartLine, ChartMark, Contribution
 from healer.model.finding import Evidence, Finding
 from healer.model.samples import Report, StepBatch
 from healer.model.unusual import FeatureShare, Unusual, WayScore
+from healer.ports.console_answers import (
+    Arriving,
+    CheckpointSeen,
+    IncidentDetail,
+    JobErrors,
+    JobHistory,
+    NodeGauges,
+    Requeue,
+    RuleBook,
+    RuleRecord,
+)
+from healer.ports.self_health import Queue
 from healer.signals.alerts import Site, alertmanager_observations
 from tests.support.console_sample import CLUSTER, NOW, Story, digest, milliseconds, node_name
 

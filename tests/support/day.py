@@ -19,7 +19,7 @@ from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.detection.tick import Senses
 from healer.model import Observation, Ruleset
-from healer.ports import Samples
+from healer.ports.measurements import Samples
 from healer.processes.senses import SensesLoop
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator

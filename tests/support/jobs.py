@@ -6,7 +6,7 @@ import msgspec
 
 from healer.decisions.remarks import remark_in
 from healer.model import GuardSettings, LogEntry, Run, RunState, SlurmJob
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 from healer.sim.slurm_core import SimScheduler
 from tests.support.loop import LOST, Site, name, rules_in, shipped
 

@@ -40,7 +40,7 @@ from healer.model import (
     StepEvent,
     VerdictAt,
 )
-from healer.ports import RunClaim
+from healer.ports.transactions import RunClaim
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger

@@ -2,7 +2,7 @@
 
 from healer.actions.bisect import LASTS, VOIDS_MAX
 from healer.model import Message, RunState, SlurmJob, Submission
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 from healer.processes.left_jobs import left_jobs
 from tests.support.asked import over
 from tests.support.bisecting import Bisecting

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from healer.model import RunState, SlurmNode, StepEvent
-from healer.ports import NodeError
+from healer.ports.node_exec import NodeError
 from tests.support.loop import LOST, Site, name
 
 NODE = name(1)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from healer.model import FaultClass, Mode, Remedy, RemedyUse, Run, RunState, StepEvent, Ticket
-from healer.ports import NodeError
+from healer.ports.node_exec import NodeError
 from tests.support.loop import REMAP, START, name, rules_in
 from tests.support.power import PowerSite
 from tests.support.slow import SlowSite, found

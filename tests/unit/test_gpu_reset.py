@@ -3,7 +3,7 @@
 import pytest
 
 from healer.model import RunState, StepEvent
-from healer.ports import NodeError
+from healer.ports.node_exec import NodeError
 from healer.sim.nodes import HUNG
 from tests.support.loop import name
 from tests.support.under_test import TestSite

@@ -8,7 +8,7 @@ import pytest
 
 from healer.decisions.consent import impossible
 from healer.model import Agreed, BreakerState, Run, RunState, StepEvent
-from healer.ports import SchedulerRefused
+from healer.ports.slurm import SchedulerRefused
 from healer.sim.slurm_core import SimScheduler
 from tests.support.jobs import NODE, OPT_IN, Lacking, Unheard, guards, job_of, last, lose, site_of, told
 from tests.support.loop import LOST, Crash, Site, name

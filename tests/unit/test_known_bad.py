@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from healer.model import Run, RunState, SlurmCall
-from healer.ports import NotAvailable, Scheduler
+from healer.ports.slurm import NotAvailable, Scheduler
 from tests.support.jobs import NODE, Lacking, guards, job_of, site_of
 from tests.support.loop import LOST, Crash, Site, name
 

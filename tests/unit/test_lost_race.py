@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from healer.model import Message, RunState, SlurmCall
-from healer.ports import NotAvailable, SchedulerUnavailable
+from healer.ports.slurm import NotAvailable, SchedulerUnavailable
 from tests.support.loop import LOST, Site, name
 from tests.support.under_test import Written
 

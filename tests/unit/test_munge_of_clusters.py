@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from healer.adapters.munge import Munge
-from healer.api.services import CredentialRefused
 from healer.bootstrap.web import credentials
+from healer.ports.callers import CredentialRefused
 from healer.settings import load
 
 POD1 = """

@@ -3,7 +3,8 @@
 import pytest
 
 from healer.model import ScrapeJob
-from healer.processes.targets import NoNode, Target, node_of
+from healer.ports.pull import Target
+from healer.processes.targets import NoNode, node_of
 
 
 def target(host: str, labels: dict[str, str] | None = None) -> Target:

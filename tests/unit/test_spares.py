@@ -8,7 +8,7 @@ import pytest
 
 from healer.decisions.spares import choose, hops
 from healer.model import Guard, Reservation, SlurmJob, SlurmNode, Spares
-from healer.ports import SchedulerRefused
+from healer.ports.slurm import SchedulerRefused
 from healer.sim.slurm_core import SimScheduler, sim_nodes
 from tests.support.jobs import NODE, Lacking, Unheard, guards, job_of, lose
 from tests.support.loop import LOST, Crash, Site, name, rules_in

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from healer.model import Reservation, RunState, SlurmCall, SlurmNode, StepEvent, Submission
-from healer.ports import NotAvailable, SchedulerUnavailable
+from healer.ports.slurm import NotAvailable, SchedulerUnavailable
 from tests.support.loop import Crash, name
 from tests.support.under_test import TestSite, Written
 

@@ -20,7 +20,7 @@ import structlog
 from healer import __version__
 from healer.adapters.bmc.words import failed_before_answer, reset_kinds, retry_after_s, said, task_words
 from healer.model import Power, ResetKind
-from healer.ports import BmcError, BmcUnavailable
+from healer.ports.bmc import BmcError, BmcUnavailable
 
 log = structlog.get_logger()
 

@@ -18,7 +18,7 @@ from healer.model import (
     RecorderFile,
     Stack,
 )
-from healer.ports import NodeError
+from healer.ports.node_exec import NodeError
 
 #: What a GPU says of a fabric that it has no part in: cards on PCIe, and models before Hopper.
 _NO_FABRIC = frozenset({"", "N/A", "Not Supported"})

@@ -16,7 +16,8 @@ import msgspec
 import structlog
 
 from healer.adapters.slurm import process
-from healer.ports import NodeError, NodeUnavailable, SchedulerUnavailable
+from healer.ports.node_exec import NodeError, NodeUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 
 log = structlog.get_logger()
 

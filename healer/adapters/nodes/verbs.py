@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from healer.adapters.nodes import answers
 from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
-from healer.ports import NodeError, NodeUnavailable
+from healer.ports.node_exec import NodeError, NodeUnavailable
 
 #: What a program on the node may take to answer, beside the way there: healer-node's own limits are lower.
 READ_S, EFFECT_S = 7.5, 4.0

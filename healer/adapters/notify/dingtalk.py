@@ -14,7 +14,7 @@ from urllib.parse import quote_plus
 
 from healer.adapters.notify.notice import Notice, as_markdown, cut, cut_bytes, links
 from healer.adapters.notify.talk import Talk, code_in
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 TEXT_MAX_BYTES = 18_000
 _TOO_OFTEN, _BUSY = (130101, 410100), -1

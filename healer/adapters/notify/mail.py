@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from healer.adapters.notify.notice import Notice, as_html, cut, links
 from healer.adapters.webhook import TIMEOUT_S
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 
 class Mail:

@@ -12,7 +12,7 @@ import structlog
 from healer.adapters.notify.notice import Notice, cut, label_of
 from healer.adapters.notify.talk import Talk
 from healer.model import REJECTIONS, Severity, Stage
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ import msgspec
 
 from healer import __version__
 from healer.adapters.webhook import TIMEOUT_S, failed_before_answer, retry_after_s
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 #: 4xx that do not mean "never": a time-out, too early, too many.
 _LATER = (408, 425, 429)

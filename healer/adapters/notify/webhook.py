@@ -7,7 +7,7 @@ from healer.model import Message
 
 
 class WebhookNotifier:
-    """`healer.ports.Notifier`."""
+    """`healer.ports.outbound.Notifier`."""
 
     def __init__(self, webhook: SignedWebhook) -> None:
         self._webhook = webhook

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from healer.adapters.postgres.audit_rows import RECORD, checkpoints_of, heads_of, record_of
 from healer.adapters.postgres.tables import audit_chain, audit_records, audit_unsealed
 from healer.adapters.signing import CHECKPOINT_FILE, load_checkpoints, trusted_keys
-from healer.api.views import AuditVerified
 from healer.audit import Head, Header, Link, Report, examine, export_lines
 from healer.model import AuditRecord, Broken, Checkpoint
+from healer.ports.api_answers import AuditVerified
 
 _READ_ROWS = 5000
 

@@ -25,7 +25,7 @@ _NEWEST = sa.text(
 
 
 class PostgresCheckpoints:
-    """`healer.ports.Checkpoints` of one cluster."""
+    """`healer.ports.transactions.Checkpoints` of one cluster."""
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
         self._engine, self._cluster = engine, cluster

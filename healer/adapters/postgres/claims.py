@@ -49,8 +49,9 @@ from healer.model import (
     RunState,
     Ticket,
 )
-from healer.ports import Clock, GateTx, LeaseLost, LedgerAway
+from healer.ports.clock import Clock
 from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left
+from healer.ports.transactions import GateTx, LeaseLost, LedgerAway
 
 T = TypeVar("T")
 
@@ -175,7 +176,8 @@ class Claims:
 
 
 class PostgresClaim:
-    """`healer.ports.RunClaim`. Every write extends the lease, and takes with it what was kept for it."""
+    """`healer.ports.transactions.RunClaim`. Every write extends the lease, and takes with it what was kept
+    for it."""
 
     def __init__(self, claims: Claims, taken: Taken) -> None:
         self.run = taken.run

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.tables import signal_columns
 from healer.model import Column, Part
-from healer.ports import TooManyColumns
+from healer.ports.measurements import TooManyColumns
 
 MOST = 100_000
 
@@ -21,9 +21,9 @@ _FIELDS = (
 
 
 class PostgresColumns:
-    """`healer.ports.ColumnBook`. What it knows it never asks again: a number keeps its meaning.
+    """`healer.ports.measurements.ColumnBook`. What it knows it never asks again: a number keeps its meaning.
 
-    Raises `healer.api.services.Unavailable` when the database is away.
+    Raises `healer.ports.request_errors.Unavailable` when the database is away.
     """
 
     def __init__(self, engine: sa.Engine, *, most: int = MOST) -> None:

@@ -19,9 +19,9 @@ from healer.adapters.postgres.messages import queue
 from healer.adapters.postgres.proofs import proofs
 from healer.adapters.postgres.references import forget_reference, save_reference
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, notes, pauses, rule_modes
-from healer.api.services import Conflict, NotFound
 from healer.decisions.earned import Proof, falls_back, lacks
 from healer.model import AuditRecord, Command, CommandKind, Earn, Mode, Pause, Reference, Review
+from healer.ports.request_errors import Conflict, NotFound
 from healer.telling.messages import fell_back
 
 #: Who sets a mode that falls back by itself.
@@ -38,8 +38,8 @@ _VERBS = {
 
 
 class PostgresCommands:
-    """`healer.api.services.Commands`. `cluster` takes the audit records of what belongs to no cluster.
-    `has_sink`: the site has an address that takes healer's messages."""
+    """`healer.ports.people_commands.Commands`. `cluster` takes the audit records of what belongs to no
+    cluster. `has_sink`: the site has an address that takes healer's messages."""
 
     def __init__(self, engine: sa.Engine, cluster: str, *, has_sink: bool = False) -> None:
         self._engine, self._has_sink = engine, has_sink

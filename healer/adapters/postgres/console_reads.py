@@ -1,4 +1,4 @@
-"""What the pages read: `healer.console.reads.ConsoleReads` on PostgreSQL."""
+"""What the pages read: `healer.ports.console_queries.ConsoleReads` on PostgreSQL."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,26 +35,6 @@ from healer.adapters.postgres.tables import (
     runs,
     snapshots,
 )
-from healer.api.services import Invalid, UnknownBook
-from healer.console.period import Period
-from healer.console.reads import (
-    Arriving,
-    AuditQuery,
-    BadCursor,
-    ChainState,
-    IncidentDetail,
-    IncidentQuery,
-    JobHistory,
-    NodeGauges,
-    Note,
-    Page,
-    RuleBook,
-    RunDetail,
-    RunQuery,
-    SentMessage,
-    Standing,
-    ToldAt,
-)
 from healer.decisions.node_context import context_of
 from healer.incidents.verdict import newest_verdict
 from healer.model import (
@@ -79,8 +59,27 @@ from healer.model import (
 )
 from healer.model.samples import Report, StepBatch
 from healer.model.unusual import Unusual
-from healer.ports import Clock, SignalReads
+from healer.ports.api_answers import Note
+from healer.ports.clock import Clock
+from healer.ports.console_answers import (
+    Arriving,
+    ChainState,
+    IncidentDetail,
+    JobHistory,
+    NodeGauges,
+    Page,
+    RuleBook,
+    RunDetail,
+    SentMessage,
+    Standing,
+    ToldAt,
+)
+from healer.ports.console_queries import AuditQuery, BadCursor, IncidentQuery, RunQuery
+from healer.ports.measurements import SignalReads
+from healer.ports.period_figures import Period
 from healer.ports.pull import Charts, Points
+from healer.ports.request_errors import Invalid
+from healer.ports.signal_stores import UnknownBook
 
 T = TypeVar("T")
 

@@ -6,13 +6,13 @@ from datetime import datetime
 import numpy as np
 
 from healer.adapters.postgres.history import PostgresSignalReads
-from healer.api.services import Unavailable
 from healer.model import Column
-from healer.ports import LedgerAway
+from healer.ports.request_errors import Unavailable
+from healer.ports.transactions import LedgerAway
 
 
 class PostgresReadings:
-    """`healer.ports.Readings` of one cluster."""
+    """`healer.ports.measurements.Readings` of one cluster."""
 
     def __init__(self, reads: PostgresSignalReads, cluster: str) -> None:
         self._reads, self._cluster = reads, cluster

@@ -20,7 +20,8 @@ from healer.adapters.postgres.messages import MAX_TRIES, wait_after
 from healer.adapters.postgres.tables import channels, deliveries, delivery_log, messages, threads
 from healer.audit import storable, storable_text
 from healer.model import AuditRecord, Manner, Message, Stage
-from healer.ports import Clock, DeliveryFailed
+from healer.ports.clock import Clock
+from healer.ports.outbound import DeliveryFailed
 from healer.telling import links
 
 #: A try that was begun and of which nothing more is known is taken up again after this.

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from healer.api.views import IncidentDetail, Note, RunDetail, StepView, TimelineEntry
-from healer.incidents.similar import Similar
 from healer.model import (
     AuditRecord,
     Decision,
@@ -17,6 +15,7 @@ from healer.model import (
     Playbook,
     Ruleset,
     Run,
+    Similar,
     SlurmJob,
     SlurmSnapshot,
     Step,
@@ -25,6 +24,7 @@ from healer.model import (
     VerdictAt,
 )
 from healer.playbooks import BEGIN
+from healer.ports.api_answers import IncidentDetail, Note, RunDetail, StepView, TimelineEntry
 
 #: How a done step is taken back. Verbs that are missing leave nothing, or cannot be taken back.
 _UNDO = {

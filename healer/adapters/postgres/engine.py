@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from healer.api.services import DiskFull, Invalid, Unavailable, Unstorable
-from healer.ports import LedgerAway
+from healer.ports.request_errors import DiskFull, Invalid, Unavailable, Unstorable
+from healer.ports.transactions import LedgerAway
 
 
 def make_engine(

@@ -17,7 +17,8 @@ from healer.adapters.postgres.audit_rows import RECORD, head_of, record_of
 from healer.adapters.postgres.messages import MAX_TRIES, wait_after
 from healer.adapters.postgres.tables import audit_chain, audit_records, event_feed
 from healer.model import AuditRecord
-from healer.ports import Clock, DeliveryFailed
+from healer.ports.clock import Clock
+from healer.ports.outbound import DeliveryFailed
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.api.views import Event
+from healer.ports.api_answers import Event
 
 CHANNEL = "healer_events"
 KEPT = 2_000
@@ -45,7 +45,7 @@ class _Listener:
 
 
 class PostgresEvents:
-    """`healer.api.services.EventFeed`. The thread starts with the first listener; `close` ends it."""
+    """`healer.ports.queries.EventFeed`. The thread starts with the first listener; `close` ends it."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -22,10 +22,10 @@ from healer.adapters.postgres.tables import (
     slots,
     snapshots,
 )
-from healer.api.services import Unavailable
-from healer.api.views import Readiness, Spread, Stats
 from healer.model import HitBasis
 from healer.observations.controller import troubles
+from healer.ports.api_answers import Readiness, Spread, Stats
+from healer.ports.request_errors import Unavailable
 
 #: Of an incident: when what began it happened, when its drain was read back, when it was first decided on.
 SEEN_AT = sa.cast(incidents.c.doc["evidence"][0]["at"].astext, sa.DateTime(timezone=True))

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.samples import METRICS, STEPS, unpacked
-from healer.console.reads import NodeGauges
 from healer.model import Column, Part, SlurmSnapshot
 from healer.model.samples import Report, StepBatch
 from healer.observations.step_grid import deviation, grid, lately
+from healer.ports.console_answers import NodeGauges
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from healer.adapters.postgres.samples import METRICS, STEPS, Row, unpacked
 from healer.adapters.postgres.tables import inbox, samples
 from healer.model import DEVICE_MARK, Column, LastHeard, Observation
 from healer.model.samples import Report, StepBatch
-from healer.ports import Devices
+from healer.ports.measurements import Devices
 
 #: Rows of one answer; more is cut, oldest first. A node that reports every second for an hour; a job of 1,000
 #: ranks whose nodes each tell their own for ten minutes.
@@ -49,7 +49,7 @@ ALERTS_READ = 2000
 
 
 class PostgresSignalReads:
-    """`healer.ports.SignalReads`."""
+    """`healer.ports.measurements.SignalReads`."""
 
     def __init__(self, engine: sa.Engine, columns: PostgresColumns) -> None:
         self._engine, self._columns = engine, columns

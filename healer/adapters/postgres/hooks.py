@@ -12,16 +12,16 @@ from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.rows import watched
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits, runs, slots
-from healer.api.services import HookStanding
-from healer.decisions import HookAsk, own_permit, permit_of
-from healer.model import AuditRecord, Incident, Permit, Ruleset, Run, Verdict
-from healer.ports import Clock
+from healer.decisions import own_permit, permit_of
+from healer.model import AuditRecord, HookAsk, Incident, Permit, Ruleset, Run, Verdict
+from healer.ports.clock import Clock
+from healer.ports.hook_answers import HookStanding
 
 _ORDER = list(Verdict)
 
 
 class PostgresHooks:
-    """`healer.api.services.Hooks`."""
+    """`healer.ports.hook_answers.Hooks`."""
 
     def __init__(
         self,

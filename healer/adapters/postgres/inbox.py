@@ -17,8 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from healer.adapters.postgres.engine import own_connection, unstored
 from healer.adapters.postgres.tables import inbox
 from healer.adapters.postgres.turns import COLUMNS, Turns
-from healer.api.services import Arrival
 from healer.model import Command, Component, Observation, ObservationKind
+from healer.ports.signal_stores import Arrival
 
 #: Wakes the detector; what was missed it finds by its own poll.
 CHANNEL = "healer_inbox"
@@ -218,7 +218,7 @@ def alerts(
 
 
 class PostgresInbox:
-    """`healer.ports.Inbox` of one cluster."""
+    """`healer.ports.signal_stores.Inbox` of one cluster."""
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
         self._engine = engine

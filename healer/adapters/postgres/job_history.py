@@ -8,10 +8,10 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import rows
 from healer.adapters.postgres.tables import incidents, requeues, run_log, runs
-from healer.console.reads import CheckpointSeen, JobDone, JobErrors, JobHistory, Requeue
 from healer.incidents.entries import in_words
 from healer.incidents.hit import gpus_of, lives_lost
 from healer.model import FaultClass, HitBasis, JobHit, LogEntry, Ruleset, SlurmSnapshot, StepEvent
+from healer.ports.console_answers import CheckpointSeen, JobDone, JobErrors, JobHistory, Requeue
 
 INCIDENTS_SHOWN = 100
 DONE_SHOWN = 50

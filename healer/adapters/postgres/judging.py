@@ -33,8 +33,9 @@ from healer.model import (
     StepEvent,
     Sweeps,
 )
-from healer.ports import AlreadyRequeued, Clock, GateTx, LeaseLost
+from healer.ports.clock import Clock
 from healer.ports.lease import LEASE
+from healer.ports.transactions import AlreadyRequeued, GateTx, LeaseLost
 
 _ENDED = [str(state) for state in ENDED_RUN_STATES]
 
@@ -91,7 +92,7 @@ def lost(run: Run) -> LeaseLost:
 
 
 class PostgresGateTx:
-    """`healer.ports.GateTx` inside a transaction that has the gate's lock, and the run."""
+    """`healer.ports.transactions.GateTx` inside a transaction that has the gate's lock, and the run."""
 
     def __init__(self, conn: sa.Connection, run: Run, facts: GateFacts) -> None:
         self._conn, self._run, self.facts = conn, run, facts

@@ -61,7 +61,7 @@ from healer.model import (
     Trial,
     Veto,
 )
-from healer.ports import Clock
+from healer.ports.clock import Clock
 from healer.ports.commanding import NodeTaken
 from healer.ports.lease import LEASE, UNHEARD
 

@@ -14,7 +14,7 @@ _KEY = ("cluster", "source", "reason", "who")
 
 
 class PostgresLosses:
-    """`healer.ports.LossBook`. Bounded by who may send: all else are closed lists."""
+    """`healer.ports.signal_stores.LossBook`. Bounded by who may send: all else are closed lists."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -10,13 +10,13 @@ from healer.adapters.postgres import audit
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.paging import after, encode
 from healer.adapters.postgres.tables import deliveries, delivery_log, messages
-from healer.api.services import Conflict, NotFound
-from healer.api.views import Page
 from healer.model import TICKETS, WEBHOOK, AuditRecord, Delivery, Try
+from healer.ports.api_answers import Page
+from healer.ports.request_errors import Conflict, NotFound
 
 
 class PostgresMessageBook:
-    """`healer.api.services.MessageBook`."""
+    """`healer.ports.queries.MessageBook`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -16,7 +16,8 @@ from healer.adapters.postgres.tables import messages
 from healer.adapters.postgres.tickets import in_turn
 from healer.audit import storable
 from healer.model import AuditRecord, Message, Ticket
-from healer.ports import Clock, DeliveryFailed, Notifier, Tickets
+from healer.ports.clock import Clock
+from healer.ports.outbound import DeliveryFailed, Notifier, Tickets
 
 MAX_TRIES = 5
 #: Waits after the first to the fourth failure: 5 s, 30 s, 3 min, 18 min, each times 0.5 to 1.5.

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from healer.api.views import GpuView, NodeView
 from healer.model import Incident, OwnerKind, Ruleset, SlurmNode, SlurmSnapshot, Verdict
 from healer.model.reasons import is_ours
 from healer.observations.gpus import jobs_by_gpu
+from healer.ports.api_answers import GpuView, NodeView
 
 _ORDER = list(Verdict)
 

@@ -7,8 +7,8 @@ import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tables import incidents, part_of
-from healer.console.reads import OpenIncident
 from healer.model import IncidentState
+from healer.ports.console_answers import OpenIncident
 
 #: The transaction that wrote the row: another one stands there after each write.
 _version: sa.ColumnElement[str] = sa.literal_column("incidents.xmin::text", sa.Text)

@@ -15,7 +15,7 @@ from healer.adapters.postgres.retention import free_share
 from healer.adapters.postgres.scrapes import read_states
 from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import audit_records, audit_unsealed, beats, inbox, runs, scrapes
-from healer.console.own import Backlog, ModelSeen, Sink, Stored
+from healer.ports.self_health import Backlog, ModelSeen, Sink, Stored
 
 #: Messages older than this are history.
 SINKS_FOR = timedelta(days=7)

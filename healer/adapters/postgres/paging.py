@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from healer.api.services import Invalid
+from healer.ports.request_errors import Invalid
 
 
 def encode(*key: Any) -> str:

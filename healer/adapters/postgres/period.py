@@ -8,9 +8,9 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.figures import DRAINED_AT, FIRST_DECISION, SEEN_AT, stats
 from healer.adapters.postgres.tables import incidents, slots
-from healer.api.views import Spread
-from healer.console.period import Group, Period, RuleFigures
 from healer.model import HARDWARE, Review
+from healer.ports.api_answers import Spread
+from healer.ports.period_figures import Group, Period, RuleFigures
 
 _DOC = incidents.c.doc
 _SHARES = (0.5, 0.9, 1.0)

@@ -35,19 +35,6 @@ from healer.adapters.postgres.tables import (
     rule_modes,
     runs,
 )
-from healer.api.views import (
-    BreakerView,
-    CheckpointView,
-    IncidentDetail,
-    JobView,
-    NodeView,
-    Note,
-    Page,
-    RuleRecord,
-    RunDetail,
-    Stats,
-    TimelineEntry,
-)
 from healer.decisions.node_context import context_of
 from healer.incidents.verdict import newest_verdict
 from healer.model import (
@@ -67,7 +54,20 @@ from healer.model import (
     SlurmSnapshot,
     Trial,
 )
-from healer.ports import Clock
+from healer.ports.api_answers import (
+    BreakerView,
+    CheckpointView,
+    IncidentDetail,
+    JobView,
+    NodeView,
+    Note,
+    Page,
+    RuleRecord,
+    RunDetail,
+    Stats,
+    TimelineEntry,
+)
+from healer.ports.clock import Clock
 
 #: Incidents of a node's history that its page shows.
 _HISTORY = 50
@@ -76,7 +76,7 @@ _TOLD = timedelta(minutes=5)
 
 
 class PostgresReads:
-    """`healer.api.services.Reads`."""
+    """`healer.ports.queries.Reads`."""
 
     def __init__(
         self,

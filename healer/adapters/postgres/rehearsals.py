@@ -13,9 +13,9 @@ from healer.adapters.postgres.audit import append
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.proofs import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
-from healer.api.services import Conflict, NotFound
 from healer.model import AuditRecord
 from healer.model.rehearsal import UNDER_WAY, Opened, Outcomes, Rehearsal, RehearsalState
+from healer.ports.request_errors import Conflict, NotFound
 
 #: A result lists every difference; it is kept for so long.
 KEPT = timedelta(days=90)
@@ -26,7 +26,7 @@ _LARGE = ("text", "before", "result")
 
 
 class PostgresRehearsals:
-    """`healer.api.services.Rehearsals` and `healer.processes.rehearsing.Book`."""
+    """`healer.ports.queries.Rehearsals` and `healer.processes.rehearsing.Book`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -19,7 +19,7 @@ from healer.adapters.postgres.tables import (
     snapshots,
 )
 from healer.incidents.lifecycle import PROBATION
-from healer.incidents.similar import MAY_BE_ALIKE, Similar, similar_to
+from healer.incidents.similar import MAY_BE_ALIKE, similar_to
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
@@ -28,6 +28,7 @@ from healer.model import (
     Incident,
     LogEntry,
     Run,
+    Similar,
     SlurmSnapshot,
     StepEvent,
     Verb,

@@ -7,8 +7,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from healer.adapters.postgres import forecasts
 from healer.adapters.postgres.tables import findings, incidents, rule_modes
-from healer.console.reads import RuleRecord
 from healer.model import ForecastScore, Mode, Review
+from healer.ports.console_answers import RuleRecord
 
 WEEK = timedelta(days=7)
 #: How many findings are looked at, newest first.

@@ -17,7 +17,7 @@ _ROWS = {"name": rule_texts.c.name, "digest": rule_texts.c.digest}
 def note(
     conn: sa.Connection, cluster: str, texts: Mapping[str, str], first_runs: int, now: datetime
 ) -> list[Trial]:
-    """`healer.ports.Ledger.note_texts`."""
+    """`healer.ports.transactions.Ledger.note_texts`."""
     mine = rule_texts.c.cluster == cluster
     known = {(row.name, row.digest) for row in conn.execute(sa.select(*_ROWS.values()).where(mine))}
     new = [(name, digest) for name, digest in texts.items() if (name, digest) not in known]

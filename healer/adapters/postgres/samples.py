@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from healer.adapters.postgres.engine import own_connection, unstored
 from healer.adapters.postgres.tables import SAMPLE_SLOTS
 from healer.model.samples import Report, StepBatch
-from healer.ports import LedgerAway
+from healer.ports.transactions import LedgerAway
 from healer.signals.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
 
 log = structlog.get_logger()
@@ -57,10 +57,11 @@ def slot_of(arrived_at: datetime) -> int:
 
 
 class PostgresSamples:
-    """`healer.ports.Samples` of one cluster. One thread may put reports, one steps, and one may read.
+    """`healer.ports.measurements.Samples` of one cluster. One thread may put reports, one steps, and one may
+    read.
 
-    `put` and `put_steps` raise `healer.api.services.Unavailable` when the database is away, `Unstorable` when
-    it refuses something of the call; then nothing of it is stored. `new` raises LedgerAway, and begins anew:
+    `put` and `put_steps` raise `request_errors.Unavailable` when the database is away, `Unstorable` when it
+    refuses something of the call; then nothing of it is stored. `new` raises LedgerAway, and begins anew:
     after a crash of the server numbers of transactions may be given a second time, so what was seen before no
     longer tells what is new.
     """

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.hits import hit_list, hit_rows
 from healer.adapters.postgres.tables import audit_records, incidents, requeues, runs
-from healer.api.views import Saved
 from healer.model import RunState
+from healer.ports.api_answers import Saved
 
 #: With fewer incidents that people took up, their median is one person's one night.
 LEAST_TAKEN_UP = 5

@@ -13,7 +13,8 @@ _KEY = ("cluster", "who", "source")
 
 
 class PostgresSenders:
-    """`healer.ports.SenderBook`. Rows of tokens that send no more stay for a week: `retention`."""
+    """`healer.ports.signal_stores.SenderBook`. Rows of tokens that send no more stay for a week:
+    `retention`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

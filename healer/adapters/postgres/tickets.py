@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.tables import messages, run_log, runs
 from healer.model import Incident, LogEntry, Ticket, TicketStage
-from healer.ports import Tickets
+from healer.ports.outbound import Tickets
 
 #: A story longer than this is told by its end.
 _STEPS_MAX = 500
@@ -56,9 +56,9 @@ def in_turn() -> sa.ColumnElement[bool]:
 
 
 class NamedTickets:
-    """`healer.ports.Tickets`: gives each delivery the name that the sink gave the ticket before. A search may
-    not show yet what was opened a moment ago; the name does. What opens one ends with the incident's page,
-    where `console_url` says how the site reaches healer."""
+    """`healer.ports.outbound.Tickets`: gives each delivery the name that the sink gave the ticket before. A
+    search may not show yet what was opened a moment ago; the name does. What opens one ends with the
+    incident's page, where `console_url` says how the site reaches healer."""
 
     def __init__(
         self, engine: sa.Engine, tickets: Tickets, console_url: Callable[[], str] = lambda: ""

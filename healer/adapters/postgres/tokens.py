@@ -11,8 +11,9 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres.audit import append
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.tables import sessions, tokens
-from healer.api.services import Caller, Conflict, Enrolled, Forbidden, TooMany
 from healer.model import AuditRecord, Role
+from healer.ports.callers import Caller, Enrolled
+from healer.ports.request_errors import Conflict, Forbidden, TooMany
 
 _CALLER = (
     tokens.c.id,
@@ -37,7 +38,7 @@ _OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)
 
 
 class PostgresTokens:
-    """`healer.api.services.Tokens`, and what `healer token` does."""
+    """`healer.ports.callers.Tokens`, and what `healer token` does."""
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
         """`cluster` is where the audit records of tokens bound to no cluster go."""

@@ -19,7 +19,7 @@ _LOCK = 0x756E6B6E
 
 
 class PostgresUnknownSeries:
-    """`healer.api.services.UnknownBook`."""
+    """`healer.ports.signal_stores.UnknownBook`."""
 
     def __init__(self, engine: sa.Engine, *, most: int = MOST) -> None:
         self._engine, self._most = engine, most

@@ -6,7 +6,7 @@ import psycopg
 import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import own_connection
-from healer.ports import Clock
+from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, SENT, UNHEARD
 
 # As `PostgresLedger.due_runs`, `messages.deliver_due`, `routing.plan` and `Sealer` look for it themselves.

@@ -14,7 +14,7 @@ import msgspec
 from healer import __version__
 from healer.model import Catalogue
 from healer.model.samples import Report
-from healer.ports import ColumnBook
+from healer.ports.measurements import ColumnBook
 from healer.ports.pull import HistoryAway, Known, Points
 from healer.signals.promql import ANSWER_BYTES_MAX, arriving, names_of, names_told, of_node, selector
 from healer.signals.translate import Translator

@@ -11,7 +11,7 @@ from pathlib import Path
 from healer.adapters.pull.file_sd import Group, Unreadable, WrongGroup, files_of, how, read_groups
 from healer.model import ScrapeJob, ScrapeRules
 from healer.model.hostlist import expand
-from healer.processes.targets import Listed, Target
+from healer.ports.pull import Listed, Target
 from healer.rulebook.scrape_rules import TARGETS_MAX, address
 
 #: One file; 50,000 targets with their labels are below.

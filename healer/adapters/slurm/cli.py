@@ -13,7 +13,7 @@ from healer.adapters.slurm import words
 from healer.adapters.slurm.cli_reads import Reads
 from healer.adapters.slurm.commands import Commands, looking_first
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: Calls that need a program which a machine with scontrol may lack.
 _PROGRAMS = {SlurmCall.submit: "sbatch", SlurmCall.cancel: "scancel", SlurmCall.signal: "scancel"}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from healer.adapters.slurm import parse_json, process, words
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/bin"
 _VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)(\S*)")

@@ -13,8 +13,14 @@ import msgspec
 
 from healer.adapters.slurm import bounds
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports import NotAvailable, Scheduler, SchedulerError, SchedulerRefused, SchedulerUnavailable
-from healer.ports.slurm import Nodes
+from healer.ports.slurm import (
+    Nodes,
+    NotAvailable,
+    Scheduler,
+    SchedulerError,
+    SchedulerRefused,
+    SchedulerUnavailable,
+)
 
 #: A write ends within this, whatever its adapters do: less than the margin that a lease leaves for an effect.
 WRITE_S = 7.0

@@ -15,8 +15,7 @@ from healer.adapters.slurm import pyslurm_nouns, pyslurm_words, words
 from healer.adapters.slurm.commands import looking_first
 from healer.adapters.slurm.pyslurm_link import PyslurmLink
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
-from healer.ports.slurm import Nodes
+from healer.ports.slurm import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 _CHILD = Path(__file__).with_name("pyslurm_child.py")
 #: What the process needs of healer's environment; healer's own settings and secrets are not among it.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from healer.adapters.slurm import words
-from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: The releases whose interface healer knows.
 _OLDEST, _NEWEST = (23, 11), (25, 11)

@@ -24,8 +24,7 @@ from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_link import RestLink, Token, in_path
 from healer.adapters.slurm.rest_lists import KeptList
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
-from healer.ports.slurm import Nodes
+from healer.ports.slurm import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 _JOB = "It takes the job's owner, a coordinator of its account, or AdminLevel=Operator in accounting."
 _RESERVATION = "Reservations take AdminLevel=Operator in accounting, SlurmUser or root."

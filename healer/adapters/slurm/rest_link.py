@@ -19,7 +19,7 @@ from healer.adapters.slurm import bounds, parse_json, rest_answers, rest_http, w
 from healer.adapters.slurm.commands import looking_first
 from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.token import ends_at
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 #: Finding out what slurmrestd is takes milliseconds; one that hangs must leave the next adapter its time.
 _FOUND_S = 2.0

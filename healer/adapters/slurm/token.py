@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from healer.adapters.slurm import process
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 
 #: `scontrol token` prints SLURM_JWT=…; three parts of base64url with dots between them (RFC 7519).
 _TOKEN = re.compile(r"(?:SLURM_JWT=)?([A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]*)")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from healer.adapters.slurm import hostlist
 from healer.model import Reservation
 from healer.model.node_words import node_words
-from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: What an account lacks whose change of a node is refused (d.4).
 NODE_RIGHT = (

@@ -18,7 +18,7 @@ import msgspec
 
 from healer import __version__
 from healer.adapters.webhook import TIMEOUT_S, failed_before_answer, retry_after_s
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 BUDGET_S = 45.0
 #: A page of 100 issues with long texts; more than this is not read.

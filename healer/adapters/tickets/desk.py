@@ -14,7 +14,7 @@ import msgspec
 
 from healer.adapters.tickets.calls import Calls
 from healer.model import Ticket, TicketStage
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 #: What no ticket system takes: control characters but for tab and line feed, and halves of letters.
@@ -57,7 +57,7 @@ class Desk(Protocol):
 
 
 class DeskTickets:
-    """`healer.ports.Tickets` over a desk."""
+    """`healer.ports.outbound.Tickets` over a desk."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk

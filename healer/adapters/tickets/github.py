@@ -12,7 +12,7 @@ from typing import Any
 from healer.adapters.tickets.calls import TIMEOUT_S, Answered, Calls, Manner, Reply, authorization, utc_now
 from healer.adapters.tickets.desk import Found, cut, one_line
 from healer.model import Ticket
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 URL = "https://api.github.com"
 _TITLE_MAX = 256

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from healer.adapters.tickets.calls import TIMEOUT_S, Calls, Manner, authorization
 from healer.adapters.tickets.desk import Found, cut, one_line
 from healer.model import Ticket
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 _SUMMARY_MAX = 255
 #: Jira's own bound on texts is 32,767.

@@ -13,7 +13,7 @@ from typing import Any
 from healer.adapters.tickets.calls import TIMEOUT_S, Answered, Calls, Manner, Reply, authorization
 from healer.adapters.tickets.desk import Found, cut, one_line
 from healer.model import Severity, Ticket
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 
 _SHORT_MAX = 160
 _TEXT_MAX = 4000

@@ -9,8 +9,8 @@ _REFERENCE_MAX = 200
 
 
 class WebhookTickets:
-    """`healer.ports.Tickets`. The sink knows a delivery that it has already by the event's id, and the ticket
-    by the data's `key`."""
+    """`healer.ports.outbound.Tickets`. The sink knows a delivery that it has already by the event's id, and
+    the ticket by the data's `key`."""
 
     def __init__(self, webhook: SignedWebhook) -> None:
         self._webhook = webhook

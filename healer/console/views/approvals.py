@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from healer.console.reads import OpenIncident, RunDetail, Standing
 from healer.console.views.buttons import Button, run_buttons
 from healer.console.views.caps import Cap
 from healer.console.views.runs import GuardRow, RunRow, guard_rows, last_decision
 from healer.model import AnswerKind, Role, Severity, SlurmJob
+from healer.ports.console_answers import OpenIncident, RunDetail, Standing
 
 #: So many with their previews; the page of runs has all.
 SHOWN = 20

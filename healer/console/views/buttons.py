@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from healer.console.reads import IncidentDetail, OpenIncident
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import target
 from healer.decisions import stands_beside
@@ -21,6 +20,7 @@ from healer.model import (
     Verb,
 )
 from healer.playbooks import BEGIN, UNDO
+from healer.ports.console_answers import IncidentDetail, OpenIncident
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
 #: On a node in service: the ones that are wanted often. All others stand under "More playbooks".

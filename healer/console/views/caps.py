@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import msgspec
 
 from healer.console import words
-from healer.console.reads import Standing
 from healer.console.views.standing import Strip
 from healer.decisions.breaker import is_off, threshold
 from healer.decisions.capacity import hourly_limit, partition_limit, place_limit, slots_limit
 from healer.decisions.fleet import fleet_of, nodes_at
 from healer.model import BreakerState, Ruleset
+from healer.ports.console_answers import Standing
 
 #: Places in which healer holds slots, the fullest first.
 PLACES_SHOWN = 30

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from healer.console import words
-from healer.console.reads import IncidentDetail
 from healer.model import Column, Outcome, Part, SignalKind, StepEvent
 from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.model.finding import Finding
 from healer.model.signals import Catalogue
+from healer.ports.console_answers import IncidentDetail
 
 if TYPE_CHECKING:
     from healer.model.samples import Report

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from healer.console import words
-from healer.console.reads import NodeGauges
 from healer.console.views.fleet import KIND_LETTERS, KIND_PAINT, KIND_WORDS, NodeKind, NodeRow
 from healer.detection.lemons import LIMIT
 from healer.model import NodeStatus, Verdict
+from healer.ports.console_answers import NodeGauges
 
 #: The code of a cell, or of one GPU in it, of which nothing is known; else the number of its bin.
 UNKNOWN = "-"

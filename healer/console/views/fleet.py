@@ -8,10 +8,10 @@ from enum import StrEnum
 import msgspec
 
 from healer.console import words
-from healer.console.reads import OpenIncident, Standing
 from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
 from healer.model.reasons import is_none, owner_of
 from healer.model.reserved import is_our_reservation, only_ours
+from healer.ports.console_answers import OpenIncident, Standing
 
 _VERDICT_RANK = {Verdict.healthy: 0, Verdict.watch: 1, Verdict.suspect: 2, Verdict.isolate: 3}
 

@@ -6,7 +6,6 @@ from datetime import datetime
 import msgspec
 
 from healer.console import words
-from healer.console.reads import OpenIncident, Standing
 from healer.console.views.audit import AuditRow, audit_row
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.markdown import listed, plain
@@ -14,6 +13,7 @@ from healer.console.views.runs import RunRow, asks, run_row
 from healer.console.views.standing import Strip
 from healer.incidents.sentence import place
 from healer.model import AuditRecord, Incident, Run
+from healer.ports.console_answers import OpenIncident, Standing
 
 #: So many of each list; the pages of incidents, runs and audit have all.
 SHOWN = 100

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.console import words
-from healer.console.own import Backlog, ModelSeen, Own, Sink
-from healer.console.reads import Standing
 from healer.console.views.signals import FRESH, LossRow, QueueRow, SenderRow
 from healer.console.views.standing import TROUBLE_WORDS
 from healer.model import UnknownSeries
 from healer.observations.controller import troubles
+from healer.ports.console_answers import Standing
+from healer.ports.self_health import Backlog, ModelSeen, Own, Sink
 
 #: A part says every few seconds that it works.
 SILENT = timedelta(seconds=60)

@@ -7,13 +7,11 @@ import msgspec
 
 from healer import model
 from healer.console import words
-from healer.console.reads import IncidentDetail, RunDetail, Standing
 from healer.console.views.buttons import Button, quiet_buttons
 from healer.console.views.left import Left, left_for_you
 from healer.console.views.runs import RunRow, StepRow, run_row, steps
 from healer.incidents.hit import lost_together, lost_words
 from healer.incidents.sentence import place, sure_words
-from healer.incidents.similar import Same
 from healer.incidents.verdict import aside_words
 from healer.model import (
     Component,
@@ -28,6 +26,8 @@ from healer.model import (
     Verb,
     Verdict,
 )
+from healer.model.similar_incident import Same
+from healer.ports.console_answers import IncidentDetail, RunDetail, Standing
 
 STATE_WORDS = {
     IncidentState.open: "open",

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from healer.console import words
-from healer.console.reads import JobHistory, OpenIncident
 from healer.console.views import heat
 from healer.console.views.charts import ChartView, chart_view
 from healer.console.views.fleet import NodeRow
@@ -16,6 +15,7 @@ from healer.model import SlurmJob
 from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.observations import step_grid
 from healer.observations.step_grid import StepGrid
+from healer.ports.console_answers import JobHistory, OpenIncident
 
 #: Step times are read so far back, and no more than `step_grid.STEPS_KEPT` steps of them are drawn.
 WINDOW = timedelta(minutes=30)

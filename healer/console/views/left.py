@@ -5,7 +5,6 @@ from datetime import datetime
 import msgspec
 
 from healer.console import words
-from healer.console.reads import IncidentDetail, RunDetail
 from healer.console.views.buttons import (
     Button,
     acknowledge_button,
@@ -18,6 +17,7 @@ from healer.console.views.buttons import (
 from healer.console.views.runs import asks, run_row, target
 from healer.model import ENDED_RUN_STATES, Incident, Role, RunState, SlurmNode
 from healer.model.reasons import SLURM, is_ours
+from healer.ports.console_answers import IncidentDetail, RunDetail
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from healer.console import words
-from healer.console.reads import OpenIncident
 from healer.console.views.charts import GAP_S, ChartView, chart_view
 from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.model.signals import Catalogue
+from healer.ports.console_answers import OpenIncident
 from healer.ports.pull import Points
 
 if TYPE_CHECKING:

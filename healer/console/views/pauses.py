@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from healer.console import words
-from healer.console.reads import Session, Standing
 from healer.console.views.buttons import Button, InputField, may_act
 from healer.console.views.standing import end_pause_button, pause_scope
 from healer.decisions.guards import concerns
 from healer.model import AuditRecord, GateFacts, Pause, Proposal, Role, Ruleset, Run, RunState, Verb
+from healer.ports.callers import Session
+from healer.ports.console_answers import Standing
 
 _LASTS = (1, 4, 12, 24, 72, 168)
 _USUAL_H = 4

@@ -7,10 +7,10 @@ from enum import StrEnum
 import msgspec
 
 from healer.console import words
-from healer.console.reads import OpenIncident
 from healer.console.views.runs import asks, run_row
 from healer.incidents.sentence import place
 from healer.model import Incident, IncidentState, Run, Severity
+from healer.ports.console_answers import OpenIncident
 
 #: Jobs that a row names.
 _JOBS = 2

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from datetime import datetime
 
 from healer.console import words
-from healer.console.reads import IncidentDetail
 from healer.console.views.incident import STATE_WORDS, verdict_view
 from healer.console.views.markdown import listed, plain
 from healer.console.views.timeline import timeline
 from healer.incidents.hit import lost_together
 from healer.incidents.sentence import place
+from healer.ports.console_answers import IncidentDetail
 
 
 def report(detail: IncidentDetail, now: datetime, said: Callable[[str], str] = str) -> str:

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import msgspec
 
-from healer.api.views import Saved, Spread
 from healer.console import words
-from healer.console.period import Group, Period, RuleFigures
+from healer.ports.api_answers import Saved, Spread
+from healer.ports.period_figures import Group, Period, RuleFigures
 
 #: What stands in the address -> how long it is.
 PERIODS = {

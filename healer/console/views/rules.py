@@ -6,10 +6,10 @@ from datetime import datetime
 import msgspec
 
 from healer.console import words
-from healer.console.reads import RuleBook, RuleRecord
 from healer.decisions.trials import standing
 from healer.model import ForecastRule, Mode, Rule, Scope, Severity
 from healer.model.detection import DetectionRule
+from healer.ports.console_answers import RuleBook, RuleRecord
 
 
 class RuleRow(msgspec.Struct, frozen=True, kw_only=True):

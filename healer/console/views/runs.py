@@ -5,9 +5,9 @@ from datetime import datetime
 import msgspec
 
 from healer.console import words
-from healer.console.reads import RunDetail
 from healer.model import Answer, AnswerKind, Decision, LogEntry, Mode, Run, RunState, StepEvent
 from healer.playbooks import BEGIN, UNDO
+from healer.ports.console_answers import RunDetail
 
 RUN_WORDS = {
     RunState.proposed: "proposed",

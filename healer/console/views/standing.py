@@ -5,13 +5,14 @@ from datetime import datetime
 import msgspec
 
 from healer.console import words
-from healer.console.reads import Session, Standing
 from healer.console.views.buttons import Button, may_act
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.runs import asks
 from healer.decisions.capacity import floor_limit, slots_limit
 from healer.model import BreakerState, Mode, Pause, Severity, Trouble
 from healer.observations.controller import troubles
+from healer.ports.callers import Session
+from healer.ports.console_answers import Standing
 
 TROUBLE_WORDS = {
     Trouble.away: "not to be read",

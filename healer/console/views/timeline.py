@@ -5,9 +5,9 @@ from datetime import UTC, date, datetime
 import msgspec
 
 from healer.console import words
-from healer.console.reads import IncidentDetail, ToldAt
 from healer.console.views.runs import EVENT_WORDS, GuardRow, guard_rows, guards_summary, target
 from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
+from healer.ports.console_answers import IncidentDetail, ToldAt
 
 #: Audit verbs that the timeline already shows from better sources (decisions, run logs, notes, messages).
 _SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "incident.note", "message.", "finding.", "evidence.")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 from healer.sim.slurm_core import SimScheduler
 
 

@@ -16,7 +16,7 @@ from healer.engine.walk import walk
 from healer.model import Incident, Observation, Rule, Ruleset, Run, RunState, Sensed, SlurmNode
 from healer.model.reasons import is_ours
 from healer.observations import Picture
-from healer.ports import Scheduler
+from healer.ports.slurm import Scheduler
 from healer.recordings.recorder import Recorder
 from healer.signals.wire import heartbeat_observations, kernel_log_observations
 from healer.sim.checkpoints import MemoryCheckpoints

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from healer.model import SlurmNode
-from healer.ports import SchedulerRefused
+from healer.ports.slurm import SchedulerRefused
 from healer.sim.fleet.schedule import DAY_S, Fault
 from healer.sim.fleet.site import Site
 

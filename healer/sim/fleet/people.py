@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import cast
 
-from healer.api.services import Conflict, GuardRefused, RunRequest
 from healer.engine.command import Commands
 from healer.engine.command import Site as Managed
 from healer.model import Run, RunState
 from healer.playbooks import takes_restarts
-from healer.ports import Scheduler
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, GuardRefused
+from healer.ports.slurm import Scheduler
 from healer.sim.fleet.healing import Healer
 from healer.sim.fleet.schedule import Fault
 from healer.sim.fleet.site import CLUSTER, Record, Site

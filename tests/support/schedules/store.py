@@ -23,8 +23,8 @@ from healer.model import (
     Slot,
     SlurmSnapshot,
 )
-from healer.ports import LeaseLost, LedgerAway
 from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
+from healer.ports.transactions import LeaseLost, LedgerAway
 from healer.sim.checkpoints import MemoryCheckpoints
 from healer.sim.ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
 from tests.support.schedules.processes import Process, Session

@@ -24,7 +24,9 @@ from healer.model import (
     SweepSettings,
 )
 from healer.playbooks import UNDO, stuck_at, touched
-from healer.ports import LedgerAway, NodeUnavailable, SchedulerError, SchedulerUnavailable
+from healer.ports.node_exec import NodeUnavailable
+from healer.ports.slurm import SchedulerError, SchedulerUnavailable
+from healer.ports.transactions import LedgerAway
 from healer.processes.detector import Detector
 from healer.processes.left_jobs import left_jobs
 from healer.sim.ledger import MemoryLedger, MemoryTx

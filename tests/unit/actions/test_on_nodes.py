@@ -5,7 +5,7 @@ import pytest
 
 from healer.actions import VERBS, Again, Done, Failed
 from healer.model import Step, Verb
-from healer.ports import NodeUnavailable
+from healer.ports.node_exec import NodeUnavailable
 from healer.sim.nodes import FABRIC_MANAGER, SimNodes
 from tests.unit.actions.test_verbs import NODE, Desk
 

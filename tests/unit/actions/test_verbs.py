@@ -23,7 +23,8 @@ from healer.model import (
     Ticket,
     Verb,
 )
-from healer.ports import LeaseLost, SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
+from healer.ports.transactions import LeaseLost
 from healer.sim.clock import SimClock
 from healer.sim.slurm_core import SimScheduler
 from tests.support.loop import CLUSTER, START, name

@@ -8,7 +8,7 @@ import pytest
 from healer.adapters.pull import targets
 from healer.adapters.pull.targets import FileTargets
 from healer.model import ScrapeJob, ScrapeRules
-from healer.processes.targets import Listed
+from healer.ports.pull import Listed
 from healer.rulebook import source as rulefiles
 
 GOOD = "- targets: ['h1:9100']\n  labels: {node: gpu0001}\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healer.adapters.nodes import answers
-from healer.ports import NodeError
+from healer.ports.node_exec import NodeError
 
 ZERO = "00000000-0000-0000-0000-000000000000"
 CLUSTER = "5f3c1a52-9b2e-4c57-8a51-0a6b1c2d3e4f"

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import consume, unconsumed
-from healer.api.services import Kept, KeyInFlight, KeyReused
 from healer.model import IncidentState
+from healer.ports.request_keys import Kept, KeyInFlight, KeyReused
 from tests.support.api import CLUSTER, Api, incident, save_incident
 
 Served = tuple[Api, httpx.Client]

@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import pytest
 
-from healer.api.services import Conflict
 from healer.model import Notifications, Person, Role, Run, RunState
+from healer.ports.request_errors import Conflict
 from tests.support.api import CLUSTER, Api, save_run
 from tests.support.wait import wait_until
 

@@ -4,8 +4,8 @@ import pytest
 
 from healer.api.problems import Problem
 from healer.api.rules import check_mode, rule_view
-from healer.api.views import RuleRecord
 from healer.model import ForecastScore, Mode
+from healer.ports.api_answers import RuleRecord
 from tests.support.loop import rules_in
 
 NAME = "forecast-rows-remapped"

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from healer.api.group_commit import Busy, GroupCommit, in_thread
-from healer.api.services import Arrival, Unavailable
 from healer.model import Component, Observation, ObservationKind
+from healer.ports.request_errors import Unavailable
+from healer.ports.signal_stores import Arrival
 
 
 def arrival(number: int) -> Arrival:

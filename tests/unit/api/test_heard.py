@@ -7,8 +7,8 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from healer.api.services import Arrival
 from healer.model import Role
+from healer.ports.signal_stores import Arrival
 from healer.signals.wire import heartbeat_observations
 from tests.support.api import CLUSTER, Api, serving
 

@@ -6,8 +6,8 @@ import pytest
 
 from healer.api import intake
 from healer.api.intake import REST, Body, Intake, Refused, Tally, Translators
-from healer.api.services import Unavailable
 from healer.model import Ruleset, UnknownSeries
+from healer.ports.request_errors import Unavailable
 from healer.signals.measured import Unknown
 from healer.signals.wire import BadBody
 from healer.sim.columns import MemoryColumns

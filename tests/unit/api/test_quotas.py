@@ -15,8 +15,8 @@ from healer.api.quotas import (
     Quotas,
     rates_of,
 )
-from healer.api.services import Caller
 from healer.model import Role
+from healer.ports.callers import Caller
 from tests.support.api import Api
 
 Served = tuple[Api, httpx.Client]

@@ -19,9 +19,10 @@ from healer.api.access import Access
 from healer.api.entry import aside
 from healer.api.problems import Problem
 from healer.api.reach import Crowded, Reach, Readying
-from healer.api.services import Caller, Unavailable
-from healer.api.views import Readiness
 from healer.model import Role
+from healer.ports.api_answers import Readiness
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Unavailable
 from tests.support.api import Api
 from tests.support.wait import wait_until
 

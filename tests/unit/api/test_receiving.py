@@ -20,8 +20,8 @@ from healer.api.receiving import (
     Stalled,
     whole,
 )
-from healer.api.services import Caller
 from healer.model import Role
+from healer.ports.callers import Caller
 
 NODE = Caller(id="n", name="n", role=Role.signals, node="gpu0001")
 OTHER = Caller(id="o", name="o", role=Role.signals, node="gpu0002")

@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from healer.adapters.spool import FileSpool
 from healer.api.losses import Losses
 from healer.api.reach import Reach
-from healer.api.services import Arrival, DiskFull, NoRoom, Unavailable, Unstorable
 from healer.api.spooling import REFUSED_MAX, Lane, Spooling, events_lane, steps_lane
 from healer.model import Component, Loss, LossReason, Observation, ObservationKind
-from healer.ports import Spooled
+from healer.ports.disk_queue import Spooled
+from healer.ports.request_errors import DiskFull, NoRoom, Unavailable, Unstorable
+from healer.ports.signal_stores import Arrival
 from healer.signals.step_times import step_batches
 from tests.support.api import CLUSTER, Api
 from tests.support.wait import wait_until

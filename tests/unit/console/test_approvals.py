@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.console.reads import Standing
 from healer.console.views.approvals import SHOWN, approval, most_urgent
 from healer.console.views.runs import run_row
 from healer.model import (
@@ -22,6 +21,7 @@ from healer.model import (
     Severity,
     Verb,
 )
+from healer.ports.console_answers import Standing
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import SampleReads, Site, make_sample
 

@@ -7,8 +7,8 @@ from fastapi.testclient import TestClient
 
 from healer.console.errors import prefers_page
 from healer.console.language import COOKIE as LANGUAGE
-from healer.console.reads import SESSION_COOKIE
 from healer.model import Role
+from healer.ports.callers import SESSION_COOKIE
 from tests.support.console_pages import BROWSER, NO_PAGES
 from tests.support.console_site import Site, make_sample
 

@@ -5,11 +5,11 @@ from datetime import timedelta
 import msgspec
 from fastapi.testclient import TestClient
 
-from healer.console.own import Backlog, Own, Sink, Stored
-from healer.console.reads import Queue, Standing
 from healer.console.views import signals
 from healer.console.views.health import Arrives, Health, Row, health
 from healer.model import Sender
+from healer.ports.console_answers import Standing
+from healer.ports.self_health import Backlog, Own, Queue, Sink, Stored
 from tests.support.console_desk import own
 from tests.support.console_sample import CLUSTER, NOW
 from tests.support.console_site import SampleReads, Site, make_sample

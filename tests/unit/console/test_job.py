@@ -4,10 +4,10 @@ import base64
 
 import numpy as np
 
-from healer.console.reads import JobHistory
 from healer.console.views import heat, job
 from healer.model import SlurmJob
 from healer.observations.step_grid import deviation, grid
+from healer.ports.console_answers import JobHistory
 from tests.support.console_sample import node_name
 from tests.support.console_telemetry import SLOW_GPU, SLOW_NODE, steps_of
 

@@ -8,8 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.adapters.postgres.deliveries import shown
-from healer.console.reads import RunDetail
 from healer.model import About, Message, Role, RunState, Severity
+from healer.ports.console_answers import RunDetail
 from healer.telling import links
 from tests.support.console_sample import NOW
 from tests.support.console_site import LINK_SECRET, Site, make_sample

@@ -4,7 +4,6 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from healer.console.reads import OpenIncident
 from healer.console.views import node
 from healer.model import (
     Catalogue,
@@ -18,6 +17,7 @@ from healer.model import (
     SignalKind,
 )
 from healer.model.samples import Report
+from healer.ports.console_answers import OpenIncident
 from tests.support.console_sample import NOW
 
 

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.console.reads import Session, Standing
 from healer.console.views import caps, fleet, pauses, standing
 from healer.decisions.gate import limits
 from healer.model import Breaker, GateFacts, Guard, Pause, Reservation, Role, Run, RunState, Slot
+from healer.ports.callers import Session
+from healer.ports.console_answers import Standing
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, pause_records, shipped
 from tests.support.console_site import SampleReads, Site, make_sample

@@ -8,11 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.console.reads import RuleBook
 from healer.console.runbooks import Runbooks, runbooks_dir
 from healer.console.views import playbooks
 from healer.console.views.step_words import CHECK_WORDS, VERB_WORDS, WAIT_WORDS
 from healer.model import Playbook, Role, Run, RunState, Step, Verb
+from healer.ports.console_answers import RuleBook
 from tests.support.console_sample import CLUSTER, NOW, shipped
 from tests.support.console_site import SampleReads, Site, make_sample
 

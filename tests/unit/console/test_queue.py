@@ -5,9 +5,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from healer.console.reads import OpenIncident
 from healer.console.views.queue import Needs, Wanted, asking_ids, queue, queue_row
 from healer.model import Component, Guard, Incident, IncidentState, Run, RunState, Severity
+from healer.ports.console_answers import OpenIncident
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import SampleReads, make_sample
 

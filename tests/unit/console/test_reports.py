@@ -7,11 +7,12 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.api.views import Spread
-from healer.console.period import Group, Period, RuleFigures
-from healer.console.reads import AuditQuery, IncidentQuery, RunQuery, Standing
 from healer.console.views import fleet, handover, reports, standing
 from healer.model import AuditRecord, Role
+from healer.ports.api_answers import Spread
+from healer.ports.console_answers import Standing
+from healer.ports.console_queries import AuditQuery, IncidentQuery, RunQuery
+from healer.ports.period_figures import Group, Period, RuleFigures
 from tests.support import console_desk, console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import SampleReads, Site, make_sample

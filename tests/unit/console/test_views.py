@@ -5,7 +5,6 @@ import pytest
 
 from healer.console import words
 from healer.console.language import load
-from healer.console.reads import IncidentDetail, NodeGauges, Note, Standing
 from healer.console.render import web_dir
 from healer.console.views import audit, colours, fleet, incident, runs, standing, timeline
 from healer.console.views.buttons import quiet_buttons, run_buttons
@@ -13,6 +12,8 @@ from healer.console.views.colours import Colour, Told
 from healer.console.views.fleet import NodeKind, NodeRow
 from healer.console.views.report import report
 from healer.model import AuditRecord, Component, Controller, Role, RunState, SlurmNode, StepEvent, Trouble
+from healer.ports.api_answers import Note
+from healer.ports.console_answers import IncidentDetail, NodeGauges, Standing
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import SampleReads, make_sample

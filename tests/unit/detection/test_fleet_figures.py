@@ -24,7 +24,7 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
 )
-from healer.ports import LedgerAway
+from healer.ports.transactions import LedgerAway
 from healer.sim.columns import MemoryColumns
 from tests.support.loop import shipped
 from tests.support.steps import CLUSTER, START, batch, node_name

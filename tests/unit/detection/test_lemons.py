@@ -32,7 +32,7 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.observations.job_marks import JobMarks
-from healer.ports import LedgerAway
+from healer.ports.transactions import LedgerAway
 from tests.unit.actions.test_verbs import CLUSTER, INCIDENT, NODE, START
 
 DAY = timedelta(days=1)

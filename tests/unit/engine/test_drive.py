@@ -21,7 +21,7 @@ from healer.model import (
     StepEvent,
 )
 from healer.playbooks import UNDO, Do, Finish, Skip, Sleep, advance
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 from healer.sim.ledger import MemoryClaim, Tables
 from healer.sim.slurm_core import SimScheduler
 from tests.support.loop import FATAL, LOST, START, Crash, Site, later, name

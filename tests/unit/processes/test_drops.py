@@ -5,9 +5,9 @@ from datetime import timedelta
 import sqlalchemy as sa
 
 from healer.adapters.postgres.losses import PostgresLosses
-from healer.api.services import Unavailable
 from healer.model import Loss, LossReason
 from healer.observations.telemetry import Counts
+from healer.ports.request_errors import Unavailable
 from healer.processes.drops import Drops
 from tests.support.loop import CLUSTER, START
 

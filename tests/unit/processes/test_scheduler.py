@@ -21,7 +21,7 @@ from healer.model import (
     Trouble,
 )
 from healer.observations.controller import POLL_S
-from healer.ports import NotAvailable, SchedulerUnavailable
+from healer.ports.slurm import NotAvailable, SchedulerUnavailable
 from healer.processes.scheduler import Duty, Poll, run_duties, sweep, woken_by
 from healer.sim.clock import SimClock
 from healer.sim.ledger import MemoryLedger
@@ -31,7 +31,7 @@ from tests.support.wait import wait_until
 
 
 class Kept:
-    """`healer.ports.Snapshots` in memory, and what failed."""
+    """`healer.ports.slurm.Snapshots` in memory, and what failed."""
 
     def __init__(self) -> None:
         self.snapshot: SlurmSnapshot | None = None

@@ -11,7 +11,7 @@ from healer.detection.tick import Senses
 from healer.model import Finding, Part, Ruleset
 from healer.model.samples import Report, StepBatch
 from healer.observations import Picture
-from healer.ports import Samples
+from healer.ports.measurements import Samples
 from healer.processes import senses as module
 from healer.processes.senses import SensesLoop
 from healer.sim.clock import SimClock

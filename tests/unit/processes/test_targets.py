@@ -3,7 +3,8 @@
 import pytest
 
 from healer.model import ScrapeJob
-from healer.processes.targets import NoNode, Target, first_due, next_due, node_of
+from healer.ports.pull import Target
+from healer.processes.targets import NoNode, first_due, next_due, node_of
 
 
 def target(number: int = 1, interval_s: float = 15, **more: object) -> Target:

@@ -7,7 +7,7 @@ import pytest
 
 from healer.bootstrap.channels import ChannelBook, check_channels
 from healer.model import About, Channel, ChannelKind, Manner, Notifications, Route, Severity, Way, ways
-from healer.ports import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed
 from healer.rulebook.ruleset import RulesInvalid, load
 from healer.settings import SettingsError
 from healer.settings import load as load_settings

@@ -3,7 +3,7 @@
 import pytest
 
 from healer.model import Column, Part
-from healer.ports import TooManyColumns
+from healer.ports.measurements import TooManyColumns
 from healer.sim.columns import MemoryColumns
 
 A, B, C = Column("a"), Column("a", Part(gpu=0)), Column("a", Part(gpu=0, link=0))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from healer.ports import SchedulerRefused, SchedulerUnavailable
+from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 from healer.sim.slurm import SimClient
 
 VERSION = os.environ.get("PYSLURM_FAKE_RELEASE", "24.11.0")

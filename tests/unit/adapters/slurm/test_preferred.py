@@ -11,8 +11,14 @@ import pytest
 from healer.adapters.slurm import bounds
 from healer.adapters.slurm.preferred import REST_S, WRITE_S, OtherCluster, PreferredScheduler
 from healer.model import SlurmCall
-from healer.ports import NotAvailable, SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.ports.lease import FRESH_S, LEASE_S
+from healer.ports.slurm import (
+    NotAvailable,
+    SchedulerError,
+    SchedulerRefused,
+    SchedulerUnavailable,
+    UnknownNode,
+)
 from healer.sim.clock import SimClock
 from healer.sim.slurm import SimScheduler
 

@@ -15,7 +15,7 @@ import pytest
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest import RestScheduler
 from healer.adapters.slurm.rest_http import RestHttp
-from healer.ports import SchedulerError, SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import SchedulerError, SchedulerUnavailable, UnknownNode
 from healer.sim.clock import WallClock
 from healer.sim.slurm import SimScheduler
 from tests.support.rest_server import TOKEN, RestServer, serve_rest

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from healer.adapters.slurm.rest import RestScheduler
-from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from tests.support.rest_server import TOKEN, RestServer, Told, serve_rest
 
 pytestmark = pytest.mark.heavy

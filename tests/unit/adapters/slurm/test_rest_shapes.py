@@ -10,7 +10,7 @@ import pytest
 
 from healer.adapters.slurm.rest import RestScheduler
 from healer.model import Reservation, SlurmCall, Submission
-from healer.ports import NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from tests.support.rest_server import TOKEN, RestServer, serve_rest
 from tests.support.slurm_shapes import RELEASES
 

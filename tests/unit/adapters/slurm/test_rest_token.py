@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from healer.adapters.slurm.token import CommandToken, FileToken
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 
 pytestmark = pytest.mark.heavy
 

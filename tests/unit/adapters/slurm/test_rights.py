@@ -6,7 +6,7 @@ import pytest
 
 from healer.adapters.slurm import rights
 from healer.adapters.slurm.cli import CliScheduler
-from healer.ports import SchedulerRefused
+from healer.ports.slurm import SchedulerRefused
 
 pytestmark = pytest.mark.heavy
 

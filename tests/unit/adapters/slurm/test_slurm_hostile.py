@@ -10,7 +10,7 @@ import pytest
 from healer.adapters.slurm import job_words, parse_json, parse_reservations, parse_text, pyslurm_nouns
 from healer.adapters.slurm.cli import CliScheduler
 from healer.adapters.slurm.parse_json import NotUnderstood
-from healer.ports import SchedulerUnavailable
+from healer.ports.slurm import SchedulerUnavailable
 
 pytestmark = pytest.mark.heavy
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.adapters.slurm import hostlist, process, words
-from healer.ports import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.slurm import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 pytestmark = pytest.mark.heavy
 

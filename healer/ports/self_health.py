@@ -2,13 +2,21 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from healer.console.reads import Queue
 from healer.model import Controller
 from healer.model.scrape import ScrapeState
+
+
+class Queue(NamedTuple):
+    """What waits to be written in this process, and for how much there is room."""
+
+    name: str
+    waiting: int
+    limit: int
+    unit: str
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import msgspec
 
-from healer.api.views import Spread, Stats
+from healer.ports.api_answers import Spread, Stats
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

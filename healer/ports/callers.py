@@ -1,0 +1,119 @@
+"""Who asks: tokens, sessions, and credentials of nodes and jobs."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Protocol
+
+import msgspec
+
+from healer.model import Role
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """A token or a session. `id` is the token's id; `name` is the person: equal names are one person."""
+
+    id: str
+    name: str
+    role: Role
+    node: str | None = None
+    job: str | None = None
+    cluster: str | None = None
+    #: How many times the usual quota of signals it may send: `healer.api.quotas`.
+    quota: float = 1.0
+    #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
+    csrf: str | None = None
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """A munge credential that was good: who made it, at which address (as its munged knows itself), when."""
+
+    uid: int
+    host: str
+    encoded_at: datetime
+    decoded_at: datetime
+    payload: bytes
+
+
+class CredentialRefused(Exception):
+    """Not a good credential. The text goes on after "the credential is refused: "."""
+
+
+class Credentials(Protocol):
+    def decode(self, credential: str) -> Credential:
+        """Each one once. Raises CredentialRefused, and Unavailable when munge itself does not work."""
+        ...
+
+
+class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
+    """A token's secret, told this once, and until when it works."""
+
+    token: str
+    expires_at: datetime
+
+
+class Tokens(Protocol):
+    """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found."""
+
+    def by_token(self, digest: bytes, now: datetime) -> Caller | None:
+        """Never finds a one-time sign-in link."""
+        ...
+
+    def by_session(self, digest: bytes, now: datetime) -> Caller | None:
+        """`csrf` of the answer is empty; the API derives it from the cookie."""
+        ...
+
+    def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
+        """Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked."""
+        ...
+
+    def sign_out(self, session: bytes, now: datetime) -> None: ...
+
+    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
+        """A token for signals of this node alone; `nonce` is spent by it, for ever.
+
+        Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
+        node's newest token was revoked (a person's word), TooMany.
+        """
+        ...
+
+    def enroll_job(
+        self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
+    ) -> Enrolled:
+        """A token for step times and checkpoints of this job alone, for a day; `nonce` is spent by it.
+
+        `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all
+        of the job.
+        """
+        ...
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """Who looks. `csrf` goes into the page and comes back in `X-Healer-CSRF`; `clusters` empty means all."""
+
+    name: str
+    role: Role
+    csrf: str = ""
+    clusters: tuple[str, ...] = ()
+
+
+class NewSession(msgspec.Struct, frozen=True, kw_only=True):
+    """What the browser gets for a sign-in link: the value of the session cookie and how long it lasts."""
+
+    cookie: str
+    max_age_s: int
+
+
+#: Name of the session cookie.
+SESSION_COOKIE = "healer_session"
+
+
+#: The value of the session cookie -> who it is; None when it is unknown, ended or over.
+SessionOf = Callable[[str], Session | None]
+
+
+#: A one-time token -> a session; None when the link is unknown, used or expired (the page tells no more).
+SignIn = Callable[[str], NewSession | None]
+
+
+#: Ends the session with this cookie value.
+SignOut = Callable[[str], None]

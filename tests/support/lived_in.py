@@ -234,7 +234,10 @@ def below(folder: Path, point: str) -> Seen:
 
 
 def changes(before: Seen, after: Seen, known: Callable[[str], bool]) -> Iterator[str]:
-    """What was done, by path; of a new folder not what lies in it. `known`: whether the machine has it."""
+    """What was done, by path; of a new folder not what lies in it. `known`: whether the machine has it.
+
+    Folders for everybody's temporary files (sticky, like /var/tmp) are there to be used: what is left counts.
+    """
     other = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     new = {path for path in after if path not in before and not known(path)}
     for path in other:
@@ -248,7 +251,7 @@ def changes(before: Seen, after: Seen, known: Callable[[str], bool]) -> Iterator
             yield f"removed: {path}"
         elif not stat.S_ISDIR(mode):
             yield f"changed: {path}"
-        elif not any(one.startswith(f"{path}/") for one in other):
+        elif not mode & stat.S_ISVTX and not any(one.startswith(f"{path}/") for one in other):
             yield f"changed: {path}, where something was made and removed"
 
 

@@ -25,6 +25,7 @@ DEEDS = {
     "ipcmk -M 100": "left of System V: shm",
     "mkdir /tmp/m && mount -t tmpfs m /tmp/m": "mounted: /tmp/m",
     "echo 10 >/proc/sys/vm/swappiness": "",  # refused at once
+    "touch /var/tmp/used && rm /var/tmp/used": "",  # what the folder is there for
 }
 
 
@@ -49,6 +50,7 @@ def test_each_deed_is_found_and_none_reaches_the_machine() -> None:
     missing = {deed: line for deed, line in DEEDS.items() if not any(one.startswith(line) for one in found)}
     assert not missing, told
     assert "/proc/sys/vm/swappiness: Read-only file system" in told
+    assert not any("/var/tmp" in line for line in found)
     assert status == 1 and found[-1].startswith("NOT CLEAN: ")
     touched = ("/tmp/a-file", "/etc/a", "/dev/shm/a-file", "/tmp/m")
     assert not [path for path in touched if Path(path).exists()] and Path("/etc/hosts").exists()

@@ -4,9 +4,13 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from healer.recordings.recording import read
 from healer.sim.replay import replay
 from tests.support.loop import rules_in
+
+pytestmark = pytest.mark.heavy
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 NODES = [f"gpu{number:04}" for number in range(1, 45)]

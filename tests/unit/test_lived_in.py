@@ -3,6 +3,10 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.heavy
+
 TOOL = Path(__file__).parents[2] / "tools" / "lived-in"
 #: What is done, and what is told of it.
 DEEDS = {

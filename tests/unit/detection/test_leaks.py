@@ -22,6 +22,8 @@ from healer.observations.telemetry import Telemetry
 from healer.sim.columns import MemoryColumns
 from tests.support.measured import CLUSTER, START, Sender, catalogue, shown, signal
 
+pytestmark = pytest.mark.heavy
+
 GIB = 2.0**30
 NAMES = ("n1", "n2", "n3", "n4")
 JOB = Component(cluster=CLUSTER, job="7")
@@ -112,7 +114,6 @@ def test_what_an_allocator_takes_at_the_start_ends_by_itself() -> None:
     assert site.run(6) == []
 
 
-@pytest.mark.heavy
 def test_a_jump_a_saw_and_slow_growth_are_no_leak() -> None:
     jump = Site()
     jump.host = lambda hour, node: 1500.0 if hour < 2 else 300.0

@@ -20,6 +20,8 @@ from healer.detection.refits import (
 from healer.detection.training import FeatureRow, Fitted, Trained, healthy, train
 from tests.support.feature_history import FEATURES, NODES, history
 
+pytestmark = pytest.mark.heavy
+
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 MOVED = Drifted(feature="gpu power, lowest", index=1.0, limit=0.3)

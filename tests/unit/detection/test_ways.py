@@ -14,6 +14,8 @@ from healer.observations.groups import Groups
 from tests.support.feature_history import FEATURES, NODES, history
 from tests.support.measured import CLUSTER
 
+pytestmark = pytest.mark.heavy
+
 NOWHERE = Groups(np.full(8, -1, np.int32))
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 

@@ -15,6 +15,8 @@ from healer.processes.senses import FEW, SensesLoop
 from healer.sim.columns import MemoryColumns
 from tests.support.loop import shipped
 
+pytestmark = pytest.mark.heavy
+
 CLUSTER, START = "pod1", datetime.fromisoformat("2026-11-20T03:00:00+00:00")
 ASKED, HEAT = Column("gpu_recovery_action", Part(gpu=0)), Column("gpu_temp_c", Part(gpu=0))
 NONE, RESET = 0.0, 1.0

@@ -36,6 +36,8 @@ from tests.unit.signals import collected, pushing
 from tests.unit.signals import shipped as shipped_records
 from tests.unit.signals.measuring import NOW, Bench, known, shipped
 
+pytestmark = pytest.mark.heavy
+
 HOME = str(Path(healer.__file__).parent)
 #: Names of arguments that hold what somebody sent.
 _SENT = {"raw", "body", "text", "line", "lines", "data", "blob", "content"}

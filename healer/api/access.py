@@ -243,7 +243,7 @@ class Access:
             if key in self._refused or not self._room(caller):
                 return
             self._refused[key] = time.monotonic()
-        self._services.commands.audit(
+        self._services.controls.audit(
             AuditRecord(
                 cluster=caller.cluster or self._services.cluster,
                 at=self._services.clock.now(),

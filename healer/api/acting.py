@@ -185,16 +185,8 @@ def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Respo
         confine(request, caller)
 
     def act(identity: str) -> Response:
-        services.commands.set_mode(
-            name,
-            Mode(body.mode),
-            by=caller.name,
-            reason=body.reason,
-            at=services.clock.now(),
-            request=identity,
-            earn=services.rules().guards.earn,
-            given=services.rules().mode_of(rule),
-            texts=services.rules().texts,
+        services.controls.set_mode(
+            rule, Mode(body.mode), by=caller.name, reason=body.reason, request=identity
         )
         record = services.reads.rule_records().get(name, RuleRecord())
         return answer(request, rule_view(services.rules(), rule, record, services.reads.trials()))
@@ -209,7 +201,7 @@ def pause(request: Request, caller: Operator, body: PauseBody) -> Response:
     _check_pause(services, caller, request, body)
 
     def act(identity: str) -> Response:
-        made = services.commands.pause(
+        made = services.controls.pause(
             Pause(
                 id=identity,
                 scope=body.scope,
@@ -271,9 +263,7 @@ def end_pause(
     words = body or Reason(reason=reason or "no reason given")
 
     def act(identity: str) -> Response:
-        ended = services.commands.end_pause(
-            id, by=caller.name, reason=words.reason, at=services.clock.now(), request=identity
-        )
+        ended = services.controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)
         return answer(request, ended)
 
     return once(request, caller, words, act)

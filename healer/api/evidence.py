@@ -51,7 +51,7 @@ def one(request: Request, caller: Operator, id: Id) -> Response:
         raise NotFound(f"there is no evidence {id}: it was never whole, or is too old")
     confine(request, caller, cluster=found.cluster, node=found.node)
     data = services.evidence.content(found.id)
-    services.commands.audit(
+    services.controls.audit(
         AuditRecord(
             cluster=found.cluster,
             at=services.clock.now(),

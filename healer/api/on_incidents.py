@@ -68,10 +68,10 @@ def _tell(
             reason=reason or "",
             data=data or {},
         )
-        row = services.commands.tell(command, request=identity)
+        row = services.controls.tell(command, request=identity)
         if then is not None:
             then(incident, identity)
-        taken = _taken(lambda: services.commands.consumed(row))
+        taken = _taken(lambda: services.controls.consumed(row))
         return answer(request, services.reads.incident(incident.id), 200 if taken else 202)
 
     return once(request, caller, body, act)
@@ -127,15 +127,8 @@ def review(request: Request, caller: Responder, id: Id, body: ReviewBody) -> Res
     def then(incident: Incident, identity: str) -> None:
         rule = services.rules().by_name.get(incident.rule)
         if rule is not None:
-            services.commands.judge_mode(
-                rule.name,
-                incident=incident.id,
-                review=Review(body.review),
-                given=services.rules().mode_of(rule),
-                earn=services.rules().guards.earn,
-                texts=services.rules().texts,
-                at=services.clock.now(),
-                request=identity,
+            services.controls.judge_mode(
+                rule, incident=incident.id, review=Review(body.review), request=identity
             )
 
     return _tell(request, caller, id, body, CommandKind.review, reason=body.reason, data=data, then=then)
@@ -189,7 +182,7 @@ def note(request: Request, caller: Responder, id: Id, body: NoteBody) -> Respons
     incident = _own(request, caller, id)
 
     def act(identity: str) -> Response:
-        services.commands.note(
+        services.controls.note(
             incident.id, body.note, by=caller.name, at=services.clock.now(), request=identity
         )
         return answer(request, services.reads.incident(incident.id))

@@ -78,7 +78,7 @@ def learn(request: Request, caller: Operator, body: LearnBody) -> Response:
         return answer(request, taken)
 
     def act(identity: str) -> Response:
-        services.commands.learn(taken.reference, reason=body.reason, request=identity)
+        services.controls.learn(taken.reference, reason=body.reason, request=identity)
         return answer(request, msgspec.structs.replace(taken, stored=True), 201)
 
     return once(request, caller, body, act)
@@ -133,9 +133,7 @@ def forget(
     words = body or Reason(reason="no reason given")
 
     def act(identity: str) -> Response:
-        services.commands.forget_reference(
-            known, by=caller.name, reason=words.reason, at=services.clock.now(), request=identity
-        )
+        services.controls.forget_reference(known, by=caller.name, reason=words.reason, request=identity)
         return answer(request, known)
 
     return once(request, caller, words, act)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from healer.engine.command import Commands as RunCommands
+from healer.engine.command import Commands
+from healer.engine.controls import Controls
 from healer.engine.reconcile import Reconciler
 from healer.model import Ruleset
 from healer.model.recordings import Recordings
@@ -19,7 +20,6 @@ from healer.ports.disk_queue import Spool
 from healer.ports.evidence_book import EvidenceBook
 from healer.ports.hook_answers import Hooks
 from healer.ports.measurements import ColumnBook, Samples, SignalReads
-from healer.ports.people_commands import Commands
 from healer.ports.pull import ScrapeBook
 from healer.ports.queries import AuditTrail, EventFeed, MessageBook, Reads, Rehearsals, RuleFiles
 from healer.ports.request_keys import Idempotency
@@ -48,8 +48,8 @@ class Services:
     reads: Reads
     tokens: Tokens
     hooks: Hooks
-    commands: Commands
-    runs: RunCommands
+    controls: Controls
+    runs: Commands
     reconcile: Reconciler
     messages: MessageBook
     idempotency: Idempotency

@@ -14,7 +14,6 @@ from healer.adapters.munge import Munge, NoMunge
 from healer.adapters.notify.slack import SlackReplies
 from healer.adapters.postgres.audit_read import PostgresAuditTrail
 from healer.adapters.postgres.columns import PostgresColumns
-from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
@@ -47,6 +46,7 @@ from healer.bootstrap.rule_files import RuleFiles
 from healer.bootstrap.tried import Tried
 from healer.console.routes import router as console
 from healer.engine.command import Commands, Site
+from healer.engine.controls import Controls
 from healer.engine.reconcile import Reconciler
 from healer.model import Role
 from healer.model.recordings import Recordings
@@ -103,7 +103,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         tokens=PostgresTokens(db, cluster),
         credentials=credentials(settings),
         hooks=PostgresHooks(db, snapshots=snapshots, rules=rules, clock=clock),
-        commands=PostgresCommands(db, cluster, has_sink=has_sink),
+        controls=Controls(sites[cluster].ledger, rules, clock),
         runs=commands,
         reconcile=Reconciler(commands, rules, clock),
         messages=PostgresMessageBook(db),

@@ -4,25 +4,7 @@ A mode of the files or of HEALER_MODE is a person's word and needs no proof. Wha
 does; the way down is always free, and so is the way back to what the files say.
 """
 
-import msgspec
-
-from healer.model import Earn, Mode
-
-
-class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """How the newest judged incidents of a rule turned out. `right`: a person's review, a test of the node
-    that failed, or a part that was replaced for it. `wrong`: a person's review alone."""
-
-    right: int = 0
-    wrong: int = 0
-
-    @property
-    def judged(self) -> int:
-        return self.right + self.wrong
-
-    @property
-    def precision(self) -> float | None:
-        return self.right / self.judged if self.judged else None
+from healer.model import Earn, Mode, Proof
 
 
 def lacks(proof: Proof, earn: Earn) -> str | None:

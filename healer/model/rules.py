@@ -160,6 +160,22 @@ class Earn(msgspec.Struct, frozen=True, kw_only=True):
     precision: float = 0.95
 
 
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """How the newest judged incidents of a rule turned out. `right`: a person's review, a test of the node
+    that failed, or a part that was replaced for it. `wrong`: a person's review alone."""
+
+    right: int = 0
+    wrong: int = 0
+
+    @property
+    def judged(self) -> int:
+        return self.right + self.wrong
+
+    @property
+    def precision(self) -> float | None:
+        return self.right / self.judged if self.judged else None
+
+
 class SweepSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tests of idle nodes in turn. `scheduled`: healer starts them by itself; by hand they go always.
 

@@ -1,10 +1,24 @@
 """The part of the ledger that people's commands use: `healer.engine.command`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
-from healer.model import AuditRecord, Command, Decision, GateFacts, LogEntry, Run, Slot
+from healer.model import (
+    AuditRecord,
+    Command,
+    Decision,
+    GateFacts,
+    LogEntry,
+    Mode,
+    Pause,
+    Proof,
+    Reference,
+    Review,
+    Run,
+    Slot,
+)
 from healer.ports.transactions import WalkTx
 
 T = TypeVar("T")
@@ -56,8 +70,52 @@ class CommandTx(WalkTx, Protocol):
         """What runs that begin together write: one statement for each kind. No node has two of them."""
         ...
 
-    def tell(self, command: Command, *, request: str) -> None:
-        """Tells the detector; the same command of the same request again is nothing."""
+    def tell(self, command: Command, *, request: str) -> int:
+        """Tells the detector; the same command of the same request again is nothing. The row's id."""
+        ...
+
+    def audited(self, subject: str, request: str) -> bool:
+        """Whether the audit has a record of this request about the subject."""
+        ...
+
+    def add_note(self, incident: str, text: str, *, by: str, at: datetime) -> None: ...
+
+    def add_pause(self, pause: Pause) -> bool:
+        """False where one of its id exists: nothing is changed."""
+        ...
+
+    def pause(self, name: str) -> Pause | None:
+        """In force or ended."""
+        ...
+
+    def end_pause(self, name: str, *, by: str, at: datetime) -> Pause | None:
+        """The pause that ended now; None where none of this id was in force."""
+        ...
+
+    def rule_mode(self, rule: str) -> tuple[Mode, str] | None:
+        """The mode that was set while healer ran, and by whom."""
+        ...
+
+    def save_rule_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None: ...
+
+    def proof(
+        self,
+        rule: str,
+        most: int,
+        *,
+        texts: Mapping[str, str],
+        review: tuple[str, Review] | None = None,
+    ) -> Proof:
+        """How the rule's newest `most` judged incidents turned out. `texts`: what rules say now. `review`: an
+        incident, and what a person says of it that is not stored yet."""
+        ...
+
+    def save_reference(self, reference: Reference) -> None:
+        """In place of the one of its kind."""
+        ...
+
+    def drop_reference(self, reference: Reference) -> bool:
+        """Whether there was one of its kind."""
         ...
 
 
@@ -67,6 +125,10 @@ class CommandLedger(Protocol):
     cluster: str
 
     def has_run(self, run: str) -> bool: ...
+
+    def consumed(self, row: int) -> bool:
+        """Whether the detector has taken the command of this row."""
+        ...
 
     def command(self) -> AbstractContextManager[CommandTx]:
         """Raises NodeTaken; Invalid for what cannot be stored."""

@@ -33,13 +33,18 @@ from healer.model import (
     JobCheckpoint,
     LogEntry,
     Message,
+    Mode,
     NodeHistory,
     Observation,
     ObservationKind,
+    Pause,
     Permit,
+    Proof,
     Reference,
+    Remedy,
     RemedyUse,
     RequeueUse,
+    Review,
     Run,
     RunState,
     Slot,
@@ -152,6 +157,10 @@ class MemoryLedger:
 
     def has_run(self, run: str) -> bool:
         return run in self.tables.runs
+
+    def consumed(self, row: int) -> bool:
+        command = list(self.tables.requests.values())[row]
+        return command not in self.tables.commands
 
     def command(self) -> AbstractContextManager["MemoryTx"]:
         return self.transaction()
@@ -506,13 +515,86 @@ class MemoryTx:
             self.undo.add(self._tables.requeues, use)
         self.undo.put(self._tables.requeued_by, key, self._run)
 
-    def tell(self, command: Command, *, request: str = "") -> None:
-        """What a person's request has told before is nothing."""
-        if request and request in self._tables.requests:
-            return
-        if request:
-            self.undo.put(self._tables.requests, request, command)
+    def tell(self, command: Command, *, request: str = "") -> int:
+        """What a person's request has told before is nothing. The row is its place among all requests."""
+        requests = self._tables.requests
+        if request and request not in requests:
+            self.undo.put(requests, request, command)
+        elif request:
+            return list(requests).index(request)
         self.undo.add(self._tables.commands, command)
+        return len(requests) - 1
+
+    def audited(self, subject: str, request: str) -> bool:
+        about = (one for one in self._tables.audit if one.subject == subject)
+        return any(one.data.get("request") == request for one in about)
+
+    def add_note(self, incident: str, text: str, *, by: str, at: datetime) -> None:
+        self.undo.add(self._tables.notes, (incident, text, by, at))
+
+    def add_pause(self, pause: Pause) -> bool:
+        if self.pause(pause.id) is not None:
+            return False
+        self.undo.add(self._tables.pauses, pause)
+        return True
+
+    def pause(self, name: str) -> Pause | None:
+        known = (*self._tables.pauses, *self._tables.ended_pauses)
+        return next((one for one in known if one.id == name), None)
+
+    def end_pause(self, name: str, *, by: str, at: datetime) -> Pause | None:
+        ended = next((one for one in self._tables.pauses if one.id == name), None)
+        if ended is not None:
+            self.undo.keep(self._tables.pauses, [one for one in self._tables.pauses if one.id != name])
+            self.undo.add(self._tables.ended_pauses, ended)
+        return ended
+
+    def rule_mode(self, rule: str) -> tuple[Mode, str] | None:
+        mode = self._tables.modes.get(rule)
+        return (mode, self._tables.modes_by.get(rule, "")) if mode is not None else None
+
+    def save_rule_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None:
+        self.undo.put(self._tables.modes, rule, mode)
+        self.undo.put(self._tables.modes_by, rule, by)
+
+    def proof(
+        self,
+        rule: str,
+        most: int,
+        *,
+        texts: Mapping[str, str],
+        review: tuple[str, Review] | None = None,
+    ) -> Proof:
+        """No replay is proof here, so `texts` decides nothing."""
+        of_rule = [one for one in self._tables.incidents.values() if one.rule == rule]
+        of_rule.sort(key=lambda one: one.opened, reverse=True)
+        outcomes = [
+            self._outcome(one, review[1] if review is not None and review[0] == one.id else one.review)
+            for one in of_rule
+            if one.merged_into is None
+        ]
+        judged = [outcome for outcome in outcomes if outcome is not None][:most]
+        return Proof(right=judged.count(True), wrong=judged.count(False))
+
+    def _outcome(self, incident: Incident, review: Review | None) -> bool | None:
+        """A person's word stands above what was measured."""
+        if review in (Review.true_fault, Review.false_alarm):
+            return review is Review.true_fault
+        runs = (run.id for run in self._tables.runs.values() if run.incident == incident.id)
+        ended = (one for run in runs for one in self._tables.log.get(run, ()) if one.event is StepEvent.done)
+        failed = any(
+            one.data.get("verb") == Verb.diagnose and one.data.get("passed") is False for one in ended
+        )
+        replaced = not incident.is_open and incident.tried is Remedy.replace
+        return True if failed or replaced else None
+
+    def save_reference(self, reference: Reference) -> None:
+        self.undo.put(self._tables.references, reference.kind, reference)
+
+    def drop_reference(self, reference: Reference) -> bool:
+        known = reference.kind in self._tables.references
+        self.undo.drop(self._tables.references, reference.kind)
+        return known
 
     def drop_requeue(self, job: str, restarts: int) -> None:
         key = (job, restarts)
@@ -532,7 +614,7 @@ class MemoryClaim:
 
     def __init__(self, ledger: MemoryLedger, run: Run) -> None:
         self._ledger = ledger
-        self._kept: list[Callable[[MemoryTx], None]] = []
+        self._kept: list[Callable[[MemoryTx], object]] = []
         self.run = msgspec.structs.replace(run, epoch=run.epoch + 1, wake_at=None)
         ledger.tables.runs[run.id] = self.run
 

@@ -98,8 +98,13 @@ class Tables:
     remedies: list[RemedyUse] = field(default_factory=list)
     vetoes: list[Veto] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
+    ended_pauses: list[Pause] = field(default_factory=list)
+    #: Incident, text, who, when.
+    notes: list[tuple[str, str, str, datetime]] = field(default_factory=list)
     permits: list[Permit] = field(default_factory=list)
     modes: dict[str, Mode] = field(default_factory=dict)
+    #: Who set them.
+    modes_by: dict[str, str] = field(default_factory=dict)
     messages: dict[str, Message | Ticket] = field(default_factory=dict)
     sent: list[tuple[datetime, Message | Ticket]] = field(default_factory=list)
     audit: list[AuditRecord] = field(default_factory=list)

@@ -16,7 +16,6 @@ from fastapi import FastAPI
 from healer.adapters.clock import SystemClock
 from healer.adapters.munge import Munge
 from healer.adapters.postgres.columns import PostgresColumns
-from healer.adapters.postgres.commands import PostgresCommands
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
@@ -41,6 +40,7 @@ from healer.api.app import create_app
 from healer.api.services import Services
 from healer.bootstrap.done import done
 from healer.engine.command import Commands, Site
+from healer.engine.controls import Controls
 from healer.engine.reconcile import Reconciler
 from healer.model import (
     Alias,
@@ -288,7 +288,7 @@ class Api:
             tokens=self.tokens,
             credentials=lambda _: Munge(munge_socket),
             hooks=PostgresHooks(self.engine, snapshots=self.snapshots, rules=lambda: RULES, clock=clock),
-            commands=PostgresCommands(self.engine, CLUSTER),
+            controls=Controls(ledger, lambda: RULES, clock),
             recordings=lambda _: RECORDED,
             done=lambda name, since, until: done(self.engine, name, RULES, since, until),
             rehearsals=PostgresRehearsals(self.engine),

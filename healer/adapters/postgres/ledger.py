@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres import (
     audit,
+    controls,
     fault_bursts,
     forecasts,
     gate,
@@ -28,11 +29,12 @@ from healer.adapters.postgres.claims import Claims, PostgresClaim
 from healer.adapters.postgres.engine import ledger_errors, translated
 from healer.adapters.postgres.lane import Lane
 from healer.adapters.postgres.lines import write_decisions, write_entries, write_runs
+from healer.adapters.postgres.proofs import proofs
 from healer.adapters.postgres.rows import logs_of
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
-from healer.adapters.postgres.tables import incidents, part_of, run_log, runs, vetoes
+from healer.adapters.postgres.tables import incidents, notes, part_of, run_log, runs, vetoes
 from healer.model import (
     ENDED_RUN_STATES,
     LIFTING_VERBS,
@@ -50,9 +52,13 @@ from healer.model import (
     JobCheckpoint,
     LogEntry,
     Message,
+    Mode,
     Observation,
     ObservationKind,
+    Pause,
+    Proof,
     Reference,
+    Review,
     Run,
     RunState,
     Slot,
@@ -133,6 +139,11 @@ class PostgresLedger:
         query = sa.select(runs.c.id).where(runs.c.cluster == self.cluster, runs.c.id == run)
         with translated(), self._engine.connect() as conn:
             return conn.execute(query).first() is not None
+
+    def consumed(self, row: int) -> bool:
+        query = sa.select(inbox_table.c.consumed_at).where(inbox_table.c.id == row)
+        with translated(), self._engine.connect() as conn:
+            return conn.execute(query).scalar() is not None
 
     @contextmanager
     def command(self) -> Iterator["PostgresTx"]:
@@ -388,8 +399,45 @@ class PostgresTx:
     def write(self, entry: LogEntry) -> None:
         write_entries(self.conn, [entry])
 
-    def tell(self, command: Command, *, request: str) -> None:
-        inbox.put_command(self.conn, command, request=request)
+    def tell(self, command: Command, *, request: str) -> int:
+        return inbox.put_command(self.conn, command, request=request)
+
+    def audited(self, subject: str, request: str) -> bool:
+        return controls.audited(self.conn, subject, request)
+
+    def add_note(self, incident: str, text: str, *, by: str, at: datetime) -> None:
+        self.conn.execute(sa.insert(notes).values(incident=incident, at=at, by=by, text=text))
+
+    def add_pause(self, pause: Pause) -> bool:
+        return controls.add_pause(self.conn, pause)
+
+    def pause(self, name: str) -> Pause | None:
+        return controls.pause_named(self.conn, name)
+
+    def end_pause(self, name: str, *, by: str, at: datetime) -> Pause | None:
+        return controls.end_pause(self.conn, name, by, at)
+
+    def rule_mode(self, rule: str) -> tuple[Mode, str] | None:
+        return controls.rule_mode(self.conn, rule)
+
+    def save_rule_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None:
+        controls.save_rule_mode(self.conn, rule, mode, by=by, reason=reason, at=at)
+
+    def proof(
+        self,
+        rule: str,
+        most: int,
+        *,
+        texts: Mapping[str, str],
+        review: tuple[str, Review] | None = None,
+    ) -> Proof:
+        return proofs(self.conn, most, rules=[rule], now=review, texts=texts).get(rule, Proof())
+
+    def save_reference(self, reference: Reference) -> None:
+        references.save_reference(self.conn, reference)
+
+    def drop_reference(self, reference: Reference) -> bool:
+        return references.forget_reference(self.conn, reference.cluster, reference.kind)
 
     def consume(self, observations: Sequence[Observation]) -> None:
         inbox.consume(self.conn, observations, self._clock.now())

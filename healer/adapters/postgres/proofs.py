@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tables import incidents, replay_proofs, rule_texts, run_log, runs
-from healer.decisions.earned import Proof
-from healer.model import Remedy, Review, StepEvent, Verb
+from healer.model import Proof, Remedy, Review, StepEvent, Verb
 
 
 def proofs(

@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres import figures, forecasts, lemons, paging, rows, rule_texts, unusual, verdicts
-from healer.adapters.postgres.commands import pause_of
+from healer.adapters.postgres.controls import pause_of
 from healer.adapters.postgres.details import incident_detail, run_detail
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.job_history import job_history

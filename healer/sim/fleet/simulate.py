@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.decisions.earned import Proof, falls_back
-from healer.model import Incident, Mode, Ruleset
+from healer.decisions.earned import falls_back
+from healer.model import Incident, Mode, Proof, Ruleset
 from healer.recordings.recorder import File, Recorder
 from healer.sim.columns import MemoryColumns
 from healer.sim.fleet.forget import forget

@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.proofs import proofs
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.tables import audit_records, rule_texts
-from healer.decisions.earned import Proof
-from healer.model import Incident, IncidentState, Mode, Review
+from healer.model import Incident, IncidentState, Mode, Proof, Review
 from healer.model.recordings import Recordings
 from healer.processes.rehearsing import LONGEST, Rehearsing
 from healer.sim.clock import SimClock

@@ -39,7 +39,7 @@ PROBLEMS = modules(
     "engine/restarts.py",
     "engine/starts.py",
     "adapters/postgres/rehearsals.py",
-    "adapters/postgres/commands.py",
+    "engine/controls.py",
     "processes/rehearsing.py",
     "bootstrap/rehearse.py",
 )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from healer.decisions.earned import Proof, falls_back, lacks
-from healer.model import Earn, Mode
+from healer.decisions.earned import falls_back, lacks
+from healer.model import Earn, Mode, Proof
 
 EARN = Earn()
 

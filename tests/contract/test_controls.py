@@ -1,0 +1,151 @@
+"""What people order beside runs, on both ledgers: one transaction with its record, once for each request."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from healer.engine.controls import HEALER, Controls
+from healer.model import CommandKind, Incident, Mode, Pause, Reference, Review, Rule, Ruleset
+from healer.ports.request_errors import Conflict, NotFound
+from tests.support.ledgers import CLUSTER, START, Bench, bench_of, command, facts, incident
+from tests.support.loop import rules_in
+
+RULE = "gpu-lost"
+
+
+class Desk:
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.rules = bench, rules_in()
+        self.controls = Controls(bench.ledger, lambda: self.rules, bench.clock)
+
+    def rule(self) -> Rule:
+        return self.rules.by_name[RULE]
+
+    def give(self, mode: Mode) -> None:
+        """The files say this mode."""
+        rules = tuple(msgspec.structs.replace(one, mode=mode) for one in self.rules.rules)
+        self.rules: Ruleset = msgspec.structs.replace(self.rules, rules=rules)
+
+    def set_mode(self, mode: Mode, request: str = "q1") -> None:
+        self.controls.set_mode(self.rule(), mode, by="ann", reason="first week", request=request)
+
+    def mode(self) -> tuple[Mode, str] | None:
+        with self.bench.ledger.command() as tx:
+            return tx.rule_mode(RULE)
+
+    def save(self, *incidents: Incident) -> None:
+        with self.bench.ledger.transaction() as tx:
+            for one in incidents:
+                tx.save_incident(one)
+
+    def verbs(self) -> list[tuple[str, str]]:
+        return [(record.actor, record.verb) for record in self.bench.records()]
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def desk(request: pytest.FixtureRequest) -> Desk:
+    return Desk(bench_of(request))
+
+
+def reviewed(count: int, review: Review, first: int = 1) -> list[Incident]:
+    return [incident(number, review=review) for number in range(first, first + count)]
+
+
+def test_a_pause_is_in_force_at_once_and_ends_once(desk: Desk) -> None:
+    pause = Pause(id="p1", scope="all", name="", by="ann", reason="roll-out", since=START)
+    for _ in range(2):
+        assert desk.controls.pause(pause, request="q1") == pause
+    assert [one.id for one in facts(desk.bench).pauses] == ["p1"]
+    for _ in range(2):
+        assert desk.controls.end_pause("p1", by="bob", reason="done", request="q2") == pause
+    assert facts(desk.bench).pauses == ()
+    with pytest.raises(NotFound, match="no pause p1 is in force"):
+        desk.controls.end_pause("p1", by="bob", reason="done", request="q3")
+    assert desk.verbs() == [("ann", "pause.set"), ("bob", "pause.ended")]
+    with desk.bench.ledger.command() as tx:
+        assert tx.pause("p1") == pause
+
+
+def test_a_mode_is_set_once_for_a_request_and_with_its_record(desk: Desk) -> None:
+    desk.set_mode(Mode.approve)
+    desk.set_mode(Mode.suggest)  # the same request again
+    assert desk.mode() == (Mode.approve, "ann")
+    (record,) = desk.bench.records()
+    assert (record.verb, record.subject) == ("rule.mode_set", f"rule/{RULE}")
+    assert (record.data["mode"], record.data["before"]) == ("approve", None)
+    assert facts(desk.bench).modes == {RULE: Mode.approve}
+
+
+def test_auto_is_earned_and_taken_away_again(desk: Desk) -> None:
+    desk.give(Mode.approve)
+    needed = desk.rules.guards.earn.incidents
+    desk.save(*reviewed(needed - 1, Review.true_fault))
+    with pytest.raises(Conflict, match=f"{needed - 1} of {needed} incidents"):
+        desk.set_mode(Mode.auto)
+    assert (desk.mode(), desk.verbs()) == (None, [])
+    desk.save(incident(needed, review=Review.true_fault))
+    desk.set_mode(Mode.auto, "q2")
+    assert desk.mode() == (Mode.auto, "ann")
+    judge(desk, 1, Review.true_fault)
+    assert desk.mode() == (Mode.auto, "ann")
+    desk.save(*reviewed(needed // 2, Review.false_alarm))
+    judge(desk, needed, Review.false_alarm)
+    assert desk.mode() == (Mode.approve, HEALER)
+    assert len(desk.bench.messages()) == 1
+    with pytest.raises(Conflict):
+        desk.set_mode(Mode.auto, "q9")
+
+
+def judge(desk: Desk, number: int, review: Review) -> None:
+    request, name = f"review-{number}", incident(number).id
+    desk.controls.judge_mode(desk.rule(), incident=name, review=review, request=request)
+
+
+def test_the_way_back_to_the_files_auto_is_free_but_for_healers_own_fall(desk: Desk) -> None:
+    desk.give(Mode.auto)
+    desk.set_mode(Mode.approve)
+    desk.set_mode(Mode.auto, "q2")
+    assert desk.mode() == (Mode.auto, "ann")
+    desk.save(*reviewed(desk.rules.guards.earn.incidents, Review.false_alarm))
+    judge(desk, 1, Review.false_alarm)
+    with pytest.raises(Conflict, match="cannot be set to auto"):
+        desk.set_mode(Mode.auto, "q3")
+
+
+def test_a_word_on_an_incident_reaches_the_detector_once(desk: Desk) -> None:
+    desk.save(incident())
+    word = command(CommandKind.acknowledge)
+    rows = [desk.controls.tell(word, request="q1") for _ in range(2)]
+    assert rows[0] == rows[1]
+    assert not desk.controls.consumed(rows[0])
+    assert [one.kind for one in desk.bench.commands()] == [CommandKind.acknowledge]
+    assert desk.verbs() == [("healer", "incident.acknowledged")]
+
+
+def test_a_note_is_kept_once_and_needs_its_incident(desk: Desk) -> None:
+    with pytest.raises(NotFound):
+        desk.controls.note("none", "reseated", by="ann", request="q1")
+    desk.save(incident())
+    for _ in range(2):
+        desk.controls.note(incident().id, "reseated", by="ann", request="q2")
+    (record,) = desk.bench.records()
+    assert (record.verb, record.data["note"]) == ("incident.noted", "reseated")
+
+
+def test_a_reference_replaces_that_of_its_kind_and_is_forgotten_once(desk: Desk) -> None:
+    given: dict[str, Any] = {"cluster": CLUSTER, "kind": "h100", "at": START, "by": "ann"}
+    first, second = (Reference(node=node, facts={"driver": node}, **given) for node in ("n1", "n2"))
+    desk.controls.learn(first, reason="good", request="q1")
+    desk.controls.learn(second, reason="better", request="q2")
+    with desk.bench.ledger.transaction() as tx:
+        assert tx.references() == [second]
+    for _ in range(2):
+        desk.controls.forget_reference(second, by="bob", reason="sold", request="q3")
+    with desk.bench.ledger.transaction() as tx:
+        assert tx.references() == []
+    assert [verb for _, verb in desk.verbs()] == [
+        "reference.learnt",
+        "reference.learnt",
+        "reference.forgotten",
+    ]

@@ -182,9 +182,7 @@ def note(request: Request, caller: Responder, id: Id, body: NoteBody) -> Respons
     incident = _own(request, caller, id)
 
     def act(identity: str) -> Response:
-        services.controls.note(
-            incident.id, body.note, by=caller.name, at=services.clock.now(), request=identity
-        )
+        services.controls.note(incident.id, body.note, by=caller.name, request=identity)
         return answer(request, services.reads.incident(incident.id))
 
     return once(request, caller, body, act)

@@ -134,8 +134,8 @@ class Controls:
             self._set_mode(tx, rule.name, mode, by, reason, request)
 
     def judge_mode(self, rule: Rule, *, incident: str, review: Review, request: str) -> None:
-        """After a review that the detector has not stored yet. A rule in auto that is wrong too often falls back
-        to approve, and people are paged."""
+        """After a review that the detector has not stored yet. A rule in auto that is wrong too often falls
+        back to approve, and people are paged."""
         rules = self._rules()
         earn = rules.guards.earn
         with self._ledger.command() as tx:

@@ -56,11 +56,6 @@ class Reach:
     def away(self) -> bool:
         return self._away_since is not None
 
-    def away_s(self) -> float:
-        """For how long it has not answered; 0 while it does."""
-        since = self._away_since
-        return 0.0 if since is None else time.monotonic() - since
-
     def failed(self, why: str) -> None:
         with self._lock:
             self._why = why

@@ -74,17 +74,3 @@ class HookAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     reason: str
-
-
-class GuardProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """409 of a guard's Refuse (RFC 9457)."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    guard: str
-    limit: float | None = None
-    used: float | None = None
-    frees_at: datetime | None = None

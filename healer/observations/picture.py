@@ -136,13 +136,6 @@ class NodePicture:
         else:
             self.line_late = late if self.line_late is None else min(self.line_late, late)
 
-    @property
-    def skew_s(self) -> float | None:
-        """By how much the host's clock is ahead of ours; None until three heartbeats told their time."""
-        if len(self.beats_late) < BEATS_FOR_CADENCE:
-            return None
-        return -min(self.beats_late).total_seconds()
-
     def moment(self, event_at: datetime, arrived_at: datetime) -> datetime:
         """When it was, by our clock: the host's is set right where heartbeats tell how far it is off."""
         late = min(self.beats_late) if len(self.beats_late) >= BEATS_FOR_CADENCE else timedelta(0)

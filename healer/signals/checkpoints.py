@@ -40,12 +40,6 @@ def checkpoint_observations(body: Any, now: datetime, *, cluster: str) -> Accept
     return Accepted(observations=tuple(observations), rejected=rejects.sorted(), rejected_more=rejects.more)
 
 
-def jobs_of_checkpoints(body: Any, *, cluster: str) -> set[tuple[str, str]]:
-    """Every (cluster, job) that a body names: for tokens bound to one job. Raises BadBody."""
-    told = [item for item in _objects(body) if isinstance(item, dict)]
-    return {(str(item.get("cluster") or cluster), str(item.get("job") or "")) for item in told}
-
-
 def _objects(body: Any) -> list[Any]:
     if not isinstance(body, dict | list):
         raise BadBody("the body: expected an object with `job`, `step`, `path` and `durable`, or a list")

@@ -12,7 +12,6 @@ from sqlalchemy import event
 from healer.adapters.clock import SystemClock
 from healer.adapters.postgres import rows
 from healer.adapters.postgres.beats import Beat
-from healer.adapters.postgres.claims import write_entry
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.console_reads import PostgresConsoleReads
 from healer.adapters.postgres.figures import stats
@@ -20,7 +19,7 @@ from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.job_history import gpu_hours_lost
 from healer.adapters.postgres.leader import try_lead
-from healer.adapters.postgres.lines import write_runs
+from healer.adapters.postgres.lines import write_entries, write_runs
 from healer.adapters.postgres.open_incidents import merged_into
 from healer.adapters.postgres.own import stored
 from healer.adapters.postgres.samples import PostgresSamples
@@ -175,7 +174,7 @@ def test_a_job_tells_in_sentences_what_was_done_to_it(fresh_database: sa.Engine)
             ("r2", "requeue", StepEvent.done, "Job 4711 was requeued."),
             ("r3", "requeue", StepEvent.done, "Job 4712 was requeued."),
         ):
-            write_entry(conn, LogEntry(run=run, at=NOW, epoch=1, step=step, event=event, text=text))
+            write_entries(conn, [LogEntry(run=run, at=NOW, epoch=1, step=step, event=event, text=text)])
     done = reads_of(fresh_database).job(CLUSTER, "4711").done
     assert [(one.step, one.event, one.text, one.run) for one in done] == [
         ("requeue", "skipped", "Job 4711 asks not to be requeued.", "r1"),

@@ -104,7 +104,6 @@ def heartbeat(raw: bytes) -> Any:
 
 def checkpoint(raw: bytes) -> Any:
     body = decoded(raw)
-    checkpoints.jobs_of_checkpoints(body, cluster=CLUSTER)
     return checkpoints.checkpoint_observations(body, NOW, cluster=CLUSTER)
 
 

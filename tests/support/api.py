@@ -259,6 +259,8 @@ class Api:
     def __init__(self, database: sa.Engine, *, nodes: int = 4, munge_socket: Path = NO_MUNGE) -> None:
         url = database.url.render_as_string(hide_password=False)
         self.engine = make_engine(url)
+        #: In force; a test may change them.
+        self.rules = RULES
         self.snapshots = PostgresSnapshots(self.engine)
         if nodes:
             self.snapshots.put(snapshot(nodes))
@@ -269,13 +271,13 @@ class Api:
         clock = SystemClock()
         self.slurm = SimScheduler(CLUSTER, clock, max(nodes, 1))
         ledger = PostgresLedger(self.engine, CLUSTER, snapshots=self.snapshots, clock=clock, has_sink=False)
-        commands = Commands({CLUSTER: Site(ledger, self.slurm, lambda _: None)}, lambda: RULES, clock)
+        commands = Commands({CLUSTER: Site(ledger, self.slurm, lambda _: None)}, self._rules, clock)
         columns = PostgresColumns(self.engine)
         self.samples = PostgresSamples(self.engine, CLUSTER)
         self.services = Services(
             cluster=CLUSTER,
             clock=clock,
-            rules=lambda: RULES,
+            rules=self._rules,
             signals=self.signals,
             samples=self.samples,
             columns=columns,
@@ -284,17 +286,17 @@ class Api:
             scrapes=PostgresScrapes(self.engine),
             senders=PostgresSenders(self.engine),
             history=PostgresSignalReads(self.engine, columns),
-            reads=PostgresReads(self.engine, snapshots=self.snapshots, clock=clock, rules=lambda: RULES),
+            reads=PostgresReads(self.engine, snapshots=self.snapshots, clock=clock, rules=self._rules),
             tokens=self.tokens,
             credentials=lambda _: Munge(munge_socket),
-            hooks=PostgresHooks(self.engine, snapshots=self.snapshots, rules=lambda: RULES, clock=clock),
-            controls=Controls(ledger, lambda: RULES, clock),
+            hooks=PostgresHooks(self.engine, snapshots=self.snapshots, rules=self._rules, clock=clock),
+            controls=Controls(ledger, self._rules, clock),
             recordings=lambda _: RECORDED,
-            done=lambda name, since, until: done(self.engine, name, RULES, since, until),
+            done=lambda name, since, until: done(self.engine, name, self.rules, since, until),
             rehearsals=PostgresRehearsals(self.engine),
             rule_files=SomeFiles(),
             runs=commands,
-            reconcile=Reconciler(commands, lambda: RULES, clock),
+            reconcile=Reconciler(commands, self._rules, clock),
             messages=PostgresMessageBook(self.engine),
             idempotency=PostgresIdempotency(self.engine),
             audit=NoAudit(),
@@ -303,6 +305,9 @@ class Api:
             ready=lambda: readiness(self.engine, [CLUSTER], clock.now(), stale_s=30),
         )
         self.app: FastAPI = create_app(self.services)
+
+    def _rules(self) -> Ruleset:
+        return self.rules
 
     def look(self) -> None:
         """Reads the simulated Slurm, as the poller does."""

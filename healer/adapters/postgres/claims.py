@@ -28,7 +28,7 @@ from healer.adapters.postgres.holding import (
 )
 from healer.adapters.postgres.judging import Case, Judging, lost
 from healer.adapters.postgres.lane import ALONE, Lane
-from healer.adapters.postgres.lines import Lines, store, write_entries
+from healer.adapters.postgres.lines import Lines, store
 from healer.adapters.postgres.references import read_references
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits
@@ -352,7 +352,3 @@ class PostgresClaim:
             until, begun_s = self._claims.lane.do(wanted)
         self._kept = Lines()
         self.run, self._renewed_s = msgspec.structs.replace(self.run, lease_until=until), begun_s
-
-
-def write_entry(conn: sa.Connection, entry: LogEntry) -> None:
-    write_entries(conn, [entry])

@@ -1,6 +1,5 @@
 """`POST /rules/{name}/mode` to auto: earned by what became of the rule's incidents, on PostgreSQL."""
 
-import dataclasses
 from typing import Any
 
 import httpx
@@ -8,8 +7,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.claims import write_entry
-from healer.adapters.postgres.lines import write_runs
+from healer.adapters.postgres.lines import write_entries, write_runs
 from healer.adapters.postgres.proofs import proofs
 from healer.adapters.postgres.tables import incidents, messages
 from healer.model import (
@@ -49,9 +47,7 @@ def mode_now(client: httpx.Client, headers: dict[str, str]) -> dict[str, Any]:
 def acting(served: Served) -> Served:
     """The site's own word is auto; else it is shadow here."""
     api, _ = served
-    services = api.app.state.services
-    rules = msgspec.structs.replace(services.rules(), default_mode=Mode.auto)
-    api.app.state.services = dataclasses.replace(services, rules=lambda: rules)
+    api.rules = msgspec.structs.replace(api.rules, default_mode=Mode.auto)
     return served
 
 
@@ -99,9 +95,8 @@ def add_test(conn: sa.Connection, one: Incident, *, passed: bool) -> None:
     )  # fmt: skip
     write_runs(conn, [run])
     data = {"verb": "diagnose", "passed": passed}
-    write_entry(
-        conn, LogEntry(run=run.id, at=one.opened, epoch=1, step="test", event=StepEvent.done, data=data)
-    )
+    entry = LogEntry(run=run.id, at=one.opened, epoch=1, step="test", event=StepEvent.done, data=data)
+    write_entries(conn, [entry])
 
 
 def test_two_false_alarms_end_it_and_it_has_to_be_earned_again(acting: Served) -> None:

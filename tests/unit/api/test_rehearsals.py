@@ -240,9 +240,7 @@ def test_what_cannot_be_proof_is_said(served: Served) -> None:
 def test_a_changed_rule_keeps_auto_by_what_it_would_open_now(served: Served) -> None:
     """Two false alarms end mode auto; not where the rule as edited opened neither of them."""
     api, client = served
-    services = api.app.state.services
-    rules = msgspec.structs.replace(services.rules(), default_mode=Mode.auto)
-    api.app.state.services = dataclasses.replace(services, rules=lambda: rules)
+    rules = api.rules = msgspec.structs.replace(api.rules, default_mode=Mode.auto)
     good = save(api, judged(10), judged(11))
     bad = save(api, judged(1, Review.false_alarm), judged(2, None))
     prove(served, finished(served, good, bad, rules.texts["rule/gpu-lost"]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from healer.model import ObservationKind, Topology
 from healer.observations.picture import Picture
 from healer.recordings.recorded_samples import steps_body
-from healer.signals.checkpoints import checkpoint_observations, jobs_of_checkpoints
+from healer.signals.checkpoints import checkpoint_observations
 from healer.signals.packed import pack_steps, unpack_steps
 from healer.signals.step_times import Steps, step_batches
 from healer.signals.wire import BadBody
@@ -240,13 +240,6 @@ def test_a_bad_checkpoint_loses_no_other() -> None:
     assert len(taken.observations) == 1
     with pytest.raises(BadBody):
         checkpoint_observations("text", NOW, cluster="pod1")
-
-
-def test_the_jobs_of_a_body() -> None:
-    assert jobs_of_checkpoints([CHECKPOINT, {"job": 7}, 5], cluster="pod9") == {
-        ("pod1", "4711"),
-        ("pod9", "7"),
-    }
 
 
 def test_a_checkpoint_teaches_the_picture_of_nodes_nothing() -> None:

@@ -167,8 +167,10 @@ def network() -> None:
     with socket.socket() as any_socket:
         up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # IFF_UP, IFF_RUNNING
         fcntl.ioctl(any_socket, 0x8914, up)  # SIOCSIFFLAGS
-        address = struct.pack("16sHH4s8s", b"lo:0", socket.AF_INET, 0, socket.inet_aton("192.0.2.17"), b"")
-        fcntl.ioctl(any_socket, 0x8916, address)  # SIOCSIFADDR
+        # SIOCSIFADDR, SIOCSIFNETMASK: of that address alone, or its whole network would be this machine's.
+        for request, value in ((0x8916, "192.0.2.17"), (0x891C, "255.255.255.255")):
+            address = struct.pack("16sHH4s8s", b"lo:0", socket.AF_INET, 0, socket.inet_aton(value), b"")
+            fcntl.ioctl(any_socket, request, address)
 
 
 def run(command: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ workers after it. `request` is the id of the very request: the same one again ch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -85,7 +86,12 @@ class Order(NamedTuple):
     by: str
     reason: str
     request: str
-    at: datetime
+    clock: Clock
+
+    @property
+    def at(self) -> datetime:
+        """Now: the gate's lock may have been waited for since the order was given."""
+        return self.clock.now()
 
 
 class Commands:
@@ -94,7 +100,9 @@ class Commands:
 
     def __init__(self, sites: Mapping[str, Site], rules: Callable[[], Ruleset], clock: Clock) -> None:
         self._sites, self._rules, self._clock = sites, rules, clock
-        self._starts = {name: site.ledger.together(self._start_runs) for name, site in sites.items()}
+        self._starts = {
+            name: site.ledger.together(self._start_runs, partial(_wake, site)) for name, site in sites.items()
+        }
 
     def preview(self, request: RunRequest) -> Preview:
         """The plan with live checks; does and stores nothing. Guards never raise here: they answer."""
@@ -134,10 +142,10 @@ class Commands:
             answer = self._starts[request.cluster](Asked(request, playbook, job, restart))
         except NodeTaken as error:
             raise Conflict(taken_sentence(request.node)) from error
-        return _woken(site, _or_refused(answer))
+        return _or_refused(answer)
 
     def _start_runs(self, tx: CommandTx, many: Sequence[Asked]) -> Sequence[object]:
-        return start_runs(tx, many, self._rules(), self._clock.now())
+        return start_runs(tx, many, self._rules(), self._clock)
 
     def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
         """Forbidden where a second person is needed and `by` is who asked. `restart`: jobs on the run's node
@@ -193,7 +201,7 @@ class Commands:
         raise NotFound(f"there is no run {run}")
 
     def _order(self, about: str, by: str, reason: str, request: str) -> Order:
-        return Order(about, by, reason, request, self._clock.now())
+        return Order(about, by, reason, request, self._clock)
 
 
 def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Ruleset) -> Run | JudgeResult:
@@ -203,35 +211,33 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
     by the gate as every other. The gate is locked first: the walk takes gate and run in this order too.
     """
     facts = tx.lock_gate()
-    run = run_named(tx, order.about)
-    playbook = rules.playbooks[run.playbook]
+    run, now = run_named(tx, order.about), order.at
     step = _step_to_approve(tx, run) if run.state is RunState.waiting else None
     if step is None and run.state not in _STATES_TO_APPROVE:
         return _approved_before(run, order, restart)
+    playbook = rules.playbooks[run.playbook]
     _check_second(run, playbook, order.by)
     approved = with_restarts(run, restart, order.by)
     incident = tx.incident(run.incident) if run.incident else None
     if step is not None:
-        refused = restart_refused(approved, incident, facts, rules, order.at) if restart else None
+        refused = restart_refused(approved, incident, facts, rules, now) if restart else None
         if refused is not None:
             return refused
         agreement = {"by": order.by} | ({"restart": dict(restart)} if restart else {})
         _mark(tx, run, [step], StepEvent.done, f"{order.by} approved: {order.reason}", order, data=agreement)
         return _go_on(tx, approved, "run.approved", order)
     approved = msgspec.structs.replace(approved, approved_by=order.by)
-    facts = with_sweeps(tx, facts, playbook, rules, order.at)
+    facts = with_sweeps(tx, facts, playbook, rules, now)
     proposal = beginning(approved, playbook, incident)
-    verdict = restart_refused(approved, incident, facts, rules, order.at) or judge(
-        proposal, facts, rules, order.at
-    )
-    tx.add_decision(decision_of(proposal, verdict, order.at))
+    verdict = restart_refused(approved, incident, facts, rules, now) or judge(proposal, facts, rules, now)
+    tx.add_decision(decision_of(proposal, verdict, now))
     if verdict.outcome is Outcome.refused:
         _audit_run(tx, run, "run.approved", order)
         return verdict
     acts = verdict.outcome is Outcome.act
     if acts:
         if not run.beside:
-            freed = take_over_untouched(tx, approved, facts, rules, order.at)
+            freed = take_over_untouched(tx, approved, facts, rules, now)
             if run.node in facts.running and not freed:
                 raise Conflict(f"another run is working on {run.node}")
         if (slot := first_slot(run, playbook, incident)) is not None:
@@ -240,7 +246,7 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
             tx.save_breaker(msgspec.structs.replace(facts.breaker, canary=run.id))
     state = RunState.running if acts else RunState.held
     known = tx.set_run_state(
-        run.id, state, why=verdict.why, at=order.at, approved_by=order.by, input=approved.input
+        run.id, state, why=verdict.why, at=now, approved_by=order.by, input=approved.input
     )
     _audit_run(tx, known, "run.approved", order)
     return known
@@ -420,10 +426,16 @@ def _or_refused(answer: Run | JudgeResult) -> Run:
 
 
 def _woken(site: Site, run: Run) -> Run:
-    """The workers hear of a run that goes on, after the commit."""
-    if run.state is RunState.running:
-        site.poke([run.id])
+    """The run, after the workers heard of it if it goes on."""
+    _wake(site, [run])
     return run
+
+
+def _wake(site: Site, results: Sequence[object]) -> None:
+    """Those of the results that are runs at work: the workers hear of all of them in one message."""
+    due = [one.id for one in results if isinstance(one, Run) and one.state is RunState.running]
+    if due:
+        site.poke(due)
 
 
 def _mark(

@@ -41,6 +41,7 @@ from healer.model import (
     StepEvent,
 )
 from healer.playbooks.inputs import InputInvalid, taken
+from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx
 from healer.ports.people_commands import RunRequest
 from healer.ports.request_errors import Conflict, Invalid, NotFound
@@ -55,13 +56,14 @@ class Asked(NamedTuple):
     restart: Mapping[str, int] = {}
 
 
-def start_runs(tx: CommandTx, many: Sequence[Asked], rules: Ruleset, now: datetime) -> list[object]:
+def start_runs(tx: CommandTx, many: Sequence[Asked], rules: Ruleset, clock: Clock) -> list[object]:
     """For each a run, the verdict that refused it, what was wrong with the request, or ALONE.
 
     A request that is repeated gets the run that there is. Of two on the same node or job the later one is for
     a transaction of its own.
     """
     facts = tx.lock_gate()
+    now = clock.now()  # the lock may have been waited for
     known = tx.known_runs([asked.request.id for asked in many])
     nodes = [asked.request.node for asked in many if asked.request.node is not None]
     batch = _Batch(tx, rules, now, tx.waiting_on(nodes))

@@ -134,8 +134,13 @@ class CommandLedger(Protocol):
         """Raises NodeTaken; Invalid for what cannot be stored."""
         ...
 
-    def together(self, work: "Callable[[CommandTx, Sequence[T]], Sequence[object]]") -> "Callable[[T], Any]":
-        """Makes one transaction of what comes at the same time: the result of `work` for each item.
+    def together(
+        self,
+        work: "Callable[[CommandTx, Sequence[T]], Sequence[object]]",
+        after: Callable[[Sequence[object]], None],
+    ) -> "Callable[[T], Any]":
+        """Makes one transaction of what comes at the same time: the result of `work` for each item. `after`
+        gets all results of a transaction once it is committed.
 
         A result that is an exception is raised; for ALONE the item is tried by itself. `work` must bear to be
         called again with an item whose transaction was rolled back.

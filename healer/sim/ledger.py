@@ -165,10 +165,15 @@ class MemoryLedger:
     def command(self) -> AbstractContextManager["MemoryTx"]:
         return self.transaction()
 
-    def together(self, work: Callable[["MemoryTx", Sequence[T]], Sequence[object]]) -> Callable[[T], Any]:
+    def together(
+        self,
+        work: Callable[["MemoryTx", Sequence[T]], Sequence[object]],
+        after: Callable[[Sequence[object]], None],
+    ) -> Callable[[T], Any]:
         def do(item: T) -> Any:
             with self.transaction() as tx:
                 [result] = work(tx, [item])
+            after([result])
             if isinstance(result, BaseException):
                 raise result
             return result

@@ -1,13 +1,16 @@
 """What people do to runs, on both ledgers: the same gate as the walk, one transaction each, nothing twice."""
 
+import threading
+import time
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from healer.model import Guard, LogEntry, Outcome, RunState, StepEvent
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from tests.support.command_desk import Desk
-from tests.support.ledgers import START, begin, bench_of, entry, facts, run
+from tests.support.ledgers import START, PostgresBench, begin, bench_of, entry, facts, run
 from tests.support.loop import name
 
 
@@ -34,6 +37,23 @@ def test_the_same_request_again_is_the_same_run(desk: Desk) -> None:
     assert first.id == again.id
     assert len(desk.decisions()) == 1
     assert desk.audited().count("run.started") == 1
+
+
+def test_what_is_asked_for_at_once_reaches_the_workers_together(fresh_database: sa.Engine) -> None:
+    """While the gate is locked starts come together: their runs leave in one message, after the commit."""
+    desk = Desk(PostgresBench(fresh_database))
+    asked = [desk.ask("collect-evidence", number) for number in range(1, 8)]
+    threads = [threading.Thread(target=desk.people.start, args=(one,)) for one in asked]
+    with desk.ledger.transaction() as tx:
+        tx.lock_gate()
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        assert desk.poked == []
+    for thread in threads:
+        thread.join(20)
+    assert sorted(desk.poked) == sorted(one.id for one in asked)
+    assert max(desk.pokes) > 1
 
 
 def test_two_runs_never_work_on_one_node(desk: Desk) -> None:
@@ -121,6 +141,12 @@ def test_a_retry_begins_every_part_again_that_is_stuck(desk: Desk) -> None:
     assert desk.state("r1") is RunState.running
     assert desk.log("r1")[4:] == [("requeue:1", "retry")]
     assert desk.poked == ["r1"]
+
+
+def test_a_run_whose_playbook_is_gone_has_nothing_to_approve(desk: Desk) -> None:
+    begin(desk, run("r1", 1, playbook="gone", state=RunState.stuck))
+    with pytest.raises(Conflict, match="there is nothing to approve"):
+        desk.people.approve("r1", by="ann", reason="yes", request="q1")
 
 
 def test_an_approval_passes_the_gate_too(desk: Desk) -> None:

@@ -1,6 +1,6 @@
 """People's commands at a ledger of either kind, with a simulated Slurm and a worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from healer.engine.command import Commands, Site
@@ -17,15 +17,21 @@ class Desk:
     def __init__(self, bench: Bench, rules: Callable[[], Ruleset] = rules_in) -> None:
         self.bench, self.clock, self.ledger, self.rules = bench, bench.clock, bench.ledger, rules
         self.slurm = SimScheduler(CLUSTER, self.clock, 20)
+        #: Runs of which workers heard, and how many were in each message.
         self.poked: list[str] = []
+        self.pokes: list[int] = []
         self.people = self.people_with(self.slurm)
         self.driver = Driver(ledger=self.ledger, scheduler=self.slurm, rules=rules, clock=self.clock)
         self.poll()
 
     def people_with(self, scheduler: Any) -> Commands:
         """Commands that reach Slurm through this scheduler."""
-        site = Site(self.ledger, scheduler, self.poked.extend)
+        site = Site(self.ledger, scheduler, self._poke)
         return Commands({CLUSTER: site}, self.rules, self.clock)
+
+    def _poke(self, runs: Sequence[str]) -> None:
+        self.poked += runs
+        self.pokes.append(len(runs))
 
     def reconciler(self, scheduler: Any = None) -> Reconciler:
         people = self.people if scheduler is None else self.people_with(scheduler)

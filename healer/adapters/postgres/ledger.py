@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
@@ -150,10 +151,16 @@ class PostgresLedger:
         with translated(), self._engine.begin() as conn:
             yield self._tx(conn)
 
-    def together(self, work: Callable[["PostgresTx", Sequence[T]], Sequence[object]]) -> Callable[[T], Any]:
+    def together(
+        self,
+        work: Callable[["PostgresTx", Sequence[T]], Sequence[object]],
+        after: Callable[[Sequence[object]], None],
+    ) -> Callable[[T], Any]:
         def work_on(conn: sa.Connection, items: Sequence[T]) -> Sequence[object]:
             with conn.begin():
-                return work(self._tx(conn), items)
+                results = work(self._tx(conn), items)
+            after(results)
+            return results
 
         lane = Lane[T](self._engine, work_on)
 
@@ -472,8 +479,11 @@ def set_run_state(
 
 @contextmanager
 def _node_taken(node: str) -> Iterator[None]:
-    """Of running runs a node has one: the index `runs_one_per_node` refuses another."""
+    """Of running runs a node has one: the index refuses another."""
     try:
         yield
     except IntegrityError as error:
-        raise NodeTaken(node) from error
+        cause = error.orig
+        if isinstance(cause, psycopg.Error) and cause.diag.constraint_name == "runs_one_per_node":
+            raise NodeTaken(node) from error
+        raise

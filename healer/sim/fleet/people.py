@@ -13,7 +13,7 @@ from healer.engine.command import Site as Managed
 from healer.model import Run, RunState
 from healer.playbooks import takes_restarts
 from healer.ports.people_commands import RunRequest
-from healer.ports.request_errors import Conflict, GuardRefused
+from healer.ports.request_errors import Conflict, GuardRefused, Invalid
 from healer.ports.slurm import Scheduler
 from healer.sim.fleet.healing import Healer
 from healer.sim.fleet.schedule import Fault
@@ -98,8 +98,8 @@ class People:
         self.healer.hush(run.node)
         self._ask(RETURN, run.node)
 
-    def _approve(self, name: str) -> None:
-        """Yes where there is something to it; else no."""
+    def _approve(self, name: str, *, restarts: bool = True) -> None:
+        """Yes where there is something to it; else no. `restarts`: jobs that the run waits for, too."""
         run = self.healer.runs.get(name)
         if run is None or run.state not in _ASKS:
             return
@@ -107,8 +107,9 @@ class People:
             self._count("rejections")
             self._end(run, RunState.rejected)
             return
-        self._count("approvals")
-        self._approve_run(run, self._stood(run))
+        named = self._stood(run) if restarts else ()
+        # A restart that is refused is not insisted on; another run on the node is waited for.
+        self._say_yes(run, named, lambda refused: self._approve(name, restarts=restarts and not refused))
 
     def _is_right(self, run: Run) -> bool:
         """Something is wrong with the node, or Slurm itself took it out; or the job does stand still."""
@@ -117,17 +118,19 @@ class People:
         shown = self.site.snapshot().nodes.get(run.node)
         return bool(self.site.active.get(run.node)) or (shown is not None and shown.held)
 
-    def _approve_run(self, run: Run, restart: Sequence[str] = ()) -> None:
-        """A guard that refuses is asked again later, as long as the run waits for its approval."""
-        known = self.healer.runs.get(run.id)
-        if known is None or known.state is not run.state:
-            return
+    def _say_yes(self, run: Run, restart: Sequence[str], again: Callable[[bool], None]) -> None:
+        """Where it is not taken, `again` is called later, with whether a guard or Slurm refused it."""
         self._word += 1
         request = f"approval-{self._word}"
         try:
             self._commands.approve(run.id, by=WHO, reason="looked at", request=request, restart=restart)
-        except (GuardRefused, Conflict):
-            self._later(AWAY_AGAIN_S, lambda: self._approve_run(run))
+        except (GuardRefused, Conflict, Invalid) as error:
+            refused = not isinstance(error, Conflict)
+            self._later(AWAY_AGAIN_S, lambda: again(refused))
+        else:
+            self._count("approvals")
+            if restart:
+                self._count("restarts agreed to")
         self.healer.wake()
 
     def _stood(self, run: Run) -> tuple[str, ...]:
@@ -138,7 +141,6 @@ class People:
         offered = takes_restarts(self.healer.rules.playbooks[run.playbook])
         if not offered or run.node not in job.nodes or not any(one.way.stops for one in faults):
             return ()
-        self._count("restarts agreed to")
         return (job.id,)
 
     def _approve_step(self, name: str) -> None:
@@ -150,8 +152,7 @@ class People:
             self._count("rejections")
             self._end(run, RunState.cancelled)
             return
-        self._count("approvals")
-        self._approve_run(run)
+        self._say_yes(run, (), lambda _: self._approve_step(name))
 
     def _cancel(self, name: str) -> None:
         """A run that is stuck is given up; its node is looked after by hand."""
@@ -179,15 +180,19 @@ class People:
         self._start(playbook, node, f"{self._asked:06d}-{WHO}")
 
     def _start(self, playbook: str, node: str, name: str) -> None:
-        """What a guard refuses, or another run on the node, is asked for again while it is still wanted."""
+        """What a guard refuses, or another run on the node keeps from it, is asked for again later."""
         request = RunRequest(id=name, playbook=playbook, cluster=CLUSTER, by=WHO, reason="by hand", node=node)
         try:
             self._commands.start(request)
         except (GuardRefused, Conflict):
-            wanted = self.site.slurm.node(node).held if playbook == RETURN else self.site.active.get(node)
-            if wanted:
-                self._later(AWAY_AGAIN_S, lambda: self._start(playbook, node, name))
+            self._later(AWAY_AGAIN_S, lambda: self._start_if_wanted(playbook, node, name))
         self.healer.wake()
+
+    def _start_if_wanted(self, playbook: str, node: str, name: str) -> None:
+        """A return while the node is out; a drain while it is in service with its fault."""
+        is_out = self.site.slurm.node(node).held
+        if is_out if playbook == RETURN else not is_out and self.site.active.get(node):
+            self._start(playbook, node, name)
 
     # --- what nobody acts on ---
 

@@ -6,6 +6,7 @@ connection or starts a process fails here.
 
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,15 @@ def _refuse(event: str, _: tuple[Any, ...]) -> None:
 
 def pytest_configure() -> None:
     sys.addaudithook(_refuse)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """A file that is heavy as a whole is not even imported: each of the processes would."""
+    heavy = (
+        collection_path.suffix == ".py"
+        and "\npytestmark = pytest.mark.heavy\n" in collection_path.read_text("utf-8")
+    )
+    return True if heavy else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

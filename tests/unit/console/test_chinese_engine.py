@@ -31,6 +31,8 @@ from healer.model import (
 )
 from tests.support.sentences import Reader, Sentence, modules, sentences
 
+pytestmark = pytest.mark.heavy
+
 CATALOGUE: Catalogue = load(web_dir() / "words" / "zh")
 FINISHED = [
     line

@@ -15,6 +15,8 @@ from healer.model import Component, FaultClass, SignalKind
 from healer.rulebook.ruleset import load
 from tests.support.gate import incident
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[3]
 RULES = load(ROOT / "rules", prove=False)
 ZH = language.load(ROOT / "web/words/zh")

@@ -10,6 +10,8 @@ from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.model import Guard
 from tests.support.sentences import TERMS, Reader, Sentence, english_in, modules, sentences
 
+pytestmark = pytest.mark.heavy
+
 CATALOGUE: Catalogue = load(web_dir() / "words" / "zh")
 
 MODULES = modules(

@@ -64,7 +64,7 @@ from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken
 from healer.ports.people_commands import RunRequest
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
-from healer.ports.slurm import Scheduler, SchedulerError, whole_job
+from healer.ports.slurm import Scheduler, SchedulerError
 from healer.ports.transactions import Poke
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
@@ -386,10 +386,10 @@ def _look(
     scheduler: Scheduler, request: RunRequest, incident: Incident | None
 ) -> tuple[SlurmNode | None, SlurmJob | None, list[SlurmJob]]:
     """The node and the job that the request names, and which jobs it would hit."""
+    if request.job:
+        job = read_job(scheduler, request.job)
+        return None, job, [job] if job else []
     try:
-        if request.job:
-            job = whole_job(scheduler, request.job)
-            return None, job, [job] if job else []
         node = scheduler.node(request.node or "")
         root = incident.root if incident else Component(cluster=request.cluster, node=request.node)
         hit, certain = hit_among(scheduler.jobs_on(node.name), root, node_gpus=node.gpus)

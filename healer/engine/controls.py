@@ -131,7 +131,7 @@ class Controls:
                 proof = tx.proof(rule.name, earn.incidents, texts=rules.texts)
                 if (why := lacks(proof, earn)) is not None:
                     raise Conflict(f"{rule.name} cannot be set to auto: {why}")
-            self._set_mode(tx, rule.name, mode, by, reason, request)
+            self._set_mode(tx, rule.name, (before[0] if before else None, mode), by, reason, request)
 
     def judge_mode(self, rule: Rule, *, incident: str, review: Review, request: str) -> None:
         """After a review that the detector has not stored yet. A rule in auto that is wrong too often falls
@@ -146,15 +146,19 @@ class Controls:
             proof = tx.proof(rule.name, earn.incidents, texts=rules.texts, review=(incident, review))
             why = falls_back(mode, proof, earn)
             if why is not None:
-                self._set_mode(tx, rule.name, Mode.approve, HEALER, f"{why} ({incident[:8]})", request)
+                change = set_to[0] if set_to else None, Mode.approve
+                self._set_mode(tx, rule.name, change, HEALER, f"{why} ({incident[:8]})", request)
                 tx.queue_message(fell_back(self._ledger.cluster, rule.name, why, incident, request))
 
-    def _set_mode(self, tx: CommandTx, rule: str, mode: Mode, by: str, reason: str, request: str) -> None:
-        now, before = self._clock.now(), tx.rule_mode(rule)
+    def _set_mode(
+        self, tx: CommandTx, rule: str, change: tuple[Mode | None, Mode], by: str, reason: str, request: str
+    ) -> None:
+        """`change`: from the mode that was set while healer ran, if any, to the new one."""
+        now, (before, mode) = self._clock.now(), change
         tx.save_rule_mode(rule, mode, by=by, reason=reason, at=now)
         data = {
             "mode": mode.value,
-            "before": before[0].value if before else None,
+            "before": before.value if before else None,
             "reason": reason,
             "request": request,
         }

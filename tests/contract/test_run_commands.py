@@ -1,17 +1,17 @@
 """What people do to runs, on both ledgers: the same gate as the walk, one transaction each, nothing twice."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from healer.model import Guard, LogEntry, Outcome, RunState, StepEvent
+from healer.model import Guard, LogEntry, Outcome, Ruleset, RunState, StepEvent
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from tests.support.command_desk import Desk
 from tests.support.ledgers import START, PostgresBench, begin, bench_of, entry, facts, run
-from tests.support.loop import name
+from tests.support.loop import name, rules_in
+from tests.support.wait import wait_until
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -41,14 +41,20 @@ def test_the_same_request_again_is_the_same_run(desk: Desk) -> None:
 
 def test_what_is_asked_for_at_once_reaches_the_workers_together(fresh_database: sa.Engine) -> None:
     """While the gate is locked starts come together: their runs leave in one message, after the commit."""
-    desk = Desk(PostgresBench(fresh_database))
+    begun = list[int]()
+
+    def counted() -> Ruleset:
+        begun.append(1)  # each start asks for the rules, then comes to the gate
+        return rules_in()
+
+    desk = Desk(PostgresBench(fresh_database), counted)
     asked = [desk.ask("collect-evidence", number) for number in range(1, 8)]
     threads = [threading.Thread(target=desk.people.start, args=(one,)) for one in asked]
     with desk.ledger.transaction() as tx:
         tx.lock_gate()
         for thread in threads:
             thread.start()
-        time.sleep(0.5)
+        wait_until(lambda: len(begun) > len(asked), 20, what="all starts are under way")
         assert desk.poked == []
     for thread in threads:
         thread.join(20)
